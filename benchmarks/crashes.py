@@ -1,10 +1,10 @@
-"""How many programs a second the fuzzer runs on a device whose process dies at every N-th program.
+"""Fuzzing rate in programs per second on a device whose process dies at every N-th program.
 
     python benchmarks/crashes.py [--every 0,100,30,10] [--programs 600] [--rounds 2] [--tree DIR] [--tree DIR] ...
 
-Each row is torch CPU as such a device (0: it never dies), in campaigns of the same programs; wall time from the first
-program to the last, so run it on a quiet machine. With `--tree`, the checkouts named are measured beside each other,
-in turns, with this interpreter's packages.
+Each row is a campaign of the same programs on torch CPU as such a device (0: it never dies). The rate uses wall time
+from the first program to the last, so run it on a quiet machine. With `--tree`, the given checkouts are measured
+alternately, with this interpreter's packages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def rate(tree: Path, every: int, programs: int) -> float:
-    """Programs a second of one campaign, as it says itself."""
+    """Programs per second of one campaign, from its own output."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "dying.py").write_text(DEVICE, encoding="utf-8")
         words = ["--target", "class:dying.Dies", "--programs", str(programs), "--reports", folder]

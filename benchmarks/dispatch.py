@@ -1,6 +1,7 @@
-"""What a call costs before anything is computed: views, lazy arithmetic, an in-place write; and the import.
+"""Dispatch cost of a call before any computation: views, lazy arithmetic, an in-place write; and the import time.
 
-Medians of seven rounds, process time, beside torch CPU's in the same run. The values are lazy: on tiny nothing runs.
+Medians of seven rounds in process time, compared with torch CPU in the same run. The values are lazy: on tiny no kernel
+runs.
 
 Usage: ``python benchmarks/dispatch.py``
 """
@@ -47,7 +48,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def imported(module: str) -> float:
-    """Seconds that importing a module takes after torch, in a new process: median of five."""
+    """Seconds to import a module after torch, in a new process: median of five."""
     command = [sys.executable, "-c", IMPORT.format(module)]
     return statistics.median(float(subprocess.check_output(command, text=True)) for _ in range(5))
 

@@ -1,8 +1,8 @@
-"""How long one fresh kernel takes with each compiler found: schedule, code generation, compile, load and run.
+"""Time of one fresh kernel with each available compiler: schedule, code generation, compile, load and run.
 
-The key insight: a fuzzer's programs are all different, so the cost of a kernel never seen before is its speed. Each
-compiler is measured in a process of its own, because tinygrad picks its compiler once, with the disk cache off; the
-kernels differ by one constant, so that nothing but the first opening of the device is shared.
+A fuzzer's programs are all different, so its speed depends on the cost of a kernel that was never compiled before. Each
+compiler is measured in a separate process with the disk cache off, because tinygrad picks its compiler once. The
+kernels differ by one constant, so only the first opening of the device is shared.
 
 Usage: ``python benchmarks/fresh_kernel.py [KERNELS]``; prints medians in milliseconds.
 """
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from conformance.backend.runtime.toolchain import ensure_compiler
 
-# What is measured, as environment variables. X86 is tinygrad's own assembler: quick, but it miscompiles some kernels.
+# Measured compilers, as environment variables. X86 is tinygrad's own assembler: fast, but it miscompiles some kernels.
 SETTINGS = {
     "zig": {"DEV": "CPU", "PATH": "", "CC": ""},  # no PATH, no other compiler
     "clang": {"DEV": "CPU", "CC": "clang"},

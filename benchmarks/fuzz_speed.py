@@ -1,13 +1,13 @@
-"""How many drawn programs a second of one core the fuzzer runs, target by target, and what observing late is worth.
+"""Fuzzing rate in drawn programs per second of one core, by target, and the gain of late observation.
 
     python benchmarks/fuzz_speed.py [--programs 100] [--seed 0] [--targets tiny,aot_eager,meta,fake,cpu]
                                     [--steps MIN..MAX] [--minutes M]
 
-Each row is a process of its own with the same numbered programs. `tiny` runs four times: with an empty kernel cache and
-with the one that this left behind, and both once more *naively*, every tensor read after every step. Some programs of
-another seed run first, unmeasured, for what a process imports late. Time is the processor's, children (compilers)
-included, so that a busy machine changes it little. Memory is looked at after each quarter of the programs, or with
-`--minutes` of so many minutes, in which as many programs run as can.
+Each row is a separate process with the same numbered programs. `tiny` runs four times: with an empty kernel cache, with
+the cache from that run, and both again *naively*, reading every tensor after every step. Some programs of another seed
+run first, unmeasured, to trigger late imports. Time is processor time, including child processes (compilers), so a busy
+machine changes it little. Memory is measured after each quarter of the programs. With `--minutes`, the run takes this
+many minutes and runs as many programs as it can; the quarters are quarters of that time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from conformance.program.verdict import judge_program
 from conformance.targets.tiny import TinyTarget
 
 WARM_UP = 10
-"""Programs that run before the clock does: torch imports its compiler when the first decomposition is traced."""
+"""Programs that run before the measurement: torch imports its compiler when it traces the first decomposition."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,12 +145,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_a_worker(program: Program, target: Target) -> int:
-    """Judge a program; the kernels that it took."""
+    """Judge a program and return its number of kernels."""
     return judge_program(program, target, locate=False).kernels or 0
 
 
 def naively(program: Program, target: Target) -> int:
-    """Judge a program that is read after each step; the kernels that it took."""
+    """Judge a program that is read after each step, and return its number of kernels."""
     if unsupported_reason(program, target):
         return 0
     expected = reference(program)
@@ -161,12 +161,12 @@ def naively(program: Program, target: Target) -> int:
 
 
 def schedules_of(target: Target) -> int:
-    """How often tiny has scheduled so far, graphs that were remembered included; 0 of any other target."""
+    """Number of schedules on tiny so far, cached graphs included; 0 for any other target."""
     return int(target.backend.stats()["schedules"]) if isinstance(target, TinyTarget) else 0
 
 
 def read_after_each_step(program: Program, target: Target) -> Observation:
-    """Run a program as one does who trusts nothing: every tensor is copied to the host after every step, one by one."""
+    """Run a program, and after every step copy every tensor to the host, one by one."""
     execution = SteppedProgram(program, target.send(make_inputs(program)), target.device)
     for step in program.steps:
         with target.active():
@@ -177,12 +177,12 @@ def read_after_each_step(program: Program, target: Target) -> Observation:
 
 
 def processor_seconds() -> float:
-    """User and system time of this process and its ended children."""
+    """User and system time of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 def resident() -> float:
-    """MiB of memory that this process holds; 0 where the system does not say."""
+    """Resident memory of this process in MiB; 0 if the system does not report it."""
     path = Path("/proc/self/statm")
     return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if path.exists() else 0.0
 

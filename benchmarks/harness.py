@@ -1,7 +1,7 @@
-"""What the harness itself costs: op_db on torch CPU against torch CPU, in milliseconds a sample.
+"""Cost of the harness: op_db on torch CPU against torch CPU, in milliseconds per sample.
 
-The key insight: with the CPU as its own target nothing but sampling, moving, observing and comparing is added to two
-plain calls of the op, so the whole time is an upper bound of the harness's own. Prints a JSON object as its last line.
+With the CPU as its own target, the harness adds only sampling, moving, observing and comparing to two plain calls of
+the op. The total time is therefore an upper bound of its cost. The last printed line is a JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.opinfo.case import run_case  # noqa: E402
 
 
 def main() -> None:
-    """Run every N-th op of op_db and print the mean, the median and the worst cases."""
+    """Run every N-th op of op_db and print the mean, the median and the slowest cases."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--every", type=int, default=5, metavar="N", help="only every N-th op (default: %(default)s)")
     parser.add_argument("--variant", default="forward", choices=list(plan.VARIANTS))

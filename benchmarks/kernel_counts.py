@@ -1,8 +1,8 @@
-"""How many kernels and copies the tiny device needs: 13 fusion workloads, and loops of setitem.
+"""Kernel and copy counts of the tiny device: 13 fusion workloads, and loops of setitem.
 
 The peer is tinygrad's own torch backend (`extra/torch_backend` at commit a9069c177a), measured on the same workloads:
-119 in all, copies in and random numbers counted. Each workload here is counted the same way: inputs moved to the
-device, computed, and one result brought back.
+119 in total, copies in and random numbers included. Each workload here is counted in the same way: inputs moved to the
+device, computed, and one result copied back.
 
 Usage: ``python benchmarks/kernel_counts.py [--json FILE]``; counts are exact, not timings.
 """
@@ -26,7 +26,7 @@ Workload = Callable[[], torch.Tensor]
 
 
 def on_tiny(*size: int) -> torch.Tensor:
-    """Random numbers moved to the device, as a program's inputs are."""
+    """Random numbers moved to the device, like a program's inputs."""
     return torch.randn(*size).to("tiny")
 
 
@@ -112,7 +112,7 @@ def adam_step() -> torch.Tensor:
     return loss.detach()
 
 
-# Each with the peer's count.
+# Each workload with the peer's count.
 WORKLOADS: dict[Workload, int] = {
     elementwise_chain: 6, conv_relu: 7, conv_bn_relu: 11, mul_sum: 6, matmul_add_relu: 8, max_pool: 6,
     residual_relu: 8, inplace_add_relu: 8, conv_bn_add_relu: 13, two_inplace_relu: 5, inplace_on_view: 7,
@@ -121,7 +121,7 @@ WORKLOADS: dict[Workload, int] = {
 
 
 def count(workload: Workload) -> dict[str, int]:
-    """Kernels and copies of one run, result brought to the CPU."""
+    """Kernels and copies of one run whose result is copied to the CPU."""
     torch.manual_seed(0)
     backend.reset_stats()
     workload().cpu()
@@ -187,7 +187,7 @@ def append_loop(n: int, device: str = "tiny") -> torch.Tensor:
     return cache
 
 
-# Each with the largest n that is tried: what depends on the step before cannot be one kernel.
+# Each loop with the values of n to measure; a loop whose steps depend on each other cannot be one kernel.
 LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
     setitem_loop: (10, 100, 1000, 10000), setitem_loop_with_view: (10, 100, 1000, 10000),
     setitem_loop_int: (10, 100, 1000, 10000), row_loop: (10, 100, 1000, 10000), add_one_loop: (10, 100, 1000),
@@ -196,7 +196,7 @@ LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
 
 
 def counts() -> dict[str, dict[str, int]]:
-    """Kernels and copies of every workload, by name; what a run compares with `reports/baseline/kernels.json`."""
+    """Kernels and copies of every workload, by name; runs compare them with `reports/baseline/kernels.json`."""
     found = {workload.__name__: count(workload) for workload in WORKLOADS}
     for loop, sizes in LOOPS.items():
         for n in sizes:

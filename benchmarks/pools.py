@@ -1,7 +1,9 @@
-"""What a pool costs: seconds for a task that does nothing, and programs/s of the fuzzer on torch CPU, by workers and
-place; with `--shards`, by the size of a shard; with `--driver`, what 10^5 programs cost the process that collects.
+"""Cost of a worker pool: seconds for an empty task, and programs/s of the fuzzer on torch CPU.
 
     python benchmarks/pools.py [--pool ray] [--workers 1 2 4] [--programs 400] [--shards 1 5 20 100] [--driver 300000]
+
+Rates are printed by the number of workers and the place. With `--shards`, they are also printed by the size of a shard.
+With `--driver`, the memory and time of the collecting process are printed for each 10^5 programs.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.run.place import LOCAL, Place
 
 FAILING, CAUSES = 100, 50
-"""In the simulation one program of so many fails, in one of so many ways."""
+"""In the simulation one program in FAILING fails, in one of CAUSES ways."""
 
 
 def empty_task(place: Place) -> float:
-    """Seconds from handing out a task that does nothing to its answer."""
+    """Seconds between submitting a task that does nothing and its answer."""
     with place.pool("cpu", Limits(), 1) as pool:
         pool.ask(os.getpid)
         began = time.perf_counter()
@@ -40,7 +42,7 @@ def empty_task(place: Place) -> float:
 
 
 def rate(place: Place, workers: int, programs: int) -> float:
-    """Programs/s of a campaign on torch CPU, once its first worker is ready."""
+    """Programs/s of a campaign on torch CPU, after its first worker is ready."""
     with tempfile.TemporaryDirectory() as folder:
         running = Campaign(Plan("cpu", programs=programs, jobs=workers, reports=Path(folder)), place=place)
         running.run()
@@ -48,7 +50,7 @@ def rate(place: Place, workers: int, programs: int) -> float:
 
 
 class Simulated(Pool):
-    """A pool whose workers take no time: the process that collects is all that is measured."""
+    """Pool whose workers take no time, so that only the collecting process is measured."""
 
     def __init__(self) -> None:
         self.waiting: list[Task] = []
@@ -88,11 +90,11 @@ class SimulatedPlace(Place):
 
 class Unshrunk(Campaign):
     def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
-        """There is nothing to shrink."""
+        """Skip shrinking: the simulated findings have no program."""
 
 
 def driver(programs: int) -> None:
-    """Print the process's memory and the time, each 10^5 programs."""
+    """Print the process's memory and the time after each 10^5 programs."""
     began, last = time.perf_counter(), 0
 
     def tell(at: Campaign) -> None:
@@ -109,7 +111,7 @@ def driver(programs: int) -> None:
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pool", default=LOCAL.address, help="as of conformance fuzz")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])

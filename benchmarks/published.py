@@ -1,10 +1,10 @@
-"""Kernels of a training step of published models on tiny, beside the same networks written in plain tinygrad.
+"""Kernels of a training step of published models on tiny, compared with the same networks in plain tinygrad.
 
     python benchmarks/published.py [--model GPT2LMHeadModel]
 
 The models are rows of `tests/clients/models.py`, without dropout; they need transformers, which is in the extra
-`clients`. Each is written once more in tinygrad below, as a function of the model's own weights, and
-must give torch CPU's loss: so both count the same network. A step is loss, gradients and SGD with momentum, the third.
+`clients`. Below, each model is written again in tinygrad, as a function of the model's own weights. It must give torch
+CPU's loss, so that both count the same network. The measured step is the third: loss, gradients and SGD with momentum.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Weights = dict[str, Any]  # tinygrad tensors by the name of the parameter
 
 
 def norm(w: Weights, name: str, x: Any, eps: float) -> Any:
-    """A layer norm with weights."""
+    """Layer norm with weights."""
     return x.layernorm(eps=eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def linear(w: Weights, name: str, x: Any) -> Any:
-    """A product with a weight of (out, in), and a bias where there is one."""
+    """Product with a weight of shape (out, in), plus the bias if there is one."""
     return x.linear(w[f"{name}.weight"].transpose(), w.get(f"{name}.bias"))
 
 
 def embedded(weight: Any, numbers: Any) -> Any:
-    """Rows of a table, as tinygrad's own layer takes them."""
+    """Rows of a table, read by tinygrad's own layer."""
     from tinygrad import nn
 
     layer = nn.Embedding(*weight.shape)
@@ -49,7 +49,7 @@ def embedded(weight: Any, numbers: Any) -> Any:
 
 
 def attended(parts: Iterable[Any], causal: bool) -> Any:
-    """Attention of queries, keys and values of (batch, length, width) with heads side by side."""
+    """Attention of queries, keys and values of shape (batch, length, width), with the heads side by side."""
     q, k, v = parts
     heads = [t.reshape(*t.shape[:2], -1, q.shape[-1] // HEADS).transpose(1, 2) for t in (q, k, v)]
     shared = heads[1].shape[1] != HEADS
@@ -58,16 +58,16 @@ def attended(parts: Iterable[Any], causal: bool) -> Any:
 
 
 def shifted(logits: Any, labels: Any) -> Any:
-    """Cross-entropy with the token that comes next."""
+    """Cross-entropy with the next token."""
     following = labels.pad(((0, 0), (0, 1)), value=IGNORED)[:, 1:]
     return logits.flatten(0, 1).sparse_categorical_crossentropy(following.flatten(), ignore_index=IGNORED)
 
 
 def gpt2(w: Weights, x: Any, y: Any) -> Any:
-    """GPT2LMHeadModel's loss."""
+    """Loss of GPT2LMHeadModel."""
     from tinygrad import Tensor
 
-    def product(name: str, h: Any) -> Any:  # its weights are (in, out)
+    def product(name: str, h: Any) -> Any:  # the model's weights have shape (in, out)
         return h.linear(w[f"{name}.weight"], w[f"{name}.bias"])
 
     h = embedded(w["transformer.wte.weight"], x)
@@ -83,7 +83,7 @@ def gpt2(w: Weights, x: Any, y: Any) -> Any:
 
 
 def llama(w: Weights, x: Any, y: Any) -> Any:
-    """LlamaForCausalLM's loss."""
+    """Loss of LlamaForCausalLM."""
     from tinygrad import Tensor
 
     width, length = w["model.embed_tokens.weight"].shape[1] // HEADS, x.shape[1]
@@ -112,7 +112,7 @@ def llama(w: Weights, x: Any, y: Any) -> Any:
 
 
 def bert(w: Weights, x: Any, y: Any) -> Any:
-    """BertForMaskedLM's loss."""
+    """Loss of BertForMaskedLM."""
     from tinygrad import Tensor
 
     def named(part: str) -> Any:
@@ -135,12 +135,12 @@ def bert(w: Weights, x: Any, y: Any) -> Any:
 
 
 def exact_gelu(x: Any) -> Any:
-    """GELU by the error function, as torch's without an argument."""
+    """GELU by the error function, the default of torch."""
     return x * 0.5 * (1 + (x / 2**0.5).erf())
 
 
 def vit(w: Weights, x: Any, y: Any) -> Any:
-    """ViTForImageClassification's loss."""
+    """Loss of ViTForImageClassification."""
     patches = "vit.embeddings.patch_embeddings.projection"
     h = x.conv2d(w[f"{patches}.weight"], w[f"{patches}.bias"], stride=4).flatten(2).transpose(1, 2)
     h = w["vit.embeddings.cls_token"].expand(h.shape[0], -1, -1).cat(h, dim=1) + w["vit.embeddings.position_embeddings"]
@@ -155,7 +155,7 @@ def vit(w: Weights, x: Any, y: Any) -> Any:
 
 
 def resnet(w: Weights, x: Any, y: Any) -> Any:
-    """ResNetForImageClassification's loss; the running statistics are kept, too."""
+    """Loss of ResNetForImageClassification; the step also updates the running statistics."""
     from tinygrad import nn
 
     def block(name: str, h: Any, stride: int = 1, active: bool = True) -> Any:
@@ -174,7 +174,7 @@ def resnet(w: Weights, x: Any, y: Any) -> Any:
 
 
 def t5(w: Weights, x: Any, y: Any) -> Any:
-    """T5ForConditionalGeneration's loss: its attention has no scale, and adds what the distance of two tokens gives."""
+    """Loss of T5ForConditionalGeneration: attention without a scale, plus a bias for the distance of two tokens."""
     from tinygrad import Tensor
 
     length = x.shape[1]
@@ -189,7 +189,7 @@ def t5(w: Weights, x: Any, y: Any) -> Any:
         found = (q @ k.transpose(-1, -2) + bias).softmax(-1) @ v
         return linear(w, f"{name}.o", found.transpose(1, 2).reshape(*h.shape))
 
-    def distances(side: str, buckets: Any) -> Any:  # of less than 8 tokens each distance is its own
+    def distances(side: str, buckets: Any) -> Any:  # each distance below 8 tokens has a separate bucket
         table = w[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
         return embedded(table, buckets).permute(2, 0, 1).unsqueeze(0)
 
@@ -214,7 +214,7 @@ def t5(w: Weights, x: Any, y: Any) -> Any:
 
 
 def swin(w: Weights, x: Any, y: Any) -> Any:
-    """SwinForImageClassification's loss, with windows of 4 by 4."""
+    """Loss of SwinForImageClassification, with windows of 4 by 4."""
     from tinygrad import Tensor
 
     side = 4
@@ -238,7 +238,7 @@ def swin(w: Weights, x: Any, y: Any) -> Any:
         q, k, v = (t.reshape(*t.shape[:3], HEADS, -1).transpose(2, 3) for t in parts)
         table = w[f"{name}.attention.relative_position_bias.relative_position_bias_table"]
         scores = q @ k.transpose(-1, -2) * (c // HEADS) ** -0.5 + embedded(table, pairs).permute(2, 0, 1)
-        if shift:  # what lies apart before the roll sees nothing of each other
+        if shift:  # elements that are apart before the roll do not attend to each other
             line = Tensor.arange(n)
             parts_of = (line >= n - side).int() + (line >= n - shift).int()
             region = windows((parts_of.unsqueeze(1) * 3 + parts_of.unsqueeze(0)).reshape(1, n, n, 1)).squeeze(-1)
@@ -271,15 +271,15 @@ NETS: dict[str, Callable[[Weights, Any, Any], Any]] = {
 
 
 def model(name: str) -> Model:
-    """The row of the table of models."""
+    """Row of the table of models."""
     return next(m for m in MODELS if m.name == f"transformers.{name}")
 
 
 def plain(name: str) -> int:
-    """Kernels of a step in plain tinygrad. AssertionError where its loss is not torch CPU's, or tinygrad is patched."""
+    """Kernels of a step in plain tinygrad. AssertionError if its loss is not torch CPU's, or tinygrad is patched."""
     from conformance.targets.tinygrad_upstream import choose_compiler
 
-    choose_compiler()  # the compiler only: tinygrad stays as it is
+    choose_compiler()  # only the compiler: tinygrad is not patched
     from tinygrad import Tensor, nn
     from tinygrad.helpers import Context, GlobalCounters
 
@@ -316,7 +316,7 @@ WAYS: dict[str, Callable[[str], int]] = {
 
 
 def main() -> None:
-    """Print the table, each figure from a process of its own."""
+    """Print the table; each figure comes from a separate process."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", action="append", choices=[*NETS], help="may be repeated (default: all)")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -331,7 +331,7 @@ def main() -> None:
         counts = []
         for way in WAYS:
             command = [sys.executable, "-W", "ignore", __file__, "--one", way, name]
-            # tiny computes on the CPU where DEV names nothing; plain tinygrad on any GPU or OpenCL driver it finds.
+            # Without DEV tiny computes on the CPU, but plain tinygrad on any GPU or OpenCL driver that it finds.
             device = {**os.environ, "DEV": os.environ.get("DEV") or "CPU"}
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=device)
             counts.append(int(done.stdout.split()[-1]))

@@ -1,7 +1,7 @@
-"""What a report costs: all its forms for 100,000 results, and the page of a full run, each in a process of its own.
+"""Cost of a report: all its forms for 100,000 results, and the page of a full run, each in a separate process.
 
 A tenth of the results fail, with values, pictures and scripts of usual length. Prints a JSON object for each size:
-seconds, the peak of the process's memory in MB, and the page's bytes.
+seconds, the peak memory of the process in MB, and the bytes of the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES = (2_200, 100_000)
 
 
 def run(count: int) -> Run:
-    """A run of so many results, 700 ops in as many dtypes as it takes."""
+    """Run with `count` results: 700 ops in as many dtypes as needed."""
     results = []
     for i in range(count):
         bad = i % 10 == 0
@@ -43,7 +43,7 @@ def run(count: int) -> Run:
 
 
 def measure(count: int) -> None:
-    """Write the report and print what it took; building the run is not part of it."""
+    """Write the report and print its cost, without the time to build the run."""
     made = run(count)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

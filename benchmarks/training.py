@@ -1,13 +1,14 @@
-"""Time and memory of a training step and of inference, each way in a process of its own, all in one run.
+"""Time and memory of a training step and of inference on tiny, torch CPU and tinygrad, all in one run.
 
-The ways: tiny eager, tiny with the loss and the optimizer's step compiled (`torch.compile(backend="tiny")`) or with the
-whole step, `backward` included, compiled as one graph, torch CPU, plain tinygrad, tinygrad with TinyJit, and with
-``--peer`` tinygrad's own torch backend from a checkout. The networks, batch 32: an MLP 784-128-128-10, a batch-norm CNN
-on 28x28 images, and a GPT with two layers. The figures to take are the ratios. Times are medians of the steps after a
-dozen, memory is the most that tinygrad's buffers held in a step.
+Each way runs in a separate process: tiny eager; tiny with the loss and the optimizer's step compiled
+(`torch.compile(backend="tiny")`); tiny with the whole step, `backward` included, compiled as one graph; torch CPU;
+plain tinygrad; tinygrad with TinyJit; and with ``--peer`` tinygrad's own torch backend from a checkout. The networks,
+batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers. The ratios are the
+meaningful figures. Times are medians of the steps after a dozen; memory is the most that tinygrad's buffers held in a
+step.
 
 Usage: ``python benchmarks/training.py [--steps N] [--rounds N] [--net NAME] [--optimizer NAME] [--peer PATH]``
-       ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over so many eager steps
+       ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over 2000 eager steps
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Step = Callable[[], float]
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a layer norm and with a residual."""
+    """Attention and a feed-forward layer, each after a layer norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Block(nn.Module):
         self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, context, width) to the same shape; four heads, each place sees those before it."""
+        """(batch, context, width) to the same shape; four heads, each position attends to itself and earlier ones."""
         parts = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
         scores = parts[0] @ parts[1].transpose(-1, -2) / (WIDTH // 4) ** 0.5
         later = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool, device=x.device).triu(1)
@@ -55,7 +56,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Embeddings of tokens and places, two blocks, logits for each place."""
+    """Embeddings of tokens and positions, two blocks, logits for each position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,13 +86,13 @@ def cnn() -> nn.Module:
 
 NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": GPT}
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adam": {}, "sgd": {"lr": 0.01, "momentum": 0.9}}
-# What of a tiny step is compiled: nothing, the loss and the optimizer's step on their own, or the step as one graph.
+# Compiled part of a tiny step: nothing, the loss and the optimizer's step separately, or the step as one graph.
 TINY = ("tiny", "tiny compiled", "tiny compiled whole")
 WAYS = (*TINY, "torch CPU", "tinygrad", "tinygrad TinyJit")
 
 
 def torch_steps(net_name: str, optimizer_name: str, device: str, way: str = "") -> tuple[Step, Step]:
-    """(a training step, an inference) on a torch device; the loss, or the sum of the outputs, is read at each."""
+    """(training step, inference) on a torch device; each reads the loss, or the sum of the outputs."""
     compiled, whole = "compiled" in way, "whole" in way
     torch.manual_seed(0)
     net = NETS[net_name]().to(device)
@@ -138,7 +139,7 @@ def torch_steps(net_name: str, optimizer_name: str, device: str, way: str = "") 
 def whole_step(
     parameters: list[nn.Parameter], loss_of: Callable[..., torch.Tensor], optimizer_name: str
 ) -> Callable[..., torch.Tensor]:
-    """Loss, gradients and update as one compiled graph, by torch's functional optimizers: its classes break graphs."""
+    """Loss, gradients and update as one graph, by torch's functional optimizers: the optimizer classes break graphs."""
     values: list[torch.Tensor] = list(parameters)
     first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
     counts = [torch.zeros((), device=p.device) for p in parameters]
@@ -164,7 +165,7 @@ def whole_step(
 
 
 def tinygrad_gpt() -> list[Any]:
-    """The layers of `GPT` in tinygrad."""
+    """Layers of `GPT` in tinygrad."""
     from tinygrad import Tensor
     from tinygrad import nn as tnn
 
@@ -192,7 +193,7 @@ def tinygrad_gpt() -> list[Any]:
 
 
 def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step, Step]:
-    """The same two in tinygrad itself."""
+    """(training step, inference) in tinygrad."""
     from tinygrad import Tensor, TinyJit
     from tinygrad import nn as tnn
     from tinygrad.helpers import Context
@@ -230,13 +231,13 @@ def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step,
 
 
 def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step, Step]:
-    """The two steps of a way; imports what it needs, so that no other way is changed by it."""
+    """(training step, inference) of a way; imports happen here, so that they do not affect another way."""
     if way == "torch CPU":
         return torch_steps(net, optimizer, "cpu")
     if way.startswith("tinygrad"):
         from conformance.targets.tinygrad_upstream import choose_compiler
 
-        choose_compiler()  # the compiler only: tinygrad stays as it is
+        choose_compiler()  # only the compiler: tinygrad is not patched
         return tinygrad_steps(net, optimizer, "TinyJit" in way)
     if way == "peer":
         from conformance.core.loading import load_target
@@ -250,13 +251,13 @@ def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step,
 
 
 def held() -> int:
-    """Bytes that tinygrad's buffers hold now; 0 where tinygrad is not loaded."""
+    """Bytes in tinygrad's buffers now; 0 if tinygrad is not loaded."""
     helpers = sys.modules.get("tinygrad.helpers")
     return int(helpers.GlobalCounters.mem_used) if helpers is not None else 0
 
 
 def peak(step: Step) -> int:
-    """The most bytes that tinygrad's buffers hold at any moment of a step; 0 where tinygrad is not loaded."""
+    """Largest number of bytes in tinygrad's buffers during a step; 0 if tinygrad is not loaded."""
     device = sys.modules.get("tinygrad.device")
     if device is None:
         return 0
@@ -289,7 +290,7 @@ def measured(
 
 
 def one(way: str, net: str, optimizer: str, steps: int, peer: str | None) -> dict[str, float]:
-    """The figures of one way."""
+    """Figures of one way."""
     train, infer = prepare(way, net, optimizer, peer)
     first = train()
     kernels = sys.modules["tinygrad.helpers"].GlobalCounters if "tinygrad.helpers" in sys.modules else None
@@ -307,9 +308,10 @@ def one(way: str, net: str, optimizer: str, steps: int, peer: str | None) -> dic
 
 
 def deciles(net: str, steps: int) -> dict[str, float]:
-    """Largest decile to smallest of time and of bytes held, over the eager steps of tiny: medians of tenths.
+    """Ratio of the largest to the smallest decile of time and of bytes held, over the eager steps of tiny.
 
-    Time is this process's own (all its threads), which the machine's other guests do not change as much.
+    A decile is the median of a tenth of the steps. Time is the processor time of this process (all threads), which
+    other load on the machine affects less.
     """
     train, _ = prepare("tiny", net, "adam", None)
     runs = list(measured(train, steps, time.process_time))
@@ -321,8 +323,8 @@ def deciles(net: str, steps: int) -> dict[str, float]:
 
 
 def apart(*arguments: str) -> dict[str, float]:
-    """Run one measurement of this file in a process of its own."""
-    # tiny computes on the CPU where DEV names nothing; plain tinygrad on any GPU or OpenCL driver that it finds.
+    """Run one measurement of this file in a separate process."""
+    # Without DEV tiny computes on the CPU, but plain tinygrad on any GPU or OpenCL driver that it finds.
     device = {**os.environ, "DEV": os.environ.get("DEV") or "CPU"}
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=device)
@@ -330,7 +332,7 @@ def apart(*arguments: str) -> dict[str, float]:
 
 
 def middle(rounds: list[dict[str, dict[str, float]]], way: str, figure: str, to: str = "") -> float:
-    """The median of the rounds; with `to`, of what each round's figure is to that way's in the same round."""
+    """Median of the rounds; with `to`, of the ratio to the figure of that way in the same round."""
     return statistics.median(found[way][figure] / (found[to][figure] if to else 1) for found in rounds)
 
 

@@ -1,6 +1,8 @@
-"""Time of in-place writes: loops over elements beside torch CPU's, and small writes into a buffer of 10^8 elements.
+"""Time of in-place writes: loops over elements compared with torch CPU, and small writes into a large buffer.
 
-Usage: ``python benchmarks/writes.py``; medians of five, the figures to take are the ratios.
+The large buffer has 10^8 elements.
+
+Usage: ``python benchmarks/writes.py``; prints medians of five. The ratios are the meaningful figures.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
 
 
 def seconds(call: Callable[[], object], rounds: int = 5) -> float:
-    """Median time of a call after one that warms up."""
+    """Median time of a call, after one warm-up call."""
     call()
     times = []
     for _ in range(rounds):

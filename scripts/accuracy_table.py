@@ -1,9 +1,9 @@
-"""The generated table of docs/accuracy.md: how exact the tiny device is, beside torch CPU.
+"""Generate the table of docs/accuracy.md: errors of the tiny device compared with torch CPU.
 
     conformance accuracy --target tiny
     python scripts/accuracy_table.py reports/accuracy.json
 
-The key insight: the page shows the worst, since all else follows from it.
+The page shows the worst cases, which bound all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORST = 10
 
 
 def lines(run: Run) -> list[str]:
-    """The Markdown of a run: the worst cases, and the worst of each family."""
+    """Markdown of a run: the worst cases, and the worst case of each family."""
     families = defaultdict[str, list[Result]](list)
     for result in run.measured:
         families[result.family].append(result)
@@ -54,7 +54,7 @@ def lines(run: Run) -> list[str]:
 
 
 def written(page: str, run: Run) -> str:
-    """The page with the table of this run in place of its own. Raises ValueError where it has no place for one."""
+    """Replace the table of the page by that of this run. Raises ValueError if the page has no markers for it."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -63,7 +63,7 @@ def written(page: str, run: Run) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table of the run in the file that is named. Returns the exit code."""
+    """Write the table of the given run file to the page. Returns the exit code."""
     if len(arguments) != 1:
         print("usage: accuracy_table.py RUN/accuracy.json", file=sys.stderr)
         return 2

@@ -1,18 +1,19 @@
-"""What CUDA accepts and torch CPU refuses: how much of it tiny takes, and whether the numbers are right.
+"""Calls that CUDA accepts and torch CPU refuses: the share that tiny accepts, and whether its numbers are right.
 
     python scripts/beyond_cpu.py [--op GLOB] [--samples N] [--write]
 
-op_db says of each OpInfo which dtypes CUDA takes (`dtypesIfCUDA`, `backward_dtypesIfCUDA`) and which the CPU takes;
-this runs the samples of the difference on tiny. The reference is torch CPU in float64, complex128 or a wider integer,
-rounded once to the dtype of the result. What differs from it is compared with two weaker ones, and counted apart: the
-same with each operator's result rounded, as a device does whose composite operators, or gradients, are made of
-kernels of 16 bits (an error of up to twice that one's is right by it); then what torch CPU itself says where it takes
-the call after all. Random results are compared in their
-geometry alone. Prints a line for each OpInfo, dtype and direction that is refused, wrong, or right by a weaker
-reference, then the counts; exits with 1 where one is wrong. With --write, renews the table in docs/device.md.
+op_db lists for each OpInfo the dtypes of CUDA (`dtypesIfCUDA`, `backward_dtypesIfCUDA`) and the dtypes of the CPU.
+This script runs the samples of the difference on tiny. The reference is torch CPU in float64, complex128 or a wider
+integer, rounded once to the dtype of the result. Only tiny has to accept the call itself, because a wider dtype is the
+better reference.
 
-The key insight: no device in the process has to accept such a call but the one that is judged, since a wider dtype is
-the better reference anyway.
+A result that differs from the reference is compared with two weaker references, and counted separately. The first one
+rounds the result of each operator, like a device that computes composite operators, or gradients, by 16-bit kernels. A
+result also agrees with it if its error is at most twice the error of that reference. The second one is torch CPU's own
+result, if the CPU accepts the call after all. Random results are compared only in their geometry.
+
+Prints a line for each OpInfo, dtype and direction that is refused, wrong, or right by a weaker reference, then the
+counts. Exits with 1 if one is wrong. With --write, renews the table in docs/device.md.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from conformance.opinfo.sampling import Sample, samples
 PAGE = Path(__file__).parents[1] / "docs" / "device.md"
 BEGIN, END = "<!-- table: python scripts/beyond_cpu.py --write -->", "<!-- end of that table -->"
 RIGHT = ("right", "right if rounded at each operator", "right as torch CPU")
-"""What a case is by its weakest sample: by which reference, the strongest first."""
+"""Verdicts of a case by its weakest sample: the reference that it agrees with, strongest first."""
 WORDS = (*RIGHT, "refused", "wrong")
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An OpInfo in a dtype that CUDA takes and the CPU does not, forward or backward."""
+    """OpInfo in a dtype that CUDA accepts and the CPU does not, forward or backward."""
 
     name: str
     op: Any
@@ -61,7 +62,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of op_db's; a dtype without gradients has no backward."""
+    """All cases of op_db; a dtype without gradients has no backward case."""
     for (name, rest), op in sorted(catalog.by_name().items()):
         whole = f"{name}.{rest}".removesuffix(".")
         for backward, cuda, cpu in (
@@ -74,7 +75,7 @@ def cases() -> Iterator[Case]:
 
 
 def judged(case: Case, limit: int) -> tuple[str, str]:
-    """One of WORDS, and what was said or found of the first sample that is not right by the strongest reference."""
+    """One of WORDS, and the error or difference of the first sample that is not right by the strongest reference."""
     tried, weakest, why = 0, 0, ""
     for sample in samples(case.op, "backward" if case.backward else "forward", case.dtype, "as_sampled", limit):
         tried += 1
@@ -108,13 +109,13 @@ def _no_worse(found: list[Any], wide: list[Any], rounded: list[Any]) -> bool:
         if ours is None or exact is None or other is None or ours.shape != exact.shape:
             return False
         off, allowed = ours.detach().cpu().to(exact.dtype) - exact.detach(), (other - exact).detach()
-        if not bool((off.abs() <= 2 * allowed.abs().max()).all()):  # nan is not
+        if not bool((off.abs() <= 2 * allowed.abs().max()).all()):  # a nan makes this false
             return False
     return True
 
 
 def _rounded(case: Case, sample: Sample, reference: Any) -> list[Any]:
-    """The wide answer with each operator's result rounded."""
+    """Wide results with each operator's result rounded."""
     with Rounded(case.dtype):
         return list(_run(case, sample, reference, _wide(case)))
 
@@ -203,7 +204,7 @@ def _on_tiny(sample: Sample) -> Any:
 
 
 def _wide(case: Case) -> Any:
-    # Of integers the one operator that the CPU takes as floats alone is histc.
+    # Among operators of integers, histc is the only one that the CPU accepts for floats alone.
     integers = {case.dtype: torch.float64} if case.op.name == "histc" else {torch.bool: torch.int64}
 
     def change(leaf: Any) -> Any:
@@ -216,7 +217,7 @@ def _wide(case: Case) -> Any:
 
 
 def _of_the_cpu(case: Case, sample: Sample) -> list[Any]:
-    """torch CPU's own answer in the dtype; empty where it has none."""
+    """torch CPU's own results in the dtype; empty if it refuses the call."""
 
     def again(leaf: Any) -> Any:
         return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
@@ -228,7 +229,7 @@ def _of_the_cpu(case: Case, sample: Sample) -> list[Any]:
 
 
 def _run(case: Case, sample: Sample, call: Any, change: Any) -> Iterator[Any]:
-    """The results, or the gradients that belong to ones, of a sample whose leaves are changed."""
+    """Results of a sample with changed leaves, or their gradients for output gradients of ones."""
     known: dict[int, Any] = {}
     tree = map_leaves(sample.tree, lambda leaf: known.setdefault(id(leaf), change(leaf)))
     seeding.seed()
@@ -282,7 +283,7 @@ def _compared(case: Case, found: list[Any], expected: list[Any], drawn: bool) ->
 
 
 def table(found: dict[Case, tuple[str, str]], most: int) -> list[str]:
-    """The Markdown of the counts by dtype and direction, of at most so many samples a case."""
+    """Markdown of the counts by dtype and direction, for at most `most` samples per case."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for case, (word, _) in found.items():
         counts[str(case.dtype)[6:], "backward" if case.backward else "forward"][word] += 1

@@ -1,12 +1,13 @@
-"""Check the imports of the package: no cycles, no dead ones, only those that `pyproject.toml` allows, none private.
+"""Check the imports of the package: no cycles, no dead imports, only those that `pyproject.toml` allows, none private.
 
-The key insight: the promises of the house ("the device knows nothing of the harness") are a graph over names, so they
-can be read from the source without importing anything, and the allowed graph is data.
+The rules of the package ("the device does not depend on the harness") are a graph over names. The script reads the
+graph from the source without importing anything, and the allowed graph is data.
 
 A room is a module or folder directly under the package, or one inside it that the table names by its path, such as
-"backend/lazy"; a module's room is the longest such path. Permission to import a room does not extend to its sub-rooms.
+"backend/lazy". The room of a module is the longest such path. Permission to import a room does not extend to its
+sub-rooms.
 
-Usage: ``python scripts/check_imports.py [ROOT]``; prints one line for each fault and exits with 1 when there is one.
+Usage: ``python scripts/check_imports.py [ROOT]``; prints one line for each fault and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Import:
 
 
 def main(root: Path) -> int:
-    """Print every fault under `root`; 1 when there is one, 2 when nothing can be checked."""
+    """Print every fault under `root`; return 1 if there is one, 2 if nothing can be checked."""
     modules = {module_name(root, path): path for path in sorted((root / PACKAGE).rglob("*.py"))}
     if not modules:
         print(f"check_imports: no package {PACKAGE!r} in {root}", file=sys.stderr)
@@ -52,13 +53,13 @@ def main(root: Path) -> int:
 
 
 def module_name(root: Path, path: Path) -> str:
-    """The dotted name of a file, a package's `__init__.py` being the package."""
+    """Dotted name of a file; for an `__init__.py` the name of the package."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path, name: str) -> Iterator[Import]:
-    """Every import of the file, as absolute dotted names; `from a import b` counts as `a.b`."""
+    """Yield every import of the file, as absolute dotted names; `from a import b` counts as `a.b`."""
     tree = ast.parse(path.read_text(), str(path))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     unused = {id(inner) for node in ast.walk(tree) if is_for_checkers(node) for inner in ast.walk(node)}
@@ -76,19 +77,19 @@ def imports_of(path: Path, name: str) -> Iterator[Import]:
 
 
 def is_for_checkers(node: ast.AST) -> bool:
-    """A block for type checkers only, which never runs."""
+    """Whether a node is a block for type checkers only, which never runs."""
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
-    """The module of the package that a dotted name lies in: the longest prefix that is one."""
+    """Module of the package that contains a dotted name: the longest prefix that is a module."""
     while target and target not in imports:
         target = target.rpartition(".")[0]
     return target or None
 
 
 def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
-    """Modules that need each other, also by imports inside functions; imports for type checkers do not count."""
+    """Yield an import cycle, imports inside functions included; imports for type checkers do not count."""
     graph: dict[str, set[str]] = {}
     for name, found in imports.items():
         targets = {module_of(each.target, imports) for each in found if each.runs}
@@ -100,7 +101,7 @@ def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
 
 
 def dead(imports: dict[str, list[Import]], modules: dict[str, Path]) -> Iterator[str]:
-    """Imports from the package of a module or name that is not there."""
+    """Yield imports from the package of a module or name that does not exist."""
     defined = {name: set(top_level_names(path)) for name, path in modules.items()}
     for each in (each for found in imports.values() for each in found if each.target.split(".")[0] == PACKAGE):
         module = module_of(each.target, imports)
@@ -110,7 +111,7 @@ def dead(imports: dict[str, list[Import]], modules: dict[str, Path]) -> Iterator
 
 
 def top_level_names(path: Path) -> Iterator[str]:
-    """What a module defines, assigns or imports outside of functions and classes."""
+    """Names that a module defines, assigns or imports outside of functions and classes."""
     tree = ast.parse(path.read_text(), str(path))
     pending: list[ast.AST] = list(tree.body)
     while pending:
@@ -126,7 +127,7 @@ def top_level_names(path: Path) -> Iterator[str]:
 
 
 def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> Iterator[str]:
-    """Imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
+    """Yield imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
     rooms, forbidden = settings["rooms"], settings["forbidden"]
     for name, found in imports.items():
         room = room_of(name, rooms)
@@ -143,7 +144,7 @@ def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> It
 
 
 def private(modules: dict[str, Path], settings: dict[str, Any]) -> Iterator[str]:
-    """Private names of another package outside of the modules that the table `private` allows it."""
+    """Yield uses of private names of another package outside of the modules that the table `private` allows."""
     for package, allowed in settings.get("private", {}).items():
         attributes = frozenset(settings.get("private_attributes", {}).get(package, ()))
         for name, path in modules.items():
@@ -155,8 +156,11 @@ def private(modules: dict[str, Path], settings: dict[str, Any]) -> Iterator[str]
 
 
 def private_names(node: ast.AST, package: str, attributes: Container[str] = ()) -> Iterator[str]:
-    """The dotted names of the package, in an import or an attribute, in which a part begins with one underscore; and
-    whose `attributes` are taken, of whatever object but a module's own `self`, or a table of operators named `aten`."""
+    """Yield the private names of the package in an import or an attribute.
+
+    A name is private if one of its parts begins with one underscore, or if it ends in one of `attributes`. An attribute
+    of a module's own `self` or `cls`, or of a table of operators named `aten`, does not count.
+    """
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -168,7 +172,7 @@ def private_names(node: ast.AST, package: str, attributes: Container[str] = ()) 
     for name in names:
         parts = name.split(".")
         if parts[:2] == [package, "ops"]:
-            continue  # names of operators, which the tables that use them check
+            continue  # names of operators; the tables that use them check them
         of_object = isinstance(node, ast.Attribute) and node.attr in attributes
         of_object = of_object and parts[-2] != "aten" and parts[:-1] not in (["self"], ["cls"])
         of_package = parts[0] == package and any(one.startswith("_") and not one.startswith("__") for one in parts)
@@ -177,9 +181,9 @@ def private_names(node: ast.AST, package: str, attributes: Container[str] = ()) 
 
 
 def room_of(name: str, rooms: Container[str]) -> str | None:
-    """The longest path in `rooms` that a module lies in, else the folder directly under the package.
+    """Longest path in `rooms` that contains a module, otherwise the folder directly under the package.
 
-    None for the package itself and for the commands, the modules beside the folders.
+    None for the package itself and for the commands, which are modules next to the folders.
     """
     top, *parts = name.split(".")
     if top != PACKAGE or not parts or (len(parts) == 1 and parts[0] not in rooms):

@@ -1,13 +1,13 @@
-"""The generated tables of docs/device.md: how much of op_db the tiny device gets right, and what it leaves to the CPU.
+"""Generate the tables of docs/device.md: the share of op_db that the tiny device gets right, and its CPU fallbacks.
 
     python scripts/device_tables.py collect RUN/opinfo.json ...   runs of conformance.opinfo_runner into tracked data
     python scripts/device_tables.py                               that data into docs/device.md
     python scripts/device_tables.py --check                       exit code 1 when docs/device.md is stale
 
-The key insight: a page is stale against tracked data, not against a live run, so the check takes no time and no device.
-The run to collect is `python -m conformance.opinfo_runner --target tiny --suite sweep`. Of runs given together a later
-one of the same case replaces an earlier one. Of what was collected before, a line of the table (dtype and variant)
-gives way to the new one whole. Every operator that falls back needs a reason in reasons.toml.
+The check compares the page with tracked data, not with a live run, so it takes no time and needs no device. The run to
+collect is `python -m conformance.opinfo_runner --target tiny --suite sweep`. If several runs contain the same case, the
+later run replaces the earlier one. A new line of the table (dtype and variant) replaces the whole line of older data.
+Every operator that falls back needs a reason in reasons.toml.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ OUTCOMES = ("PASS", "KERNELS", "XFAIL", "FAIL", "SKIP", "TIMEOUT", "CRASH", "XPA
 
 
 class TablesError(Exception):
-    """Data that cannot be shown; the text is one sentence that says what to do."""
+    """Data without a valid table; the text is one sentence that says what to do."""
 
 
 def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The data behind the tables, from the JSON of runs (conformance.core.result), earliest first, and older data."""
+    """Data behind the tables, from the JSON of runs (conformance.core.result), earliest first, and from older data."""
     old = before or {}
     cases: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for run in runs:
@@ -80,27 +80,27 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
 
 
 def _line(result: Mapping[str, Any]) -> str:
-    """The line of the table that a case belongs to."""
+    """Line of the table that contains a case."""
     layout = "" if result["layout"] == "as_sampled" else f", {result['layout']}"
     return f"{result['dtype']}|{result['variant']}{layout}"
 
 
 def _described(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's command (not where it wrote its report), when it began, how long it took, and its lines of the table."""
+    """Command of a run (without the report folder), its start, its duration, and its lines of the table."""
     command = re.sub(r" --reports \S+", "", run["command"])
     lines = sorted({_line(r) for r in run["results"]})
     return {"command": command, "started": run["started"], "seconds": round(run["seconds"]), "lines": lines}
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    """The outcome of a case; KERNELS where all that differs is the number of kernels."""
-    failures = result.get("failures", ())  # of what was declared the names only
+    """Outcome of a case; KERNELS if the number of kernels is the only difference."""
+    failures = result.get("failures", ())  # for declared failures, only their names
     differing = {failure if isinstance(failure, str) else failure["oracle"] for failure in failures}
     return "KERNELS" if result["outcome"] in ("XFAIL", "FAIL") and differing == {"kernels"} else str(result["outcome"])
 
 
 def reason_for(op: str, reasons: Mapping[str, str]) -> str:
-    """The reason of the first pattern that an operator's name matches; raises TablesError where there is none."""
+    """Reason of the first pattern that matches an operator's name; raises TablesError if no pattern matches."""
     for pattern, reason in reasons.items():
         if fnmatch.fnmatchcase(op, pattern):
             return reason
@@ -126,7 +126,7 @@ def _outcome_rows(data: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _rate(data: Mapping[str, Any]) -> str:
-    """A sentence on the last run that compared float32 forward and nothing else, by its own clock; "" without one."""
+    """Sentence on the last run that compared only float32 forward, by its own clock; "" without such a run."""
     alone = [run for run in data["runs"] if run["lines"] == [PLAIN] and run.get("seconds")]
     if not alone:
         return ""
@@ -135,7 +135,7 @@ def _rate(data: Mapping[str, Any]) -> str:
 
 
 def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """The generated part of the page, with its markers."""
+    """Generated part of the page, with its markers."""
     served, total = data["served"], sum(data["served"].values())
     outcome = _table(["dtype", "variant", *OUTCOMES[:5], "other", "right", "samples"], _outcome_rows(data))
     share = _table(
@@ -192,7 +192,7 @@ handed at least one operator of one sample to the CPU.
 
 
 def updated(page: str, part: str) -> str:
-    """The page with its generated part replaced; raises TablesError where the markers are missing."""
+    """Page with its generated part replaced; raises TablesError if the markers are missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

@@ -1,12 +1,12 @@
-"""How often real programs call each aten operator: `conformance/core/usage.json`, which the table of lacking operators
-quotes.
+"""Count the calls of each aten operator in real programs, for the table of missing operators.
 
     python scripts/operator_usage.py            measure, and write the file (needs the extra `clients`)
     python scripts/operator_usage.py --check    exit code 1 when the file is stale
 
-The key insight: what a device is missed for is what programs call, not what op_db lists, so operators are counted where
-a device would be asked for them, below autograd, over one training step and one inference of models that nobody here
-wrote, in small random configurations. The check measures the smallest program again, and compares the names of all.
+The file is conformance/core/usage.json. A device needs the operators that programs call, not the operators that op_db
+lists. So operators are counted below autograd, where a device receives them. The programs are one training step and one
+inference of small models with random weights, half of them from transformers. The check measures the smallest program
+again, and compares the names of all programs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded: configurations are here, weights are random
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no downloads: configurations are defined here, weights are random
 
 DATA = Path(__file__).resolve().parent.parent / "conformance" / "core" / "usage.json"
 VOCABULARY = 32
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-# Token numbers that the vocabulary has; the packages' defaults lie far outside it.
+# Token numbers within the vocabulary; the packages' defaults lie far outside it.
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 
 Loss = Callable[[Any], Tensor]
 
 
 class Calls(TorchDispatchMode):
-    """Counts calls by operator."""
+    """Dispatch mode that counts calls by operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def autoencoder() -> tuple[nn.Module, Loss]:
 
 def _language(name: str, config: str, **sizes: Any) -> Callable[[], tuple[nn.Module, Loss]]:
     def make() -> tuple[nn.Module, Loss]:
-        transformers = importlib.import_module("transformers")  # an extra, which need not be there
+        transformers = importlib.import_module("transformers")  # an optional dependency
         model = getattr(transformers, name)(getattr(transformers, config)(vocab_size=VOCABULARY, **TOKENS, **sizes))
         tokens = torch.randint(3, VOCABULARY, (2, 6))
         labels = tokens.clone()
@@ -126,12 +126,12 @@ KINDS = ("training", "inference")
 
 
 def programs() -> Iterator[str]:
-    """The names of what is measured."""
+    """Names of the measured programs."""
     return (f"{model}, {kind}" for model in MODELS for kind in KINDS)
 
 
 def measure(program: str) -> dict[str, int]:
-    """The aten calls of one program, by operator, the moves of the data not counted."""
+    """aten calls of one program, by operator, without the moves of the data."""
     name, _, kind = program.partition(", ")
     torch.manual_seed(0)
     model, loss = MODELS[name]()
@@ -149,7 +149,7 @@ def measure(program: str) -> dict[str, int]:
 
 
 def stale(data: dict[str, Any]) -> str:
-    """Why the file is stale; an empty string where it is not. Counts belong to a minor version of torch."""
+    """Reason why the file is stale, or an empty string. Counts belong to a minor version of torch."""
     if list(data["programs"]) != list(programs()):
         return "it measures other programs"
     same_torch = data["torch"].rpartition(".")[0] == torch.__version__.partition("+")[0].rpartition(".")[0]

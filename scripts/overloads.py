@@ -1,8 +1,8 @@
-"""Which aten overloads are called, by which entry, and why the rest are not: `python scripts/overloads.py [--write]`.
+"""List the called aten overloads, and why others are not called: `python scripts/overloads.py [--write]`.
 
 Runs op_db and the entries of conformance/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
-overload that the dispatcher calls, composites included. Prints the count of each class; exits with 1 where an overload
-that takes tensors is in none. With --write, renews docs/overloads.md and the calls in
+overload that the dispatcher calls, composites included. Prints the count of each class. Exits with 1 if an overload
+that takes tensors is in no class. With --write, renews docs/overloads.md and the calls in
 conformance/opinfo/overloads.toml. Takes several minutes.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler announces itself otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # otherwise the profiler announces itself
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
@@ -38,15 +38,15 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "conformance" / "opinfo" / "overloads.toml"
 PAGE = ROOT / "docs" / "overloads.md"
 SAMPLES = {"float32": 60, "int64": 6, "complex64": 6, "bool": 3}
-"""The most samples of each entry that are called, by dtype."""
+"""Largest number of samples of each entry that are called, by dtype."""
 
 
 TRIED = 6
-"""How many samples of an entry beside op_db are called."""
+"""Number of samples of an entry outside op_db that are called."""
 
 
 def reached_by_op_db() -> tuple[dict[str, str], dict[str, str]]:
-    """The first entry that calls each overload; and, of those that are called below autograd, entry and direction."""
+    """(first entry that calls each overload, entry and direction of each overload that is called below autograd)."""
     whole: dict[str, str] = {}
     below: dict[str, str] = {}
     for (name, rest), op in catalog.by_name().items():
@@ -64,7 +64,7 @@ def reached_by_op_db() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operators | None = None) -> list[str]:
-    """The aten overloads that an entry's samples call, by every form that it has."""
+    """aten overloads that the samples of an entry call, in every form of the entry."""
     config = _ExperimentalConfig(capture_overload_names=True)
     variant = "backward" if backward else "forward"
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as seen:
@@ -75,16 +75,16 @@ def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operator
                 if operators is not None:
                     with operators:
                         next(attempts(op, sample, backward), None)
-        except RuntimeError as error:  # a sampler that fails is op_db's own, and is counted by the runner
+        except RuntimeError as error:  # op_db contains the failing sampler, and the runner counts it
             print(f"{op.name}: {error}", file=sys.stderr)
     assert seen.profiler is not None
-    events = seen.profiler.kineto_results.events()  # as they are: a tree of them takes more time than the calls
+    events = seen.profiler.kineto_results.events()  # the raw events: building their tree takes more time than the calls
     found = {(event.name(), event.overload_name()) for event in events}
     return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in found if name.startswith("aten::")]
 
 
 def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
-    """Calls the sample by each form of the entry; what the CPU refuses is no call."""
+    """Call the sample in each form of the entry; a call that the CPU refuses does not count."""
 
     def function() -> Any:
         made = op.op(sample.input, *sample.args, **sample.kwargs)
@@ -111,7 +111,7 @@ def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
 
 
 def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict[str, str]:
-    """How each overload that is left is to be called; those for which nothing works are not in it."""
+    """Source of a working call for each overload in `left`; overloads without one are absent."""
     named = defaultdict(list)
     for (name, rest), op in catalog.by_name().items():
         entry = f"{name}.{rest}".removesuffix(".")
@@ -128,7 +128,7 @@ def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict
 
 
 def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) -> Iterator[str]:
-    """Sources of arguments that may do, the best first."""
+    """Yield sources of arguments that may work, the best first."""
     op, (base, _, rest) = overloads.overload(name), name.partition(".")
     plain = base.removesuffix("_") if not base.endswith("__") else base
     with contextlib.suppress(LookupError):
@@ -146,8 +146,11 @@ def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) ->
 
 
 def works(name: str, source: str) -> bool:
-    """Whether torch CPU answers one of the calls at least. Asked of a child: what overloads of torch's own use are
-    given they need not check, and some end the process."""
+    """Whether torch CPU answers at least one of the calls.
+
+    The calls run in a child process: torch's internal overloads need not check their arguments, and some end the
+    process.
+    """
     child = os.fork()
     if not child:
         os._exit(not answers(name, source))
@@ -155,7 +158,7 @@ def works(name: str, source: str) -> bool:
 
 
 def answers(name: str, source: str) -> bool:
-    """The same, in this process."""
+    """As `works`, in this process."""
     op, answered = overloads.overload(name), 0
     try:
         dtypes, made = overloads.source_of(op, source)
@@ -169,7 +172,7 @@ def answers(name: str, source: str) -> bool:
 
 
 def reached_by_entries() -> dict[str, str]:
-    """The overloads that the entries beside op_db call, and by which entry."""
+    """Overloads that the entries outside op_db call, and the entry of each."""
     found: dict[str, str] = {}
     for name, op in overloads.infos().items():
         dtype = next(one for one in SAMPLES if getattr(torch, one) in op.dtypes)
@@ -179,7 +182,7 @@ def reached_by_entries() -> dict[str, str]:
 
 
 def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Every overload in the first class that it belongs to, with what there is to say of it."""
+    """Every overload in the first class that contains it, with its entry or reason."""
     made: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
     for name in sorted(name[6:] for name in operator_names() if name.startswith("aten::")):
         reason = overloads.excluded(name)
@@ -195,13 +198,13 @@ def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str
 
 
 def takes_tensors(name: str) -> bool:
-    """Whether tensors are among its arguments or results."""
+    """Whether an overload has tensors among its arguments or results."""
     op = overloads.overload(name)
     return op is not None and "Tensor" in str(op._schema)
 
 
 def page(found: dict[str, dict[str, str]]) -> str:
-    """docs/overloads.md."""
+    """Text of docs/overloads.md."""
     total = sum(map(len, found.values()))
     reasons = defaultdict(list)
     for name, reason in found["not called"].items():
@@ -232,7 +235,7 @@ def page(found: dict[str, dict[str, str]]) -> str:
 
 
 def table(sources: dict[str, str]) -> str:
-    """overloads.toml with these calls; what is excluded stays as it is written there."""
+    """Text of overloads.toml with these calls; the excluded overloads are unchanged."""
     before, _, rest = TABLE.read_text().partition("[calls]\n")
     _, _, excluded = rest.partition("[excluded]\n")
     rows = [f"{name!r} = {source!r}\n".replace("'", '"') for name, source in sorted(sources.items())]

@@ -1,9 +1,9 @@
-"""Whether a campaign and op_db give the same answers wherever they run: on one local worker, on two, on one Ray node,
-and on a Ray cluster of three nodes, with the programs/s or seconds of each.
+"""Compare a campaign and a run of op_db between one local worker, two, one Ray node, and a Ray cluster of three nodes.
 
-Every place is compared with one local worker. Of a campaign: the kind, signatures, numbers and minimal program of each
-finding, and all that was counted. Of op_db: the result file, byte for byte but for times, dates and the command. The
-targets are lies of `conformance mutants`, so that there is something to find. Exit code 1 where two differ.
+Every place is compared with one local worker, and its programs/s or seconds are printed. For a campaign: the kind,
+signatures, numbers and minimal program of each finding, and all counts. For op_db: the result file, byte for byte
+except for times, dates and the command. The targets are planted faults of `conformance mutants`, so that there are
+findings. Exit code 1 if two places differ.
 
     python scripts/same_answers.py [--programs 10000] [--samples 2] [--places local1 ray] [--reports FOLDER]
 """
@@ -28,7 +28,7 @@ TIMES = {"seconds", "started", "calibration", "command"}
 
 @contextlib.contextmanager
 def options(place: str) -> Iterator[list[str]]:
-    """What to tell the command; for `nodes` a cluster stands as long as the block, whose head runs no worker."""
+    """Options of the command; for `nodes`, a cluster runs as long as the block, and its head runs no worker."""
     if place != "nodes":
         yield PLACES[place]
         return
@@ -40,7 +40,7 @@ def options(place: str) -> Iterator[list[str]]:
 
 
 def run(command: str, *words: str) -> float:
-    """Seconds that the command took; it has to find something, and to say so."""
+    """Run a command that must have findings (exit code 1), and return its seconds."""
     began = time.monotonic()
     line = [sys.executable, "-m", "conformance", command, "--target", LIES[command], *words]
     done = subprocess.run(line, capture_output=True, check=False)
@@ -50,7 +50,7 @@ def run(command: str, *words: str) -> float:
 
 
 def of_campaign(reports: Path) -> dict[str, Any]:
-    """What a campaign found, by file, and what it counted."""
+    """Findings of a campaign, by file, and its counts."""
     keys = ("kind", "signature", "found_as", "numbers", "program", "shrunk")
     found = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
     drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
@@ -58,7 +58,7 @@ def of_campaign(reports: Path) -> dict[str, Any]:
 
 
 def of_op_db(reports: Path) -> dict[str, Any]:
-    """The result file without what the clock says: all but the results by name, and each result by its place."""
+    """Result file without times and dates: its fields by name, and each result by its position."""
     data = json.loads((reports / "opinfo.json").read_text())
     results = [{key: value for key, value in one.items() if key not in TIMES} for one in data.pop("results")]
     rest = {key: value for key, value in data.items() if key not in TIMES}

@@ -1,4 +1,4 @@
-"""Pictures of a report in headless Chromium: light, dark, at phone width and as printed; `--readme` makes the README's.
+"""Take pictures of a report in headless Chromium: light, dark, phone, print; `--readme` makes the README's picture.
 
 Usage: ``python scripts/screenshot.py reports/conformance.html FOLDER`` or ``... --readme docs/images/report.png``.
 The browser is Debian's `chromium` or any Chrome on the PATH; the tests of the page use the same function to start it.
@@ -25,13 +25,13 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 def executable() -> str | None:
-    """The path of a Chromium, None when there is none."""
+    """Path of a Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A running headless browser, as Playwright gives it."""
+    """Running headless browser of Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -53,7 +53,7 @@ def take(browser: Any, page_file: Path, look: str, output: Path, fragment: str =
 
 
 def main() -> int:
-    """Take the pictures; 2 when there is no browser or no report."""
+    """Take the pictures; return 2 if there is no browser or no report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("page", type=Path, help="a report, such as reports/conformance.html")
     parser.add_argument("output", type=Path, help="a folder, or with --readme a PNG file")

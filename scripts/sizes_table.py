@@ -1,9 +1,9 @@
-"""The generated table of docs/sizes.md: what calls of large sizes take on the tiny device, beside torch CPU.
+"""Generate the table of docs/sizes.md: memory and time of large calls on the tiny device compared with torch CPU.
 
     conformance sizes --target tiny
     python scripts/sizes_table.py reports/sizes.json [MORE/sizes.json ...]
 
-The key insight: each case has a process of its own, so runs of some rows each make the same table as one of all.
+Each case runs in a separate process, so several runs of some rows make the same table as one run of all.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ BEGIN, END = "<!-- table: python scripts/sizes_table.py -->", "<!-- end of table
 
 
 def lines(run: Run) -> list[str]:
-    """The Markdown of a run: each case, those with the most of the memory that is allowed first, and what was not
-    measured."""
+    """Markdown of a run: each case, those with the largest share of their memory limit first, then unmeasured cases."""
     made = [
         f"torch {run.environment['torch']}, {len(run.footprints)} cases measured, {len(run.unexpected)} findings.",
         "",
@@ -49,7 +48,7 @@ def lines(run: Run) -> list[str]:
 
 
 def written(page: str, run: Run) -> str:
-    """The page with the table of this run in place of its own. Raises ValueError where it has no place for one."""
+    """Replace the table of the page by that of this run. Raises ValueError if the page has no markers for it."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -58,7 +57,7 @@ def written(page: str, run: Run) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table of the runs in the files that are named. Returns the exit code."""
+    """Write the table of the given run files to the page. Returns the exit code."""
     if not arguments:
         print("usage: sizes_table.py RUN/sizes.json [...]", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""What works with another torch: run the tests that matter there under its Python, and keep the last results as a page.
+"""Check the package with another version of torch: run tests under its Python, and keep the results as a page.
 
-The key insight: a version is judged by what users do with it. The harness's own tests must pass, and no campaign or run
-of op_db may end in a fault of ours; what torch's own targets (meta, fake, ...) show are findings about torch, which
-differ from version to version and are counted, not judged. On `tiny` and on torch's CPU nothing may fail.
+The harness's own tests must pass, and no campaign or run of op_db may end in a fault of the harness. Failures of
+torch's own targets (meta, fake, ...) are findings about torch, which differ from version to version. They are counted
+and do not fail the check. On `tiny` and on torch's CPU nothing may fail.
 
 Usage: ``python scripts/torch_versions.py check PYTHON`` runs the checks under an interpreter that has the package and
 adds the results to docs/versions.json; ``... page`` writes docs/versions.md from that file. `nox -s versions` does both
@@ -32,13 +32,12 @@ RESULTS, PAGE = ROOT / "docs" / "versions.json", ROOT / "docs" / "versions.md"
 OLDEST_FOR_TINY = (2, 13)
 TARGETS = ("cpu", "meta", "fake", "functionalize", "aot_eager")
 RIGHT = ("cpu", "tiny")
-"""Targets on which nothing may fail: the reference itself, and the device in this package."""
+"""Targets without any allowed failure: the reference itself, and the device in this package."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One command under the version's Python; `kind` is tests, fuzz or op_db, `subject` a part of the tests or a
-    target."""
+    """Command under the version's Python; `kind` is tests, fuzz or op_db, `subject` a part of the tests or a target."""
 
     kind: str
     subject: str
@@ -46,14 +45,17 @@ class Check:
 
     @property
     def name(self) -> str:
-        """As the page has it."""
+        """Name of the check on the page."""
         return f"{self.kind} {self.subject}"
 
 
 @dataclass
 class Outcome:
-    """What a check came to: how many tests, programs or cases passed and failed. `faults` are errors of the harness or
-    the device: a failed test, a failure on a target that must have none, a run that broke off."""
+    """Counts of passed and failed tests, programs or cases of a check.
+
+    `faults` are errors of the harness or the device: a failed test, a failure on a target that must have none, or a run
+    that broke off.
+    """
 
     passed: int = 0
     failed: int = 0
@@ -64,7 +66,7 @@ class Outcome:
 
 
 def checks(tiny: bool) -> Iterator[Check]:
-    """Those of a version; `tiny` where the device runs on it."""
+    """Checks of a version; `tiny` says whether the device supports it."""
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600")
     yield Check("tests", "harness", (*pytest, "tests/core"))
     if tiny:
@@ -97,7 +99,7 @@ def run(check: Check, python: str) -> Outcome:
 
 
 def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
-    """From pytest's last line: a test that fails is a fault, and so is a run without tests."""
+    """Outcome from pytest's last line: a failing test or a run without tests is a fault."""
     words = re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout.rpartition("\n=")[2] or done.stdout)
     counts = {word.rstrip("s") if word.startswith("error") else word: int(number) for number, word in words}
     failed = counts.get("failed", 0) + counts.get("error", 0)
@@ -107,7 +109,7 @@ def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
 
 
 def of_run(check: Check, done: subprocess.CompletedProcess[str], reports: Path) -> Outcome:
-    """From the result file: which findings are faults of ours."""
+    """Outcome from the result file, with the findings that are faults of the harness or the device."""
     try:
         data = json.loads((reports / f"{'fuzz' if check.kind == 'fuzz' else 'opinfo'}.json").read_text())
     except (OSError, ValueError):
@@ -130,12 +132,12 @@ def is_ours(result: dict[str, Any]) -> bool:
 
 
 def oracles(result: dict[str, Any]) -> list[str]:
-    """The oracles by which a result failed, each once."""
+    """Oracles that a result failed, without repetitions."""
     return list(dict.fromkeys(failure["oracle"] for failure in result.get("failures", [])))
 
 
 def last_line(text: str) -> str:
-    """The last line with something in it."""
+    """Last line that is not blank."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -151,7 +153,7 @@ print(json.dumps({"torch": version("torch"), "tinygrad": version("tinygrad"), "p
 
 
 def check_all(python: str) -> int:
-    """Run all checks under an interpreter and write the results down; 1 where there is a fault."""
+    """Run all checks under an interpreter and save the results; return 1 if there is a fault."""
     asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
     has: dict[str, str] = json.loads(asked.stdout)
     torch = has["torch"].partition("+")[0]
@@ -167,7 +169,7 @@ def check_all(python: str) -> int:
 
 
 def keep(entry: dict[str, Any]) -> None:
-    """Put a version's results, as far as they are, in place of its last ones, and write the page anew."""
+    """Replace a version's last results by the current ones, complete or not, and write the page again."""
     with locked(RESULTS.parent):
         every = {f"{one['torch']} {one['tinygrad']}": one for one in (*read(), entry)}
         write(RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
@@ -176,7 +178,7 @@ def keep(entry: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Alone among those that write there: two versions may be checked at once."""
+    """Hold an exclusive lock on the folder, because two versions may be checked at the same time."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -186,18 +188,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
-    """By version."""
+    """Sort key by version."""
     return [int(part) for part in re.findall(r"\d+", entry["torch"])], entry["tinygrad"]
 
 
 def read() -> list[dict[str, Any]]:
-    """The last results, oldest torch first."""
+    """Last results, oldest torch first."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     return found
 
 
 def write(path: Path, text: str) -> None:
-    """Beside the old file, then renamed."""
+    """Write a temporary file in the same folder, then rename it."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
@@ -246,7 +248,7 @@ def page() -> None:
 
 
 def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """One kind of check: a line for each version."""
+    """Table of one kind of check, with a line for each version."""
     yield "| torch | tinygrad | date | " + " | ".join(name.partition(" ")[2] for name in names) + " |"
     yield "|---" * (3 + len(names)) + "|"
     for entry in entries:
@@ -255,13 +257,13 @@ def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[s
 
 
 def cell(outcome: dict[str, Any]) -> str:
-    """How many passed and failed, bold where something is our fault."""
+    """Counts of passed and failed, bold if there is a fault of the harness or the device."""
     text = f"{outcome['passed']} / {outcome['failed']}"
     return f"**{text}**" if outcome["faults"] else text
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="run the checks under an interpreter").add_argument("python")

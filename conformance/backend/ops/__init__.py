@@ -1,8 +1,8 @@
-"""The tables: which operators the device computes itself, one module a family.
+"""Tables of the operators that the device computes itself, one module for each family.
 
-Importing this package fills `registry.ROWS`. `KERNELS` holds the few operators whose results are no function of values
-alone (random numbers, data-dependent shapes); `NOT_DECOMPOSED` and `REFERENCES` adjust which of torch's decompositions
-are used.
+Importing this package fills `registry.ROWS`. `KERNELS` holds the operators that need a complete kernel, because a value
+function is not enough: random numbers, data-dependent shapes, results with special metadata. `NOT_DECOMPOSED` and
+`REFERENCES` adjust the choice of torch's decompositions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 # Operators whose torch decomposition is not used: it calls back into the operator, or costs more than the fallback.
 NOT_DECOMPOSED: frozenset[str] = frozenset({"alias", "copy", "detach", "lift", "lift_fresh"})
 
-# Operators whose decomposition is a reference (torch._refs) and is used all the same: it does not recurse.
+# Operators that use a decomposition from torch._refs although it is a reference: it does not recurse.
 REFERENCES: frozenset[str] = frozenset()
 
 __all__ = [

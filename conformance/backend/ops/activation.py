@@ -1,6 +1,6 @@
 """Activation functions and their gradients.
 
-Formulas and the side on which each boundary falls are those of aten/src/ATen/native/cpu/Activation.cpp.
+Formulas follow aten/src/ATen/native/cpu/Activation.cpp, and so does the side on which each boundary falls.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from . import elementary as e
 from .arithmetic import absolute, divide, subtract
 from .special import erf
 
-Number = UOp | float  # an argument arrives as a value, a default stays a number
+Number = UOp | float  # call arguments arrive as values; defaults stay numbers
 
 SQRT_HALF, SQRT_TWO_OVER_PI, GELU_CUBE = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715
 
 
 def relu(x: UOp) -> UOp:
-    """max(x, 0); nan stays."""
+    """max(x, 0); nan stays nan."""
     return (x < 0).where(0, x) if x.dtype is not dtypes.bool else x
 
 
@@ -40,14 +40,14 @@ def _gelu_inner(x: UOp) -> UOp:
 
 
 def gelu(x: UOp, approximate: str = "none") -> UOp:
-    """x times the normal distribution's cumulative density, or its tanh approximation."""
+    """x times the cumulative density of the normal distribution, or the tanh approximation of it."""
     if approximate == "tanh":
         return divide(x, 2.0) * (1.0 + _gelu_inner(x))
-    return divide(x, 2.0) * (1.0 + erf(x * SQRT_HALF))  # a product with 0.5 would be taken last, where it overflowed
+    return divide(x, 2.0) * (1.0 + erf(x * SQRT_HALF))  # tinygrad moves a factor 0.5 to the end, after an overflow
 
 
 def gelu_backward(grad: UOp, x: UOp, approximate: str = "none") -> UOp:
-    """The gradient of gelu."""
+    """Gradient of gelu."""
     if approximate == "tanh":
         t = _gelu_inner(x)
         slope = SQRT_TWO_OVER_PI * (1.0 + 3 * GELU_CUBE * x * x)
@@ -57,13 +57,13 @@ def gelu_backward(grad: UOp, x: UOp, approximate: str = "none") -> UOp:
 
 
 def softplus(x: UOp, beta: Number = 1.0, threshold: Number = 20.0) -> UOp:
-    """log(1 + e**(beta x)) / beta, x itself above the threshold."""
+    """log(1 + e**(beta x)) / beta; x where beta x is above the threshold."""
     scaled = x * beta
     return (scaled > threshold).where(x, divide(e.log1p(e.exp(scaled)), beta))
 
 
 def softplus_backward(grad: UOp, x: UOp, beta: UOp, threshold: UOp) -> UOp:
-    """The gradient of softplus."""
+    """Gradient of softplus."""
     scaled = x * beta
     return (scaled > threshold).where(grad, grad * e.sigmoid(scaled))
 
@@ -78,7 +78,7 @@ def _log1p_exp(x: UOp) -> UOp:
 
 
 def mish_backward(grad: UOp, x: UOp) -> UOp:
-    """The gradient of mish; its t = tanh(log(1 + e**x)) and 1 - t are quotients of polynomials in e**-|x|."""
+    """Gradient of mish: t = tanh(log(1 + e**x)) and 1 - t are quotients of polynomials in e**-|x|."""
     v, positive = e.exp(absolute(x) * -1), x > 0
     numerator = positive.where(1.0 + 2.0 * v, v * (2.0 + v))
     rest = positive.where(2.0 * v * v, 2.0)
@@ -88,12 +88,12 @@ def mish_backward(grad: UOp, x: UOp) -> UOp:
 
 
 def elu(x: UOp, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> UOp:
-    """scale x above 0, else scale alpha (e**(input_scale x) - 1)."""
+    """scale x above 0, otherwise scale alpha (e**(input_scale x) - 1)."""
     return (x < 0).where(e.expm1(x * input_scale) * alpha * scale, x * scale)
 
 
 def elu_backward(grad: UOp, alpha: UOp, scale: UOp, input_scale: UOp, is_result: UOp, x: UOp) -> UOp:
-    """The gradient of elu, from its input or from its result."""
+    """Gradient of elu, from its input or from its result."""
     exponential = e.exp(x * input_scale) * input_scale * alpha * scale
     from_result = (x + alpha * scale) * input_scale
     return (x > 0).where(grad * scale, grad * is_result.ne(0).where(from_result, exponential))
@@ -105,7 +105,7 @@ def log_sigmoid(x: UOp) -> UOp:
 
 
 def log_sigmoid_backward(grad: UOp, x: UOp, buffer: UOp) -> UOp:
-    """The gradient of log_sigmoid; the buffer holds e**-|x|."""
+    """Gradient of log_sigmoid; the buffer holds e**-|x|."""
     z = e.exp(-absolute(x))
     negative = x < 0
     return grad * subtract(
@@ -114,7 +114,7 @@ def log_sigmoid_backward(grad: UOp, x: UOp, buffer: UOp) -> UOp:
 
 
 def within(x: UOp, limit: Number) -> UOp:
-    """-limit <= x <= limit, false where either is nan; of tinygrad's own comparisons only < and > are."""
+    """-limit <= x <= limit, false where either is nan; tinygrad's >= and <= are true for nan, its < and > are not."""
     limit = limit if isinstance(limit, UOp) else x.const_like(limit)
     return ((x < -limit) | (x > limit) | x.ne(x) | limit.ne(limit)).logical_not()
 
@@ -165,14 +165,14 @@ def log_sigmoid_forward(ctx: Context, x: UOp) -> tuple[UOp, UOp]:
 
 @value("glu", deferrable=True)
 def glu(ctx: Context, x: UOp, dim: int = -1) -> UOp:
-    """The first half along a dimension times the sigmoid of the second."""
+    """First half of x along a dimension times the sigmoid of the second half."""
     a, b = cast(x, opmath(ctx.out.computed)).chunk(2, dim)
     return a * e.sigmoid(b)
 
 
 @value("glu_backward", deferrable=True)
 def glu_backward(ctx: Context, grad: UOp, x: UOp, dim: int) -> UOp:
-    """The gradient of glu."""
+    """Gradient of glu."""
     dtype = opmath(ctx.out.computed)
     (a, b), grad = cast(x, dtype).chunk(2, dim), cast(grad, dtype)
     s = e.sigmoid(b)

@@ -1,9 +1,9 @@
-"""Sine and cosine of any float64, by its angle modulo pi/2.
+"""Sine and cosine of any float64, by reducing its angle modulo pi/2.
 
-Defines `quadrant`. The key insight: a product of 2/pi and a large number needs only those bits of 2/pi whose products
-with the number's bits are neither multiples of 4 nor too small, a window that the exponent says; so one product of
-integers of 53 and 192 bits is enough (M. H. Payne and R. N. Hanek, Radian reduction for trigonometric functions, 1983).
-No float64 is closer to a multiple of pi/2 than 2**-61 or so, hence 76 bits of what is left are right at the least.
+Defines `quadrant`. A product of 2/pi and a large number needs only some bits of 2/pi: the bits whose products are
+neither multiples of 4 nor too small. The exponent of the number selects this window, so one product of integers of 53
+and 192 bits is enough (M. H. Payne and R. N. Hanek, Radian reduction for trigonometric functions, 1983). No float64 is
+closer than about 2**-61 to a multiple of pi/2, so at least 76 bits of the remainder are correct.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .arithmetic import absolute, horner, nearest, parts, sign_bit, subtract
 from .compensated import Pair, fast_two_sum, multiply_pairs, two_sum
 
 HALF_PI = Fraction("1.57079632679489661923132169163975144209858469968755291487472296153908203143104499314")
-_LARGE = 2.0**28  # from here on by integers
-# The products of the first three with k are exact below that.
+_LARGE = 2.0**28  # reduced in integers from this magnitude on
+# Products of the first three parts with k are exact for |x| < _LARGE.
 _HALF_PI = parts(HALF_PI, 24, 3)
 _HALF_PI.append(float(HALF_PI - sum(map(Fraction, _HALF_PI))))
 
@@ -28,7 +28,7 @@ _LOW = 0xFFFFFFFF
 
 
 def _two_over_pi(bits: int) -> int:
-    """The first bits of 2/pi after the point, by Machin's pi/4 = 4 atan(1/5) - atan(1/239) in integers."""
+    """The leading bits of 2/pi after the point, by Machin's pi/4 = 4 atan(1/5) - atan(1/239) in integers."""
     one = 1 << (bits + 64)
 
     def inverse_tangent(n: int) -> int:
@@ -43,7 +43,7 @@ def _two_over_pi(bits: int) -> int:
 
 
 def _words() -> list[int]:
-    """32 zero bits, then those of 2/pi, by words."""
+    """32 zero bits followed by the bits of 2/pi, in words of 32 bits."""
     count = 32 * (_WORDS - 1)
     digits = _two_over_pi(count)
     return [0, *((digits >> (count - 32 * n)) & _LOW for n in range(1, _WORDS))]
@@ -53,7 +53,7 @@ _TABLE = _words()
 
 
 def _window(start: UOp) -> list[UOp]:
-    """The words of 32 bits of 2/pi from this bit on, the highest first."""
+    """Words of 32 bits of 2/pi, starting at bit `start`, highest word first."""
     index, shift = start >> 5, start & 31
     kept = [start.const_like(word) for word in _TABLE]
     for bit in (16, 8, 4, 2, 1):
@@ -64,7 +64,7 @@ def _window(start: UOp) -> list[UOp]:
 
 
 def _product(mantissa: UOp, window: list[UOp]) -> list[UOp]:
-    """The product modulo 2**192 in words of 32 bits, the lowest first."""
+    """Product modulo 2**192 in words of 32 bits, lowest word first."""
     low, high = mantissa & _LOW, mantissa >> 32
     factors = window[::-1]
     columns: list[list[UOp]] = [[] for _ in range(_WINDOW + 2)]
@@ -86,13 +86,13 @@ def _product(mantissa: UOp, window: list[UOp]) -> list[UOp]:
 
 
 def _reduced_by_integers(x: UOp) -> tuple[UOp, Pair]:
-    """(k, r) with x = k pi/2 + r, |r| <= pi/4, k modulo 4, for finite x >= _LARGE; of others it is some number."""
+    """(k, r) with x = k pi/2 + r, |r| <= pi/4, k modulo 4, for finite x >= _LARGE; arbitrary for other x."""
     bits = x.bitcast(dtypes.int64).bitcast(dtypes.uint64)
     exponent = (bits >> 52) & 0x7FF
     start = (exponent < 1051).where(exponent.const_like(1051), exponent) - 1045  # 1051: the exponent of _LARGE
     words = _product((bits & ((1 << 52) - 1)) | (1 << 52), _window(start))
     top, second, third, fourth, fifth = words[:0:-1]
-    # 2 bits of a quadrant, then a fraction that is read as a signed one: 64 bits of it, and 64 more.
+    # Two bits of the quadrant, then the fraction as a signed number: its first 64 bits, and the next 64 bits.
     fraction = ((top & 0x3FFFFFFF) << 34) | (second << 2) | (third >> 30)
     quadrant = ((top >> 30) + (fraction >> 63)).cast(dtypes.int64)
     signed = fraction.bitcast(dtypes.int64)
@@ -107,7 +107,7 @@ def _reduced_by_integers(x: UOp) -> tuple[UOp, Pair]:
 
 
 def _reduced(x: UOp) -> tuple[UOp, Pair]:
-    """(k, r) with x = k pi/2 + r, |r| <= pi/4: Cody and Waite's reduction, of large numbers by integers."""
+    """(k, r) with x = k pi/2 + r, |r| <= pi/4: Cody and Waite's reduction, or integers for large numbers."""
     k, whole = nearest(x * (2 / math.pi))
     r = x
     *exact, third, last = _HALF_PI
@@ -122,20 +122,20 @@ def _reduced(x: UOp) -> tuple[UOp, Pair]:
 
 
 def sines(terms: int) -> list[float]:
-    """Taylor's coefficients of sin(r)/r in r*r, the highest power first."""
+    """Taylor coefficients of sin(r)/r in r*r, highest power first."""
     return [(-1) ** n / math.factorial(2 * n + 1) for n in range(terms, -1, -1)]
 
 
 def cosines(terms: int) -> list[float]:
-    """Taylor's coefficients of cos(r) in r*r, the highest power first."""
+    """Taylor coefficients of cos(r) in r*r, highest power first."""
     return [(-1) ** n / math.factorial(2 * n) for n in range(terms, -1, -1)]
 
 
 def quadrant(x: UOp) -> tuple[UOp, UOp, UOp]:
-    """(k, sin r, cos r) with x = k pi/2 + r, |r| <= pi/4, for finite x; the bits of k above the second mean nothing."""
+    """(k, sin r, cos r) with x = k pi/2 + r, |r| <= pi/4, for finite x; only the lowest two bits of k are valid."""
     k, (r, rest) = _reduced(x)
     z = r * r
-    # What is added to r, and to 1 - z/2 with what its rounding lost, is small.
+    # The corrections of r, and of 1 - z/2 with its rounding error, are small.
     half = z * 0.5
     most = subtract(1.0, half)
     cosine = most + (subtract(subtract(1.0, most), half) + subtract(z * z * horner(z, cosines(10)[:-2]), r * rest))

@@ -1,12 +1,12 @@
-"""Arithmetic of lazy floats as IEEE 754 has it, and what approximations are made of.
+"""Arithmetic of lazy floats after IEEE 754, and the building blocks of approximations.
 
-Defines division, subtraction and products that tinygrad's simplifier leaves as they are, signs, rounding, powers of
-two, and polynomials.
+Defines division, subtraction and products that tinygrad's simplifier does not change, signs, rounding, powers of two,
+and polynomials.
 
-The key insight: tinygrad's simplifier treats floats as reals (x/x becomes 1, x*0 becomes 0, (x+c)-c becomes x), which
-loses nan, inf and the rounding that compensated formulas live on. Its nodes FDIV and SUB are outside those rules, so
-divisions and differences are built from them.
-Must not know torch: it works on tinygrad values of dtype float32 or float64 (`rint`, `sign_bit`: of any float).
+The simplifier of tinygrad treats floats as reals (x/x becomes 1, x*0 becomes 0, (x+c)-c becomes x). That loses nan, inf
+and the rounding that compensated formulas need. No such rule matches the nodes FDIV and SUB, so divisions and
+differences are built from them.
+The module does not use torch. It works on tinygrad values of dtype float32 or float64 (`rint`, `sign_bit`: any float).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def divide(a: UOp, b: UOp | float) -> UOp:
 
 
 def subtract(a: UOp | float, b: UOp | float) -> UOp:
-    """a - b, never combined with other terms."""
+    """a - b, not combined with other terms."""
     if isinstance(a, UOp):
         return a.alu(Ops.SUB, _like(a, b))
     assert isinstance(b, UOp)
@@ -40,7 +40,7 @@ def subtract(a: UOp | float, b: UOp | float) -> UOp:
 
 
 def add(a: UOp, b: UOp) -> UOp:
-    """a + b; a constant is not merged with the constants of an inner sum, since each sum rounds."""
+    """a + b; a constant is not merged with the constants of an inner sum, because each sum rounds."""
     if dtypes.is_float(a.dtype):
         for x, y in ((a, b), (b, a)):
             number = expressions.constant_of(y)
@@ -50,7 +50,7 @@ def add(a: UOp, b: UOp) -> UOp:
 
 
 def multiply(a: UOp, b: UOp) -> UOp:
-    """a * b; a constant 0 is kept as a division by infinity, which gives nan for inf and nan as the product does."""
+    """a * b; a constant 0 becomes a division by infinity, which gives nan for inf and nan, as the product does."""
     if dtypes.is_float(a.dtype):
         for x, y in ((a, b), (b, a)):
             number = expressions.constant_of(y)
@@ -64,27 +64,27 @@ def _like(a: UOp, b: UOp | float) -> UOp:
 
 
 def bits_dtype(dtype: DType) -> DType:
-    """The signed integer dtype of a dtype's width."""
+    """Signed integer dtype of the same width."""
     return {1: dtypes.int8, 2: dtypes.int16, 4: dtypes.int32, 8: dtypes.int64}[dtype.itemsize]
 
 
 def sign_bit(x: UOp) -> UOp:
-    """Whether the sign bit is set, of zeros and nans too."""
+    """Whether the sign bit is set; also valid for zeros and nans."""
     return x.bitcast(bits_dtype(x.dtype)) < 0
 
 
 def absolute(x: UOp) -> UOp:
-    """|x|, of zeros and nans too."""
+    """|x|, also for zeros and nans."""
     return sign_bit(x).where(x * -1, x)
 
 
 def copy_sign(magnitude: UOp, sign: UOp) -> UOp:
-    """The magnitude of one value with the sign bit of another of the same dtype."""
+    """Magnitude of one value with the sign bit of another value of the same dtype."""
     return sign_bit(magnitude).ne(sign_bit(sign)).where(magnitude * -1, magnitude)
 
 
 def rint(x: UOp) -> UOp:
-    """The nearest integer, halves to even, as nearbyint does; keeps the sign of zero."""
+    """Nearest integer, halves to even, as nearbyint rounds; keeps the sign of zero."""
     whole = x.trunc()
     rest = absolute(subtract(x, whole))
     half = whole * 0.5
@@ -98,8 +98,10 @@ def narrow(x: UOp) -> bool:
 
 
 def in_float64(function: Callable[..., UOp]) -> Callable[..., UOp]:
-    """The function with float32 values computed in float64 and rounded once: where many roundings, or one before a
-    cancellation, would leave more than 2 ulp."""
+    """Wrap a function so that it computes float32 values in float64 and rounds once.
+
+    For functions with many roundings, or with a rounding before a cancellation, whose error would exceed 2 ulp.
+    """
 
     @functools.wraps(function)
     def wide(*values: UOp) -> UOp:
@@ -109,14 +111,14 @@ def in_float64(function: Callable[..., UOp]) -> Callable[..., UOp]:
 
 
 def horner(x: UOp, coefficients: Sequence[float]) -> UOp:
-    """A polynomial, highest power first."""
+    """Value of a polynomial; coefficients start with the highest power."""
     return polyN(x, list(coefficients))  # type: ignore[return-value]
 
 
 def power_of_two(k: UOp, dtype: DType) -> UOp:
-    """2**k for integers k of the float's width within its normal exponents.
+    """2**k for integers k of the float's width, within the range of normal exponents.
 
-    The exponent's bits are taken before and after the sum: then it is known to fit, whatever is known of k.
+    The exponent is masked before and after the sum, so that tinygrad's bounds fit for any bounds of k.
     """
     exponent, mantissa = dtypes.finfo(dtype)
     bits = (1 << exponent) - 1
@@ -124,22 +126,22 @@ def power_of_two(k: UOp, dtype: DType) -> UOp:
 
 
 def scale(x: UOp, k: UOp) -> UOp:
-    """x * 2**k in two steps, so that neither factor overflows."""
+    """x * 2**k in two steps, so that no factor overflows."""
     half = k >> 1
     return x * power_of_two(half, x.dtype) * power_of_two(half + (k & 1), x.dtype)
 
 
 def nearest(x: UOp) -> tuple[UOp, UOp]:
-    """An integer nearest to x as a float and as an integer of the same width.
+    """An integer nearest to x, as a float and as an integer of the same width.
 
-    No trick that leans on a sum's rounding: tinygrad folds constants in double precision.
+    Adding and subtracting a large constant would not work: tinygrad folds constants in double precision.
     """
     k = (x + 0.5).floor()
     return k, k.cast(bits_dtype(x.dtype))
 
 
 def parts(value: Fraction, bits: int, count: int) -> list[float]:
-    """A number as a sum of floats of at most `bits` bits each, the largest first."""
+    """Split a number into floats of at most `bits` bits each, largest first."""
     found = []
     for _ in range(count):
         unit = Fraction(2) ** (math.frexp(float(value))[1] - bits)

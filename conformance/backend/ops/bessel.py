@@ -1,9 +1,9 @@
 """Bessel functions, Airy's function and Hurwitz's zeta function, all computed in float64.
 
-Each is a power series near 0, an asymptotic series far away and, where neither converges, an integral by the
-trapezoidal rule, which for these integrands is as exact as the arithmetic (L. N. Trefethen and J. A. C. Weideman, The
-exponentially convergent trapezoidal rule, SIAM Review 56, 2014). Formulas are those of the Digital Library of
-Mathematical Functions (DLMF), named by number.
+Each function is a power series near 0 and an asymptotic series far from 0. Where neither converges, it is an integral
+by the trapezoidal rule, which for these integrands is as exact as the arithmetic (L. N. Trefethen and J. A. C.
+Weideman, The exponentially convergent trapezoidal rule, SIAM Review 56, 2014). Formulas are cited by their numbers in
+the Digital Library of Mathematical Functions (DLMF).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _in_double(function: Callable[[UOp], UOp]) -> Callable[[UOp], UOp]:
 
 
 def _quadrature(x: UOp, terms: Callable[[UOp, UOp], UOp], count: int, first: float, step: float) -> UOp:
-    """step times the sum of terms(x, t) over `count` points t, as a reduction along a new dimension."""
+    """step times the sum of terms(x, t) over `count` points t, computed as a reduction along a new dimension."""
     t = (UOp.arange(count).cast(dtypes.float64) * step + first).reshape((1,) * x.ndim + (count,))
     return terms(x.unsqueeze(-1), t).sum(-1) * step
 
 
 def _hankel(order: int, terms: int) -> tuple[list[float], list[float]]:
-    """The even and the odd coefficients of DLMF 10.17.3 in powers of 1/x**2, highest power first, with their signs."""
+    """Even and odd coefficients of DLMF 10.17.3 in powers of 1/x**2, highest power first, with their signs."""
     a = [1.0]
     for k in range(1, 2 * terms):
         a.append(a[-1] * (4 * order * order - (2 * k - 1) ** 2) / (8 * k))
@@ -56,13 +56,13 @@ _SPLIT_J = 25.0
 
 
 def bessel_j(x: UOp, order: int) -> UOp:
-    """J of order 0 or 1: the mean of cos(order t - x sin t) over a period (DLMF 10.9.2), Hankel's series far away."""
+    """J of order 0 or 1: mean of cos(order t - x sin t) over a period (DLMF 10.9.2); Hankel's series for large x."""
     a = absolute(x)
     far = a > _SPLIT_J
     terms: Callable[[UOp, UOp], UOp] = (
         (lambda x, t: e.sin(x * e.sin(t)) * e.sin(t)) if order else (lambda x, t: e.cos(x * e.sin(t)))
     )
-    # Of 64 points of the period 16 differ.
+    # By symmetry, only 16 of the 64 points of the period give different terms.
     near = _quadrature(far.where(0.0, a), terms, 16, math.pi / 64, math.pi / 32) * (2 / math.pi)
     value = far.where(_far(far.where(a, _SPLIT_J), order, (2 * order + 1) * math.pi / 4), near)
     value = a.eq(INF).where(NAN, value)
@@ -73,7 +73,7 @@ _SPLIT_Y = 16.0
 
 
 def bessel_y(x: UOp, order: int) -> UOp:
-    """Y of order 0 or 1: the logarithmic series (DLMF 10.8.1), Hankel's series far away; nan below 0, -inf at 0."""
+    """Y of order 0 or 1: logarithmic series (DLMF 10.8.1), Hankel's series for large x; nan below 0, -inf at 0."""
     far = x > _SPLIT_Y
     near = (far | (x <= 0)).where(1.0, x)
     half = near * 0.5
@@ -92,7 +92,7 @@ def bessel_y(x: UOp, order: int) -> UOp:
         sums = [(-1) ** (k + 1) * harmonic[k] / math.factorial(k) ** 2 for k in range(terms)]
         series = horner(half * half, sums[::-1])
         value = ((e.log(half) + _EULER) * bessel_j(near, 0) + series) * (2 / math.pi)
-    # Y is J with its phase a quarter period later.
+    # Far from 0, Y is J with its phase shifted by a quarter period.
     value = far.where(_far(far.where(x, _SPLIT_Y), order, (2 * order + 3) * math.pi / 4), value)
     value = x.eq(INF).where(NAN, value)
     return x.eq(0).where(-INF, (x < 0).where(NAN, x.ne(x).where(x, value)))
@@ -102,7 +102,7 @@ _SPLIT_K = 25.0
 
 
 def _k_scaled(x: UOp, order: float) -> UOp:
-    """e**x K of any order, for x >= 2: the integral of exp(-x (cosh t - 1)) cosh(order t) (DLMF 10.32.9)."""
+    """e**x K of any order for x >= 2: the integral of exp(-x (cosh t - 1)) cosh(order t) (DLMF 10.32.9)."""
     far = x > _SPLIT_K
     near, z = far.where(2.0, x), far.where(x, _SPLIT_K)
     count, step = 31, 0.125
@@ -121,7 +121,7 @@ def _k_scaled(x: UOp, order: float) -> UOp:
 
 
 def bessel_k(x: UOp, order: int, scaled: bool) -> UOp:
-    """K of order 0 or 1, or that times e**x; below 2 by the logarithmic series (DLMF 10.31.1 and 10.31.2)."""
+    """K of order 0 or 1, times e**x if `scaled`; logarithmic series below 2 (DLMF 10.31.1 and 10.31.2)."""
     large = x > 2
     near = (large | (x <= 0)).where(1.0, x)
     half = near * 0.5
@@ -150,7 +150,7 @@ _AI0, _AI1 = 0.355028053887817239, 0.258819403792806798  # Ai(0) and -Ai'(0)
 
 
 def airy_ai(x: UOp) -> UOp:
-    """Ai: Maclaurin's series (DLMF 9.4.1), K of order 1/3 to the right (9.6.2), oscillating to the left (9.7.9)."""
+    """Ai: Maclaurin series (DLMF 9.4.1), K of order 1/3 for x > 2.1 (9.6.2), oscillating form for x < -7.5 (9.7.9)."""
     right, left = x > 2.1, x < -7.5
     near = (right | left).where(0.0, x)
     cube = near * near * near
@@ -183,19 +183,20 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def zeta(s: UOp, q: UOp) -> UOp:
-    """Hurwitz's zeta function: ten terms, and the rest by Euler and Maclaurin (DLMF 25.11.5).
+    """Hurwitz's zeta function: ten terms, and the remainder by the Euler-Maclaurin formula (DLMF 25.11.5).
 
-    Of negative q, which only a whole s allows, two more such sums over positive numbers. All terms of all three are one
-    reduction, so that a kernel holds one exponential and one logarithm; written out they take the compiler a minute.
-    1 gives inf, less nan, as in Cephes (S. L. Moshier, zeta.c), which the CPU follows; there nan has no say.
+    A negative q, which requires an integer s, adds two more such sums over positive numbers. The terms of all three
+    sums form one reduction, so that the kernel holds one exponential and one logarithm. Written out, they take the
+    compiler a minute. s = 1 gives inf and s < 1 gives nan, even for a nan q, as in Cephes (S. L. Moshier, zeta.c) and
+    on the CPU.
     """
     below = q < 0
     steps = below.where(-q.floor(), 0.0)
     fraction = q + steps
-    mirrored = subtract(subtract(1.0, steps), q)  # from q itself: of a tiny one nothing is left in the fraction
+    mirrored = subtract(subtract(1.0, steps), q)  # computed from q, because the fraction loses the bits of a tiny q
     half = s * 0.5
     sign = half.floor().ne(half).where(q.const_like(-1.0), 1.0)
-    # The arguments whose sums are added up, each with its factor.
+    # Arguments of the three sums, each with its factor.
     arguments, factors = (fraction, mirrored, mirrored + steps), (q.const_like(1.0), sign, -sign)
     which = UOp.arange(3).reshape((1,) * q.ndim + (3, 1))
     term = UOp.arange(_SHIFT + 1).reshape((1,) * q.ndim + (1, _SHIFT + 1))
@@ -206,16 +207,16 @@ def zeta(s: UOp, q: UOp) -> UOp:
     safe_s = (s_ > 1).where((s_ < 1e30).where(s_, 1e30), 2.0)  # inf times log 1 is nan
     base = left_out.where(1.0, argument) + term.cast(dtypes.float64)
     power = e.positive_power(base, safe_s * -1)
-    none = left_out | power.eq(0)  # of a power that is 0 the rest is infinite, or no number
+    none = left_out | power.eq(0)  # for a power of 0 the remainder is inf or nan
     value = none.where(0.0, factor * power * term.eq(_SHIFT).where(_rest(safe_s, base), 1.0)).sum((-2, -1))
-    # The CPU multiplies powers that are all 0 by a rest that overflows.
+    # The CPU multiplies powers that are all 0 by a remainder that overflows.
     value = (value.eq(0) & ((s > _OVERFLOWS) | q.eq(INF)) | s.ne(s) | q.ne(q)).where(NAN, value)
     value = (q <= 0).where(q.floor().eq(q).where(INF, s.floor().ne(s).where(NAN, value)), value)
     return (s < 1).where(NAN, s.eq(1).where(INF, value))
 
 
 def _rest(s: UOp, a: UOp) -> UOp:
-    """The sum of (a + k)**-s over a**-s."""
+    """Sum of (a + k)**-s, divided by a**-s."""
     square = divide(a.const_like(1.0), a * a)
     factor, rest = s * divide(a.const_like(1.0), a), s.const_like(0.0)
     for n, b in enumerate(_BERNOULLI, 1):
@@ -231,7 +232,7 @@ def _zeta(s: UOp, q: UOp) -> UOp:
 
 
 def trigamma(x: UOp) -> UOp:
-    """The derivative of digamma, with the CPU's reflection of what is below 1/2 (aten/src/ATen/native/Math.h)."""
+    """Derivative of digamma, with the CPU's reflection for x below 1/2 (aten/src/ATen/native/Math.h)."""
     small = x < 0.5
     sine = e.sin(x * math.pi)
     y = small.where(subtract(1.0, x), x)
@@ -246,7 +247,7 @@ def trigamma(x: UOp) -> UOp:
 
 @value("polygamma")
 def polygamma(ctx: Context, n: int, x: UOp) -> UOp:
-    """The n-th derivative of digamma: from the second on a zeta function (DLMF 5.15.1 and 25.11.12)."""
+    """n-th derivative of digamma; for n >= 2 a zeta function (DLMF 5.15.1 and 25.11.12)."""
     x = cast(x, opmath(ctx.out.computed))
     if n < 2:
         return trigamma(x) if n else digamma(x)

@@ -1,9 +1,9 @@
 """Index tensors on the host: reading them, and the errors for an index that is out of range.
 
-The key insight: an index that tinygrad's own bounds prove right costs nothing; any other is looked at. Index tensors
-mostly come from the host or end a reduction (argmax, topk, sort), so realizing them seldom adds a kernel, and a wrong
-one raises at the call, with the CPU's own error, instead of reading some other element.
-Must not know operators: the CPU's kernel raises for them.
+An index whose tinygrad bounds are within range costs nothing; only other indices are read. Index tensors mostly come
+from the host or end a reduction (argmax, topk, sort), so realizing them seldom adds a kernel. A wrong index raises at
+the call, with the CPU's own error, and never reads another element.
+The module contains no operator: the CPU's kernel raises for each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import storage_of, storage_to_read
 from ..runtime import expressions, memory, recording, scheduler
 
-# Least and greatest element of values that were looked at, and when, by the element that was let pass. The labels of a
-# training loop have the same bounds at every step, and are not realized to learn them.
+# For each value and each `ignored` element: its least and greatest element, and the memory generation of that reading.
+# The labels of a training loop have the same bounds at every step, so later steps need not realize them.
 _LOOKED_AT: weakref.WeakKeyDictionary[UOp, dict[int | None, tuple[float, ...]]] = weakref.WeakKeyDictionary()
 
 
@@ -34,7 +34,7 @@ Size = Any  # an int; tinygrad types the sizes of shapes as possibly symbolic
 
 
 def read_on_host(t: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor on the host; they may share the device's memory, so they must not be written."""
+    """Elements of a tensor on the host, read only: they may share the device's memory."""
     if not is_tiny(t):
         return t
     if recording.is_open() and (known := known_on_host(t)) is not None:
@@ -44,7 +44,7 @@ def read_on_host(t: torch.Tensor) -> torch.Tensor:
 
 
 def in_memory(t: torch.Tensor) -> torch.Tensor | None:
-    """The elements of a tensor on the host, to be read only, where looking at them computes nothing; else None."""
+    """Elements of a tensor on the host, read only, if reading them computes nothing; otherwise None."""
     if not is_tiny(t):
         return t
     lazy = storage_of(t)
@@ -54,9 +54,9 @@ def in_memory(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
-    """The elements of a tensor, on the host, that is computed from numbers alone; None of any other.
+    """Elements, on the host, of a tensor that is computed from constants only; None for any other tensor.
 
-    A recorded graph has the same ones at each run, such as the index by which an upsampled image reads its pixels.
+    Such elements are the same at each run of a recorded graph. An example is the index of an upsampled image's pixels.
     """
     if not is_tiny(t):
         return t
@@ -69,9 +69,9 @@ def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None) -> bool:
-    """Check an index of a call that is going to be queued; False where it is no tensor of the device.
+    """Check an index of a call that will be queued; return False if the index is not on the device.
 
-    Raises the CPU's error where an element is wrong.
+    Raises the CPU's error if an element is out of range.
     """
     if not is_tiny(index):
         return False
@@ -84,10 +84,10 @@ def checked(
     ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored: int | None = None,
     look: Callable[[torch.Tensor], UOp] = read,
 ) -> UOp:  # fmt: skip
-    """The value of an integer tensor whose elements lie in [low, high) or equal `ignored`.
+    """Value of an integer tensor whose elements lie in [low, high) or equal `ignored`.
 
-    Raises the CPU's error where one does not. While a graph is recorded nothing can be looked at: then each run of the
-    recording checks.
+    Raises the CPU's error if an element does not. While a graph is recorded no element can be read, so each run of the
+    recording checks instead.
     """
     value = look(index)
     if not index.numel() or (value.vmin >= low and value.vmax < high):
@@ -112,9 +112,9 @@ def checked(
 
 
 def check(ctx: Context, host: torch.Tensor, low: int, high: int, **kwargs: Any) -> None:
-    """Raise the CPU's error where an element of a host tensor lies outside [low, high).
+    """Raise the CPU's error if an element of a host tensor lies outside [low, high).
 
-    `kwargs` are keyword-only arguments without which the CPU's kernel cannot be called.
+    `kwargs` are keyword-only arguments that the CPU's kernel requires.
     """
     if host.numel():
         least, most = torch.aminmax(host)
@@ -123,9 +123,9 @@ def check(ctx: Context, host: torch.Tensor, low: int, high: int, **kwargs: Any) 
 
 
 def require(ctx: Context, condition: UOp) -> None:
-    """Raise the CPU's error unless a condition on elements (a 0-d bool) holds, for which it is computed.
+    """Compute a condition on elements (a 0-d bool), and raise the CPU's error unless it holds.
 
-    While a graph is recorded each run of the recording checks.
+    While a graph is recorded, each run of the recording checks instead.
     """
     condition = condition.cast(dtypes.int32)
     if recording.is_open():
@@ -137,6 +137,6 @@ def require(ctx: Context, condition: UOp) -> None:
 
 
 def raise_as_cpu(ctx: Context, **kwargs: Any) -> NoReturn:
-    """Run the functional operator on the CPU for its error; IndexError where the CPU raises none."""
+    """Run the functional operator on the CPU to raise its error; IndexError if the CPU raises none."""
     fallback.run_on_cpu(ctx.op, ctx.args, kwargs)
     raise IndexError(f"{ctx.op}: index out of range")

@@ -1,9 +1,9 @@
-"""Writing by index without a host to invert the index on: all places are compared with all writes.
+"""Writes by index without the host: each position is compared with each write.
 
-Defines `Members` (which writes go to which place), with what `scatter` asks of them.
-The key insight: in a recorded graph an index is another one at each run, so nothing may be made from its elements. The
-comparison is one kernel for any index, at the cost of places times writes; past MOST the graph runs eagerly instead.
-Must not know operators.
+Defines `Members`, the assignment of writes to positions, with the reductions that `scatter` needs. In a recorded graph
+the index differs at each run, so nothing may be derived from its elements. The comparison is one kernel for any index
+and costs positions times writes. Above MOST the graph runs eagerly instead.
+The module contains no operator.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tinygrad.uop.ops import UOp
 from ..runtime import recording
 from .bounds import Size
 
-MOST = 1 << 28  # comparisons: what a kernel does in a fraction of a second
+MOST = 1 << 28  # comparisons; a kernel computes these in a fraction of a second
 
 
 class Members:
-    """Which of k writes go to which of n places, for each of `inner` lines of a tensor (n, *inner).
+    """Assignment of k writes to n positions, for each of `inner` lines of a tensor (n, *inner).
 
-    `place` holds a place for each write, of shape (k,) where it is the same for all lines, else (k, *inner); a negative
-    one is none. Raises recording.NeedsValue where too much would be compared.
+    `place` holds a position for each write. Its shape is (k,) if the positions are the same for all lines, otherwise
+    (k, *inner). A negative position means no write. Raises recording.NeedsValue for more than MOST comparisons.
     """
 
     def __init__(self, place: UOp, count: Size, inner: tuple[Size, ...]) -> None:
@@ -40,20 +40,20 @@ class Members:
         return numbers.reshape(tuple(n if d == dim else 1 for d, n in enumerate(self.shape)))
 
     def reduced(self, source: UOp, neutral: UOp, reduction: Callable[[UOp], UOp]) -> UOp:
-        """`reduction` over dimension 1 of the writes (k, *inner) to each place, `neutral` where there is none."""
+        """`reduction` over dimension 1 of the writes (k, *inner) to each position; `neutral` without a write."""
         spread = source.reshape((1, *source.shape)).expand(self.shape)
         return reduction(self.here.expand(self.shape).where(spread, neutral.cast(source.dtype).expand(self.shape)))
 
     def last(self) -> UOp:
-        """The number of the last write to each place, from 1 on; 0 without one. Shape (n,) or (n, *inner)."""
+        """Number of the last write to each position, starting at 1; 0 without a write. Shape (n,) or (n, *inner)."""
         number = self._numbers(1) + 1
         found = self.here.where(number, number.const_like(0)).max(1)
         return found if self.place.ndim > 1 else found.reshape((self.shape[0],))
 
     def any(self) -> UOp:
-        """Whether there is a write to each place, of shape (n, *inner) or with ones for its lines."""
+        """Whether each position gets a write; shape (n, *inner), or with ones in place of the lines."""
         return self.here.max(1)
 
     def count(self) -> UOp:
-        """How many writes each place gets, an integer of that shape."""
+        """Number of writes to each position, an integer of the same shape as `any`."""
         return self.here.cast(dtypes.int32).sum(1)

@@ -1,11 +1,11 @@
 """Operators of complex tensors, in terms of real and imaginary parts.
 
-Defines the complex forms of operators that have a value function already: elementwise ones by their formulas
-(`elementwise`), and those that treat both parts alike (`linear`) by the real function itself.
+Defines the complex forms of operators that already have a value function. `elementwise` registers formulas on pairs of
+parts. `linear` registers operators that treat both parts alike, and applies the real function to each part.
 
-The key insight: a complex tensor is a real value with a last dimension of 2, so copies, views and moves of elements
-know nothing of it, and only what mixes the two parts needs a rule.
-Must not know how a complex storage is laid out: `access` pairs the parts.
+A complex tensor is a real value with a last dimension of 2. Copies, views and moves of elements need no complex rule;
+only operators that mix the two parts do.
+The module does not depend on the layout of a complex storage: `access` pairs the parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .pairs import Pair, joined, parts
 
 
 def real_dtype(ctx: Context) -> DType:
-    """The real dtype in which the call computes: float32 for complex32."""
+    """Real dtype of the computation: float32 for complex32."""
     promoted = torch.float16
     for x in (*ctx.args, *ctx.outs):
         if isinstance(x, (torch.Tensor, Spec)) and (x.dtype.is_complex or x.dtype.is_floating_point):
@@ -46,7 +46,7 @@ def _is_complex(x: Any) -> bool:
 
 
 def pair(x: Any, given: Any, dtype: DType) -> Any:
-    """An argument's value as a Pair; what is neither tensor nor number stays as it is."""
+    """Argument value as a Pair; an argument that is neither a tensor nor a number is returned unchanged."""
     if isinstance(x, UOp):
         if _is_complex(given):
             return Pair(*(cast(part, dtype) for part in parts(x)))
@@ -61,13 +61,13 @@ def _left(result: Any, spec: Spec) -> UOp:
 
 
 def elementwise(table: dict[str, Callable[..., Pair | UOp]]) -> None:
-    """Register formulas: tensors and numbers arrive as Pairs of one real dtype."""
+    """Register formulas; they receive tensors and numbers as Pairs of one real dtype."""
     for name, formula in table.items():
         _register(name)(_elementwise(formula))
 
 
 def _register(name: str) -> Callable[[ValueFunction], ValueFunction]:
-    """`complex_value`, also for an operator that only complex tensors reach."""
+    """Register as `complex_value`, or as `value` if only complex tensors reach the operator."""
     return complex_value(name) if full_name(name) in ROWS else value(name, takes_complex=True, elementwise=True)
 
 
@@ -83,8 +83,7 @@ def _elementwise(formula: Callable[..., Pair | UOp]) -> ValueFunction:
 def linear(*names: str, numbers: str = "factors") -> None:
     """Register operators that do the same to both parts: the real function is applied to each.
 
-    `numbers` says what a number among the arguments is: one of the "factors", which both parts get, or "elements" to be
-    taken apart.
+    `numbers` is the role of a number argument: "factors" are passed to both parts, "elements" are split into parts.
     """
     for name in names:
         complex_value(name)(_linear(ROWS[full_name(name)].function, numbers == "elements"))
@@ -111,13 +110,13 @@ def _linear(function: ValueFunction, elements: bool) -> ValueFunction:
 
 
 def real_context(ctx: Context) -> Context:
-    """The call with a real result in the place of each complex one."""
+    """The call with real results in place of complex ones."""
     outs = [s and s._replace(dtype=s.dtype.to_real() if s.dtype.is_complex else s.dtype) for s in ctx.outs]
     return Context(ctx.op, outs, ctx.index, ctx.args)
 
 
 def _part(x: Any, given: Any, i: int, taken_apart: bool) -> Any:
-    """The i-th part of what is complex; of a real tensor or number that stands in its place, itself and zero."""
+    """The i-th part of a complex argument; a real tensor or number counts as a complex one with imaginary part 0."""
     if isinstance(x, UOp):
         if _is_complex(given):
             return parts(x)[i]
@@ -138,7 +137,7 @@ def _either(test: Callable[[UOp], UOp]) -> Callable[[Pair], UOp]:
 
 
 def _expm1(z: Pair) -> Pair:
-    """e**z - 1; nan where the direction of e**z is infinite, even of what is 0."""
+    """e**z - 1; nan where the imaginary part of z is infinite, also where e**z is 0."""
     w, endless = pairs.exp(z), absolute(z.im).eq(INF)
     return Pair(endless.where(NAN, subtract(w.re, 1.0)), endless.where(NAN, w.im))
 
@@ -205,7 +204,7 @@ def _nonzero(z: Pair) -> UOp:
 
 @value("complex", takes_complex=True)
 def make_complex(ctx: Context, re: UOp, im: UOp) -> UOp:
-    """A complex number from its parts; MetaRejected where these are of two dtypes."""
+    """Complex number from its parts; raises MetaRejected if the parts differ in dtype."""
     if len({x.dtype for x in ctx.args if isinstance(x, torch.Tensor)}) > 1:
         raise MetaRejected("the parts of a complex number are of one dtype")
     return joined(Pair(re, im), ctx.out.size)
@@ -213,7 +212,7 @@ def make_complex(ctx: Context, re: UOp, im: UOp) -> UOp:
 
 @value("polar", takes_complex=True)
 def polar(ctx: Context, length: UOp, angle: UOp) -> UOp:
-    """A complex number from its absolute value and its angle."""
+    """Complex number from its absolute value and its angle."""
     length, angle = (cast(x, opmath(x.dtype)) for x in (length, angle))
     return joined(Pair(length * e.cos(angle), length * e.sin(angle)), ctx.out.size)
 
@@ -229,14 +228,14 @@ linear("constant_pad_nd", "scatter.value", "index_fill.int_Scalar", "index_fill.
 
 @complex_value("nansum")
 def nansum(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: object) -> Any:
-    """The sum of the elements of which neither part is nan, as on CUDA: the CPU takes no complex ones."""
+    """Sum of the elements without a nan part, as on CUDA: the CPU supports no complex nansum."""
     both = x.ne(x).max(axis=-1, keepdim=True).expand(x.shape).where(x.const_like(0), x)
     return _linear(ROWS["sum.dim_IntList"].function, False)(ctx, both, dim, keepdim)
 
 
 @complex_value("mean", "mean.dim")
 def mean(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: object) -> Any:
-    """The sum over the count, which is a complex number too: it makes the other part of an infinite one nan."""
+    """Sum over the count. The count is a complex number too: it turns the other part of an infinite sum into nan."""
     made = parts(_linear(ROWS["sum.dim_IntList"].function, False)(ctx, x, dim, keepdim))
     count = math.prod(ctx.args[0].shape) / math.prod(ctx.out.size) if 0 not in ctx.out.size else 1.0
     return joined(pairs.over(made, Pair(made.re.const_like(count), made.re.const_like(0.0))), ctx.out.size)
@@ -273,13 +272,13 @@ def _number(z: complex, ctx: Context) -> UOp:
 
 @complex_value("fill.Scalar")
 def fill_scalar(ctx: Context, self: UOp, number: complex) -> UOp:
-    """One constant everywhere."""
+    """Constant in every element."""
     return _number(complex(number), ctx)
 
 
 @complex_value("fill.Tensor")
 def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
-    """A 0-d value everywhere; into real elements the CPU writes the real part, with a warning."""
+    """0-d value in every element; into real elements the CPU writes the real part, with a warning."""
     if ctx.out.dtype not in PAIRS:
         raise Declined
     return joined(pair(number, ctx.args[1], PAIRS[ctx.out.dtype]), ctx.out.size)
@@ -287,7 +286,7 @@ def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
 
 @complex_value("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: Any) -> UOp:
-    """A number where the mask holds."""
+    """Number where the mask is true, otherwise the element."""
     dtype = PAIRS[ctx.out.dtype]
     here, new = pair(self, ctx.args[0], dtype), pair(number, ctx.args[2], dtype)
     return joined(Pair(mask.where(new.re, here.re), mask.where(new.im, here.im)), ctx.out.size)
@@ -309,7 +308,7 @@ def _multiply(p: Program, out: Array, x: Array) -> None:
 
 @complex_value("prod", "prod.dim_int")
 def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **_: object) -> UOp:
-    """The product, one element after the other."""
+    """Product, multiplied one element after the other."""
     dtype = real_dtype(ctx)
     if 0 in x.shape:
         return joined(Pair(constant(1.0, dtype), constant(0.0, dtype)), ctx.out.size)
@@ -325,14 +324,14 @@ def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **
 
 @complex_value("any", "any.dim", "any.dims", "all", "all.dim", "all.dims", "count_nonzero.dim_IntList", "count_nonzero")
 def of_truth(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
-    """A reduction of whether elements are 0."""
+    """Reduction over the truth values of the elements (an element is true unless it is 0)."""
     function = ROWS[str(ctx.op).removeprefix("aten.")].function
     return function(ctx, _nonzero(parts(x)), *args, **kwargs)
 
 
 @complex_value("linalg_vector_norm")
 def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
-    """The norm of the absolute values."""
+    """Norm of the absolute values."""
     dtype = real_dtype(ctx)
     return ROWS["linalg_vector_norm.default"].function(ctx, pairs.modulus(pair(x, ctx.args[0], dtype)), *args, **kwargs)
 
@@ -343,7 +342,7 @@ def _conjugating(name: str) -> Callable[..., Any]:
     return Overload(find(name), find("_conj_physical"), row).kernel
 
 
-# torch derives the gradient of the functional form from its composite form, which ends here.
+# torch derives the gradient of the functional form from its composite form, which calls this out= kernel.
 def _exact_out(name: str) -> Callable[..., Any]:
     kernel = Overload(find(f"{name}.out"), find(name), ROWS[full_name(name)]).kernel
 

@@ -1,7 +1,7 @@
-"""Products of complex vectors and matrices: the real ones of their parts.
+"""Products of complex vectors and matrices, computed as real products of their parts.
 
-The key insight: a product is linear in each factor, so four real products, of which two are summed for each part, are
-all there is to it; which dtype these are summed in is decided where the real ones are.
+A product is linear in each factor, so it consists of four real products, two summed for each part.
+The real functions choose the dtype of the sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .pairs import Pair, joined, parts
 
 
 def bilinear(*names: str) -> None:
-    """Register products of two tensors: four real products, of which two are summed for each part."""
+    """Register products of two tensors as four real products, two summed for each part."""
     for name in names:
         complex_value(name)(_bilinear(ROWS[full_name(name)].function, name == "vdot"))
 
@@ -41,7 +41,7 @@ def _bilinear(function: ValueFunction, conjugates: bool) -> ValueFunction:
 bilinear("mm", "bmm", "dot", "vdot")
 
 
-# What the CPU's products of conjugate views are themselves (aten/src/ATen/native/Blas.cpp), bit by bit.
+# The CPU's product of conjugate views is itself a conjugate view (aten/src/ATen/native/Blas.cpp); the bit is set alike.
 def _dot(name: str) -> Callable[..., Any]:
     kernel = Overload(find(name), find(name), ROWS[full_name(name)]).kernel
 

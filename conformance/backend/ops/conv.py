@@ -1,9 +1,9 @@
 """Convolutions of any number of spatial dimensions, plain and transposed, and their gradients: one kernel each.
 
-Defines `windows` and `spread`, the two ways in which convolution and pooling walk over an image, and the products made
-of them. The key insight: a transposed convolution is a convolution of the input spread out by the stride with the
-flipped kernel, so gradients are sums over windows too and nothing is ever scattered.
-Must not know strides in memory: they are the caller's.
+Defines `windows` and `spread`, the two ways in which convolution and pooling traverse an image, and their products. A
+transposed convolution is a convolution with the flipped kernel of the input spread by the stride. Gradients are
+therefore sums over windows too, and nothing is scattered.
+The module does not depend on strides in memory: the caller handles them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly s
 def windows(x: UOp, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, counts: Ints, fill: float = 0) -> UOp:
     """(..., *sizes) -> (..., *counts, *kernel): the `counts` windows of each of the last dimensions.
 
-    Window o begins at o * stride - padding. What lies outside the input reads as `fill`; input beyond the last window
-    is left out. Padding may be negative.
+    Window o begins at o * stride - padding. Positions outside the input read as `fill`. Input beyond the last window is
+    not used. Padding may be negative.
     """
     spatial = x.shape[-len(kernel) :]
     reach = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(counts, stride, dilation, kernel, strict=True)]
@@ -43,7 +43,7 @@ def windows(x: UOp, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, c
 
 
 def spread(x: UOp, stride: Ints) -> UOp:
-    """Put stride - 1 zeros between neighbours of each of the last dimensions."""
+    """Insert stride - 1 zeros between neighbours along each of the last dimensions."""
     if all(s == 1 for s in stride):
         return x
     lead, spatial = x.shape[: -len(stride)], x.shape[-len(stride) :]
@@ -56,10 +56,10 @@ def spread(x: UOp, stride: Ints) -> UOp:
 def correlate(
     x: UOp, weight: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, size: Ints, real: UOp | None = None
 ) -> UOp:
-    """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as networks mean it.
+    """x (n, c, *spatial), weight (out, c / groups, *kernel) -> (n, out, *size): a convolution as in neural networks.
 
-    Padding is zeros, whose products with infinite weights are nan. With `real`, a bool (*size, *kernel), only the
-    products count for which it holds.
+    Padding is zeros, whose products with infinite weights are nan. With `real`, a bool (*size, *kernel), only products
+    where it is true count.
     """
     n, out, kernel, dims = x.shape[0], weight.shape[0], weight.shape[2:], len(size)
     patches = windows(x, kernel, stride, padding, dilation, size)
@@ -76,9 +76,9 @@ def correlate_transposed(
 ) -> UOp:
     """The adjoint of `correlate`: x (n, in, *spatial), weight (in, c / groups, *kernel) -> (n, c, *size).
 
-    It adds up what reaches an element: the zeros between elements of the input are not multiplied with the weights,
-    which may be infinite. Those around it are not either where it is `exact`: in gradients by a stride of 1 these few
-    selections at the edges are half of the time.
+    The inserted zeros between elements of the input are not multiplied with the weights, which may be infinite. The
+    zeros around the input are excluded too if `exact`, or for a stride above 1. In gradients by a stride of 1 that
+    selection at the edges would take half of the time.
     """
     inputs, each, *kernel = weight.shape
     weight = weight.flip(tuple(range(2, weight.ndim))).reshape((groups, inputs // groups, each, *kernel))
@@ -90,7 +90,7 @@ def correlate_transposed(
 
 
 def _real(spatial: Ints, kernel: Ints, stride: Ints, before: Ints, dilation: Ints, size: Ints) -> UOp:
-    """(*size, *kernel): which elements of the windows of a spread input are elements of the input."""
+    """Mask (*size, *kernel) of the window elements of a spread input that are elements of the input."""
     dims, made = len(size), UOp.const(True, dtypes.bool)
     for d, (i, k, s, p, w, o) in enumerate(zip(spatial, kernel, stride, before, dilation, size, strict=True)):
         line = windows(spread(UOp.const(True, dtypes.bool).expand((i,)), [s]), [k], [1], [p], [w], [o])
@@ -116,7 +116,7 @@ def convolution(
     ctx: Context, x: UOp, weight: UOp, bias: UOp | None, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, output_padding: Ints, groups: int,
 ) -> UOp:  # fmt: skip
-    """Convolution with everything that nn.Conv1d/2d/3d and nn.ConvTranspose1d/2d/3d offer."""
+    """Convolution with all options of nn.Conv1d/2d/3d and nn.ConvTranspose1d/2d/3d."""
     if min((*stride, *dilation)) <= 0 or min((*padding, *output_padding, 0)) < 0:
         raise MetaRejected("the meta kernel does not look at these numbers")
     dtype, size = _summed_in(accumulate(ctx), x.ndim - 2), ctx.out.size[2:]
@@ -152,7 +152,7 @@ def convolution_backward(
 
 @decomposition("convolution_overrideable", "convolution_backward_overrideable")
 def _overrideable(*args: Any) -> Any:
-    """What `torch._convolution` calls on any device that is not PyTorch's own; traced modules call that."""
+    """Convolution that `torch._convolution` calls on devices outside PyTorch; traced modules call it too."""
     known = torch.ops.aten.convolution.default
     if len(args) == len(known._schema.arguments):
         return known(*args)
@@ -161,10 +161,10 @@ def _overrideable(*args: Any) -> Any:
 
 
 def _summed_in(dtype: DType, dims: int) -> DType:
-    """Three dimensions make sums of hundreds of terms, which the CPU takes by blocks; one by one they want float64."""
+    """Summation dtype: float64 for float32 in three dimensions, where the CPU adds hundreds of terms by blocks."""
     return dtypes.float64 if dims == 3 and dtype is dtypes.float32 else dtype
 
 
 def _each(numbers: Ints, dims: int) -> Ints:
-    """One number for each spatial dimension: torch lets a single one stand for all."""
+    """One number for each spatial dimension; torch accepts a single number for all."""
     return list(numbers) * dims if len(numbers) == 1 else list(numbers)

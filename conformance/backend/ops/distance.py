@@ -1,6 +1,6 @@
-"""Distances between rows, and the most frequent element: what compares all pairs.
+"""Distances between rows, and the most frequent element: operators that compare all pairs.
 
-Must not know strides: they are the caller's.
+The module does not depend on strides: the caller handles them.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from . import order
 from .arithmetic import subtract
 from .reduction import materialize_if_costly, norm, total
 
-LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, which decides an index
+LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, so the index is determined
 
 
 @value("_cdist_forward")
 def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> UOp:
-    """The p-norms of the differences of all rows of two matrices."""
+    """p-norms of the differences between all rows of two matrices."""
     if a.shape[-1] == 0:
         return UOp.const(0.0, ctx.out.computed)
     dtype = opmath(ctx.out.computed)
     difference = subtract(cast(a, dtype).unsqueeze(-2), cast(b, dtype).unsqueeze(-3))
-    if p == math.inf:  # here the CPU's maximum leaves nan out; not in _pdist_forward
+    if p == math.inf:  # here the CPU's maximum ignores nan; in _pdist_forward it does not
         difference = difference.ne(difference).where(difference.const_like(0), difference)
     return _length(difference, p).reshape(ctx.out.size)
 
 
 def _length(difference: UOp, p: float) -> UOp:
-    """The p-norm along the last dimension; for p = 0 the count of differences, which is nan if one of them is."""
+    """p-norm along the last dimension; for p = 0 the count of nonzero differences, or nan if a difference is nan."""
     last = (difference.ndim - 1,)
     if p == 0:  # one reduction
         different = difference.ne(0).cast(difference.dtype)
@@ -44,7 +44,7 @@ def _length(difference: UOp, p: float) -> UOp:
 
 @value("_pdist_forward")
 def pdist(ctx: Context, x: UOp, p: float = 2) -> UOp:
-    """The p-norms of the differences of each two rows of a matrix, each pair once."""
+    """p-norms of the differences between rows of a matrix, each pair of rows once."""
     if x.shape[-1] == 0:
         return UOp.const(0.0, ctx.out.computed)
     x = cast(x, opmath(ctx.out.computed))
@@ -55,10 +55,10 @@ def pdist(ctx: Context, x: UOp, p: float = 2) -> UOp:
 
 @value("mode")
 def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
-    """The most frequent element along a dimension, of equally frequent ones the smallest, and its last position.
+    """Most frequent element along a dimension, and its last position; the smallest one among equally frequent elements.
 
-    A nan equals no other, and is the largest. The CPU's sort takes it for equal to all: where there is a nan it may
-    find another element than the most frequent one.
+    A nan equals no other element and counts as the largest. The CPU's sort treats nan as equal to every element, so
+    with a nan it may return another element than the most frequent one.
     """
     if x.ndim == 0:
         return x, UOp.const(0, dtypes.int64)
@@ -74,6 +74,6 @@ def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UO
     place = (frequent & rank.eq(least)).where(UOp.arange(n).cast(dtypes.int32), -1).max(-1, keepdim=True)
     found = order.unkey(least, x.dtype)
     if dtypes.is_float(x.dtype):
-        place = found.ne(found).where(0, place)  # then all are nan
+        place = found.ne(found).where(0, place)  # a nan result means that all elements are nan
     results = (found, place.cast(dtypes.int64))
     return tuple(r.transpose(dim, -1).reshape(ctx.out.size) for r in results)  # type: ignore[return-value]

@@ -1,11 +1,11 @@
 """Divisions that round, remainders, common divisors and powers.
 
-The key insight: a remainder is only right where the product of divisor and quotient is exact. float32 gets that from
-integers, in which the dividend's 24 bits are shifted by the distance of the exponents, 40 bits at a time; float64 from
-splitting the product into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the
-available precision, 1971).
-Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may hold a 0 is
-looked at.
+A remainder is only right if the product of divisor and quotient is exact. For float32, integers give that: the
+dividend's 24 bits are shifted by the difference of the exponents, 40 bits at a time. For float64 the product is split
+into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the available precision,
+1971).
+Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may contain a 0
+is read on the host.
 """
 
 from __future__ import annotations
@@ -24,45 +24,47 @@ from .compensated import product_error
 
 
 def _rest(a: UOp, b: UOp) -> UOp:
-    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact while the quotient has fewer than 53 bits."""
+    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact if the quotient has fewer than 53 bits."""
     quotient = divide(a, b).trunc()
     product = quotient * b
     rest = subtract(subtract(a, product), product_error(quotient, b, product))
-    # A quotient that was rounded up to an integer leaves a rest of the wrong sign.
+    # If the quotient was rounded up to an integer, the remainder has the wrong sign.
     rest = (rest.ne(0) & sign_bit(rest).ne(sign_bit(a))).where(rest + copy_sign(b, a), rest)
     rest = (absolute(rest) < b).where(rest, subtract(rest, copy_sign(b, a)))
     return (absolute(a) < b).where(a, copy_sign(rest, a))
 
 
 def _parts(x: UOp) -> tuple[UOp, UOp]:
-    """(the first 24 bits of a double, its exponent as it is stored), in uint64; x is no less than 0 and not subnormal.
+    """(the first 24 bits of a double, its exponent field), in uint64, for x >= 0 that is not subnormal.
 
-    Every float32 is such a double, and has no further bits.
+    Every float32 is such a double, with no further bits.
     """
     bits = x.bitcast(dtypes.uint64)
     return ((bits >> 29) & 0x7FFFFF) | 0x800000, bits >> 52
 
 
-_SHIFT = 40  # 24 bits and these are 64
-_LONGEST = 277  # the quotient's bits, of the largest float32 by the least subnormal one
+_SHIFT = 40  # 24 bits shifted by 40 fill 64 bits
+_LONGEST = 277  # bits of the quotient of the largest float32 by the smallest subnormal one
 
 
 def _narrow_rest(a: UOp, b: UOp) -> UOp:
-    """a mod b for finite float32 numbers a >= 0 and b > 0, held in float64; exact."""
+    """a mod b for finite float32 numbers a >= 0 and b > 0, stored as float64; exact."""
     (whole, high), (divisor, low) = _parts(a), _parts(b)
     above = a < b
     left, rest = above.where(0, high - above.where(high, low)), whole % divisor
     for _ in range(-(-_LONGEST // _SHIFT)):
         step = (left < _SHIFT).where(left, _SHIFT)
         rest, left = rest.alu(Ops.SHL, step) % divisor, left - step
-    # 2.0 ** (low - 1023 - 23), of the last of the 24 bits.
+    # unit = 2.0 ** (low - 1023 - 23), the value of the last of the 24 bits.
     unit = ((low - 23) << 52).bitcast(dtypes.float64)
     return above.where(a, rest.cast(dtypes.float64) * unit)
 
 
 def float_fmod(a: UOp, b: UOp, narrow: bool = False) -> UOp:
-    """a - trunc(a/b) * b in float64, with the sign of a; exact while the quotient has fewer than 53 bits, and always of
-    `narrow` numbers, which are float32."""
+    """a - trunc(a/b) * b in float64, with the sign of a.
+
+    Exact if the quotient has fewer than 53 bits, and always if the numbers are `narrow`, that is float32 values.
+    """
     size = absolute(b)
     if narrow:
         usable, dividend = (b.eq(0) | b.ne(b)).where(1.0, size), absolute(a)
@@ -80,9 +82,9 @@ def _float_rest(a: UOp, b: UOp) -> tuple[UOp, UOp, UOp]:
 
 
 def _checked(divisor: UOp) -> UOp:
-    """The divisor; raises the CPU's error where an element is 0, for which it is looked at unless its bounds exclude 0.
+    """The divisor. Raises the CPU's error if an element is 0; elements are read unless tinygrad's bounds exclude 0.
 
-    A graph that torch.compile replays cannot be looked at: there 1 stands for 0.
+    In a graph that torch.compile replays elements cannot be read: there 1 replaces 0.
     """
     if divisor.vmin > 0 or divisor.vmax < 0:
         return divisor
@@ -97,9 +99,9 @@ def _checked(divisor: UOp) -> UOp:
 
 
 def divide_integers(op: Ops, a: UOp, b: UOp) -> UOp:
-    """An integer division or remainder by what is 0 nowhere; that of the smallest integer by -1 wraps.
+    """Integer division or remainder by a divisor without zeros; for the smallest integer and -1 it wraps.
 
-    In a gap of an out= tensor, or in a padding, a divisor is read as 0, and the quotient taken before it is left out.
+    In a gap of an out= tensor, or in a padding, a divisor reads as 0, and the quotient there is not used.
     """
     usable = b if b.vmin > 0 or b.vmax < 0 else b.eq(0).where(1, b)
     if dtypes.is_unsigned(a.dtype):
@@ -129,7 +131,7 @@ def remainder(a: UOp, b: UOp) -> UOp:
 
 
 def floor_divide(a: UOp, b: UOp) -> UOp:
-    """The largest integer not above a / b, by the remainder (c10::div_floor_floating)."""
+    """Largest integer not above a / b, computed from the remainder (c10::div_floor_floating)."""
     if not dtypes.is_float(a.dtype):
         return _integer(Ops.FLOORDIV, a, b)
     rest, x, y = _float_rest(a, b)
@@ -160,9 +162,9 @@ pointwise(
 
 
 def gcd(a: UOp, b: UOp) -> UOp:
-    """The greatest common divisor by Euclid's algorithm, as many steps as the width can need (Lame's bound).
+    """Greatest common divisor by Euclid's algorithm, with as many steps as the width can need (Lame's bound).
 
-    From 32 bits on so many divisions take seconds to compile, and the CPU is asked.
+    For 32 bits or more these divisions take seconds to compile, so the call is declined and runs on the CPU.
     """
     if a.dtype.itemsize > 2:
         raise Declined
@@ -174,7 +176,7 @@ def gcd(a: UOp, b: UOp) -> UOp:
 
 
 def lcm(a: UOp, b: UOp) -> UOp:
-    """The least common multiple, 0 where either is 0; C takes the size of the product as an int, before it wraps."""
+    """Least common multiple, 0 if either is 0; as in C, the product is an int and abs() comes before it wraps."""
     divisor = gcd(a, b)
     quotient = a.alu(Ops.CDIV, divisor.eq(0).where(1, divisor))
     if dtypes.is_unsigned(a.dtype):
@@ -184,7 +186,7 @@ def lcm(a: UOp, b: UOp) -> UOp:
 
 
 def _multiplied(base: UOp, exponent: int) -> UOp:
-    """A power with a known exponent of at least 0 by squaring; integers wrap."""
+    """Power with a known exponent >= 0, by squaring; integers wrap."""
     result = base.const_like(1)
     while exponent:
         if exponent & 1:
@@ -196,13 +198,13 @@ def _multiplied(base: UOp, exponent: int) -> UOp:
 
 
 def integer_power(base: UOp, exponent: UOp) -> UOp:
-    """base ** exponent of integers, wrapping; for a negative exponent 0 but of 1 and -1 (ATen/native/Pow.h, powi)."""
+    """Integer base ** exponent, wrapping; 0 for negative exponents unless base is 1 or -1 (ATen/native/Pow.h, powi)."""
     if base.dtype is dtypes.bool:
         return base | exponent.logical_not()
     if base.device is None:  # tinygrad folds integer constants without wrapping
         raise Declined
-    # Squares change between signed and unsigned: tinygrad bounds a product by its factors, and the bounds of a chain of
-    # squares have more digits than there is memory; a reinterpretation starts them afresh.
+    # Squares alternate between signed and unsigned: tinygrad bounds a product by its factors, and the bounds of a chain
+    # of squares have more digits than memory can hold. A reinterpretation resets the bounds.
     kind = order.unsigned(base.dtype)
     signs = (kind, bits_dtype(base.dtype))
     square = base.bitcast(kind)
@@ -232,7 +234,7 @@ SHORT = {
 
 @value("pow.Tensor_Scalar", deferrable=True)
 def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
-    """x ** a number."""
+    """x ** exponent for an exponent that is a number."""
     dtype = opmath(ctx.out.computed)
     x = operand(ctx, 0, x, dtype)
     if not dtypes.is_float(dtype):
@@ -240,7 +242,7 @@ def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
         return integer_power(x, x.const_like(int(exponent))) if dtype is dtypes.bool else _multiplied(x, int(exponent))
     short = SHORT.get(float(exponent))
-    # Roots of float16 are no short cut there: pow(-inf, 0.5) is inf, and of -0.0 it is 0.0.
+    # The CPU has no shortcut for roots of float16: there pow(-inf, 0.5) is inf, and pow(-0.0, 0.5) is 0.0.
     if short is not None and not (ctx.out.computed is dtypes.float16 and abs(exponent) == 0.5):
         return short(x)
     return e.power(x, operand(ctx, 1, float(exponent), dtype))

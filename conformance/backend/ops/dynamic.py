@@ -1,9 +1,9 @@
-"""Operators whose result's shape depends on values: masks as indices, nonzero, masked_select, unique and their kin.
+"""Operators whose result shape depends on values: masks as indices, nonzero, masked_select, unique and others.
 
-The key insight: a shape is needed at the call, so something must be looked at now. For a mask that is the mask alone:
-it becomes integer indices on the host, and the elements that it chooses stay on the device. Where all values decide
-(unique, bincount) the CPU computes, by design, counted as `host`: any device has to synchronize here.
-Must not know how integer indices are served.
+The shape is needed at the call, so some values must be read immediately. For a mask only the mask is read: it becomes
+integer indices on the host, and the selected elements stay on the device. Where all values matter (unique, bincount)
+the CPU computes, by design, counted as `host`: any device has to synchronize here.
+The module leaves integer indices to `indexing` and `scatter`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
 
 
 def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
-    """A kernel of an indexing operator which takes masks too."""
+    """Kernel of an indexing operator that accepts masks too."""
     base, op = find(functional), find(overload)
     assert base is not None and op is not None
     kernel = Overload(op, base, ROWS[functional]).kernel
@@ -56,7 +56,7 @@ def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
 
 
 def _is_fill(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
-    """Whether an index_put writes one element wherever a single mask holds: then the mask need not be read."""
+    """Whether an index_put writes one element wherever a single mask is true, so that the mask need not be read."""
     mask = indices[0] if len(indices) == 1 else None
     return (
         mask is not None and mask.dtype is torch.bool and is_tiny(mask) and 0 < mask.dim() <= self.dim()
@@ -90,7 +90,7 @@ def _put_accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
 
 
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """aten::masked_select: the elements where the mask holds, in row-major order."""
+    """aten::masked_select: the elements where the mask is true, in row-major order."""
     STATS.native["aten.masked_select.default"] += 1
     if mask.dtype is not torch.bool or not is_tiny(mask):
         raise MetaRejected("a mask is boolean, and on the device")
@@ -110,7 +110,7 @@ def masked_select_out(self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tens
 
 
 def hosted(name: str) -> Callable[..., Any]:
-    """A kernel that runs on the CPU by design, counted as `host`."""
+    """Kernel that runs on the CPU by design, counted as `host`."""
     op = find(name)
     text = str(op)
 
@@ -142,5 +142,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 @decomposition("_nested_tensor_from_mask_left_aligned")
 def nested_tensor_from_mask_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether a TransformerEncoder may drop what is padded by nesting its input: there are no nested tensors here."""
+    """Whether a TransformerEncoder may drop padding by nesting its input: never, the device has no nested tensors."""
     return False

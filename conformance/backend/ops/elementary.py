@@ -1,10 +1,10 @@
-"""Elementary functions of lazy float values, exact where IEEE arithmetic is and within 2 ulp elsewhere.
+"""Elementary functions of lazy float values, exact where IEEE arithmetic is exact and within 2 ulp elsewhere.
 
 Defines exp, log, powers, the trigonometric and hyperbolic functions and their inverses in float32 and float64.
 
-The key insight: float32 needs no care where float64 is at hand: what cancels is computed there and rounded once. In
-float64 what cancels is kept as a pair of numbers (`compensated`).
-Must not know torch: it works on tinygrad values of dtype float32 or float64.
+In float32, terms that cancel are computed in float64 and rounded once. In float64 such terms are stored as pairs of
+numbers (`compensated`).
+The module does not use torch. It works on tinygrad values of dtype float32 or float64.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LN2 = math.log(2)
 def _reduced(x: UOp) -> tuple[UOp, UOp]:
     """(k, r) with x = k ln 2 + r, |r| <= ln(2)/2 (Cody and Waite, Software Manual for the Elementary Functions, 1980).
 
-    ln 2 is split so that k times its high part is exact. Arguments are clipped where the exponential is 0, or half of
-    it inf.
+    ln 2 is split so that k times its high part is exact. Arguments are clipped to the range outside which the
+    exponential is 0, or half of it is inf.
     """
     least, most = (-104.0, 90.0) if narrow(x) else (-746.0, 711.0)
     high, low = (0.693359375, -2.12194440e-4) if narrow(x) else (6.93145751953125e-1, 1.42860682030941723212e-6)
@@ -62,7 +62,7 @@ def exp(x: UOp) -> UOp:
 
 
 def half_exp(x: UOp) -> UOp:
-    """e**x / 2, which is finite a little longer than e**x."""
+    """e**x / 2, which overflows at a slightly larger x than e**x."""
     k, r = _reduced(x)
     return scale(1.0 + _expm1_series(r), k - 1)
 
@@ -82,7 +82,7 @@ def log(x: UOp) -> UOp:
 
 
 def log1p(x: UOp) -> UOp:
-    """log(1 + x) without cancellation; of narrow numbers near 0 by 2 artanh(x / (2 + x))."""
+    """log(1 + x) without cancellation; for float32 near 0 as 2 artanh(x / (2 + x))."""
     if not narrow(x):
         return logarithm.natural_of_sum(x)
     wide = x.cast(dtypes.float64)
@@ -103,8 +103,10 @@ def log10(x: UOp) -> UOp:
 
 
 def _wide_log2(x: UOp) -> UOp:
-    """The binary logarithm in float64 to 3 ulp, by tinygrad: enough for float32, and one node, where the exact one is
-    dear enough to be computed in a kernel of its own."""
+    """Binary logarithm in float64 to 3 ulp, computed by tinygrad.
+
+    This is enough for float32, and is one node. The exact logarithm is so expensive that it gets a kernel to itself.
+    """
     return x.cast(dtypes.float64).log2()
 
 
@@ -120,7 +122,7 @@ def logaddexp(a: UOp, b: UOp) -> UOp:
 
 
 def _log_of_sum(a: UOp, b: UOp, more: Callable[[UOp], UOp]) -> UOp:
-    """The larger number and what the smaller one, less it, adds."""
+    """The larger number plus `more` of the (non-positive) difference of both."""
     larger, smaller = (a < b).where(b, a), (a < b).where(a, b)
     result = larger + more(subtract(smaller, larger))
     result = (a.eq(b) & absolute(a).eq(INF)).where(a, result)
@@ -130,8 +132,8 @@ def _log_of_sum(a: UOp, b: UOp, more: Callable[[UOp], UOp]) -> UOp:
 def _quadrant(x: UOp) -> tuple[UOp, UOp, UOp]:
     """(k, sin r, cos r) with x = k pi/2 + r, |r| <= pi/4: Cody and Waite's reduction, then Taylor series.
 
-    pi/2 is split into parts so short that their products with k are exact up to `_LARGE`. Beyond it float32 has sine
-    and cosine by other means.
+    pi/2 is split into parts so short that their products with k are exact up to `_LARGE`. Beyond `_LARGE`, `_beyond`
+    replaces the float32 results.
     """
     if not narrow(x):
         return angle.quadrant(x)
@@ -147,7 +149,7 @@ _LARGE = 8192.0
 
 
 def _beyond(x: UOp, near: UOp, far: Callable[[UOp], UOp]) -> UOp:
-    """The value near 0, and of large angles: in float32 from float64; the infinities have no sine."""
+    """`near` for small angles and, in float32, `far` computed in float64 for large ones; nan for infinities."""
     if narrow(x):
         return (absolute(x) < _LARGE).where(near, far(x.cast(dtypes.float64)).cast(x.dtype))
     return (absolute(x) < INF).where(near, NAN)
@@ -170,7 +172,7 @@ def cos(x: UOp) -> UOp:
 
 
 def _cosine_of_large(x: UOp) -> UOp:
-    """1 - 2 sin(x/2)**2, by tinygrad's reduction, which would lose a shift by pi/2."""
+    """1 - 2 sin(x/2)**2 with tinygrad's reduction; adding pi/2 to a large x would lose the shift."""
     half = (x * 0.5).sin()
     return subtract(1.0, 2.0 * half * half)
 
@@ -286,8 +288,10 @@ def acos(x: UOp) -> UOp:
 
 
 def hypot(a: UOp, b: UOp) -> UOp:
-    """sqrt(a*a + b*b) without overflow; inf wins over nan. float32 goes through float64, whose rounding makes no size
-    that the dtype holds infinite."""
+    """sqrt(a*a + b*b) without overflow; inf takes precedence over nan.
+
+    float32 goes through float64. Its rounding makes no result infinite that float32 can hold.
+    """
     if a.dtype is dtypes.float32:
         x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
         return (absolute(a).eq(INF) | absolute(b).eq(INF)).where(INF, (x * x + y * y).sqrt().cast(a.dtype))
@@ -302,11 +306,11 @@ def hypot(a: UOp, b: UOp) -> UOp:
 def power(base: UOp, exponent: UOp) -> UOp:
     """base ** exponent of floats, with IEEE 754's pow for nan, infinities and zeros.
 
-    float32 goes through float64, where the error of log2(base) * exponent stays below half an ulp.
+    float32 goes through float64, where the error of log2(base) * exponent stays below half an ulp of float32.
     """
     b, x = base.cast(dtypes.float64), exponent.cast(dtypes.float64)
     size = absolute(b)
-    # 0 ** x and inf ** x come out of the logarithm right, but for the sign of an odd power.
+    # The logarithm gives 0 ** x and inf ** x correctly, except for the sign of an odd power.
     magnitude = (x * size.log2()).exp2() if narrow(base) else positive_power(size, x)
     half = x * 0.5
     whole, odd = x.trunc().eq(x), half.trunc().ne(half) & x.trunc().eq(x)
@@ -315,14 +319,14 @@ def power(base: UOp, exponent: UOp) -> UOp:
     value = ((b < 0) & whole.logical_not() & size.ne(INF)).where(NAN, value)
     value = (b.ne(b) | x.ne(x)).where(NAN, value)
     value = (x.eq(0) | b.eq(1)).where(1.0, value).cast(base.dtype)
-    return exponent.eq(1).where(base, value)  # the logarithm of the largest number, rounded up, overflows
+    return exponent.eq(1).where(base, value)  # otherwise the rounded logarithm of the largest number would overflow
 
 
 def positive_power(size: UOp, x: UOp) -> UOp:
-    """size ** x in float64 for size >= 0, but for what is nan: 2 to the power of a product that is kept as a pair."""
+    """size ** x in float64 for size >= 0, except nan: 2 to the power of a product that is stored as a pair."""
     plain = (size > 0) & (size < INF)
     logarithm_, rest = logarithm.binary_pair(plain.where(size, 1.0))
-    # Beyond, a power of anything but 1 is 0 or inf; of more still the pair would overflow.
+    # Beyond 2**80 a power of any number except 1 is 0 or inf, and the product of pairs could overflow.
     x = (x > 2.0**80).where(2.0**80, (x < -(2.0**80)).where(-(2.0**80), x))
     high, low = two_product(x, logarithm_)
     within = absolute(high) < 1100

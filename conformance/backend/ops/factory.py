@@ -1,8 +1,7 @@
-"""Tensors from numbers: arange, linspace, logspace, eye, each value a formula of its place.
+"""Tensors made from numbers: arange, linspace, logspace, eye, each value a formula of its position.
 
-The key insight: these have no tensor argument to find the device by and torch calls most of them through their out=
-overload, so each is a formula of the position written into `out`.
-Must not know devices: `out` says where.
+These operators have no tensor argument that names the device, and torch calls most of them through their out= overload.
+So each is a formula of the position, written into `out`, which also gives the device.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ Formula = Callable[..., UOp]
 
 
 def into_out(name: str, formula: Formula, counts: bool = False) -> Callable[..., Any]:
-    """A kernel for an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives values.
+    """Kernel of an out= overload: the meta kernel checks and sizes, `formula(size, dtype, *args)` gives the values.
 
-    Where the CPU `counts` the elements of `out` and asks no more (RangeFactories.cpp), one of another shape is filled
-    in the order of its indices. The meta kernels resize it, and warn: so they are given an `out` of no elements.
+    With `counts`, the CPU checks only the number of elements of `out` (RangeFactories.cpp) and fills an `out` of
+    another shape in the order of its indices. The meta kernels would resize it and warn, so they get an empty `out`.
     """
     op = find(name)
     assert op is not None
@@ -58,7 +57,7 @@ def into_out(name: str, formula: Formula, counts: bool = False) -> Callable[...,
     return kernel
 
 
-# What the CPU's arange says.
+# The warning of the CPU's arange.
 _RESIZED = (
     "The number of elements in the out tensor of shape {1} is {0} which does not match the computed number of elements "
     "{2}. Note that this may occur as a result of rounding error. The out tensor will be resized to a tensor of shape "
@@ -67,7 +66,7 @@ _RESIZED = (
 
 
 def range_out(start: Any, end: Any, *, out: torch.Tensor) -> torch.Tensor:
-    """aten::range.out_, which torch sends to the CPU's kernel whatever the device."""
+    """aten::range.out_, which torch sends to the CPU's kernel on any device."""
     return torch.ops.aten.range.out(start, end, 1, out=out)
 
 
@@ -78,7 +77,7 @@ def _wide(dtype: DType) -> DType:
 def arange(
     size: tuple[int, ...], dtype: DType, start: float, end: float | None = None, step: float = 1, index: int = 0
 ) -> UOp:
-    """start + i * step, computed as CPU does: in int64 for integers, in double for floats."""
+    """start + i * step, computed as on the CPU: in int64 for integers, in double for floats."""
     if end is None:
         start = 0
     wide = _wide(dtype)
@@ -88,7 +87,7 @@ def arange(
 def linspace(
     size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, wide: DType | None = None, index: int = 0
 ) -> UOp:
-    """Even steps, counted from the nearer end as CPU does (RangeFactoriesKernel.cpp), so that both ends are exact."""
+    """Even steps, counted from the nearer end as on the CPU (RangeFactoriesKernel.cpp), so that both ends are exact."""
     if steps == 1:
         return constant(start, dtype).expand(size)
     wide = wide or (dtypes.float64 if dtypes.is_int(dtype) else opmath(dtype))
@@ -104,7 +103,7 @@ def linspace(
 def logspace(
     size: tuple[int, ...], dtype: DType, start: float, end: float, steps: int, base: float = 10.0, index: int = 0
 ) -> UOp:
-    """base to the power of even steps; integers are the CPU's own, since 10.0 ** 2 a rounding lower would be 99."""
+    """base to the power of even steps; the CPU computes integers, because 10.0 ** 2 rounded down would give 99."""
     if not dtypes.is_float(dtype):
         whole = torch.logspace(start, end, steps, base, dtype=TORCH[dtype], device="cpu")
         return memory.from_host(whole.numpy(), dtype, memory.device_name(index))
@@ -121,7 +120,7 @@ def eye(size: tuple[int, ...], dtype: DType, *_: Any, index: int = 0) -> UOp:
 
 
 def zeros_to_be(size: Sequence[int], **kwargs: Any) -> torch.Tensor:
-    """aten::_efficientzerotensor: zeros, which cost no memory here anyway."""
+    """aten::_efficientzerotensor: zeros, which need no memory on a lazy device."""
     return torch.zeros(size, **kwargs)
 
 
@@ -136,7 +135,7 @@ def _fill_by_schema() -> Callable[..., Any]:
 
 
 def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
-    """aten::fill_.Scalar, the commonest write: it reads nothing, and its metadata are the tensor's own."""
+    """aten::fill_.Scalar, the most frequent write: it reads nothing, and its metadata are the tensor's own."""
     dtype, kind = self.dtype, type(number)
     if kind is bool or kind is int:
         plain = dtype is torch.bool or (dtype in COMPUTED and 0 <= number <= 127)
@@ -144,7 +143,7 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
     else:
         plain = kind is float and dtype in _FLOATS and (abs(number) <= 65504 or number != number)
     if not plain:
-        # Converts, or raises, as the CPU does: where there is one element it never raises.
+        # Convert, or raise, as the CPU does; the CPU does not raise for an empty tensor.
         converted = torch.empty(min(self.numel(), 2), dtype=dtype, device="cpu").fill_(number)
         number = converted[0].item() if len(converted) else 0
     if dtype not in COMPUTED or not self.numel():
@@ -157,7 +156,7 @@ def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:
 def scalar_tensor(
     number: Any, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> torch.Tensor:
-    """aten::scalar_tensor, the right side of ``a[i] = 2``: torch's own form asks for memory, then fills it."""
+    """aten::scalar_tensor, the right side of ``a[i] = 2``: torch's own form allocates memory, then fills it."""
     return fill_(empty((), dtype=dtype or torch.get_default_dtype(), device=device), number)
 
 

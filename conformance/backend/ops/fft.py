@@ -1,13 +1,13 @@
 """Discrete Fourier transforms: products with the matrix of roots of unity, split by the length's factors.
 
-Defines the three kernels that every torch.fft function ends in: complex to complex, real to complex, complex to real.
+Defines the three kernels that every torch.fft function calls: complex to complex, real to complex, complex to real.
 
-The key insight: to multiply by a complex number is a 2 by 2 matrix on the pair of parts, so a transform of all parts is
-one multiply-and-sum over positions and parts together: one kernel. A length N = A B costs A + B products an element
-instead of N (J. W. Cooley and J. W. Tukey, An algorithm for the machine calculation of complex Fourier series, 1965),
-in two such stages, and the twiddle factors between them are one more operand of the second. Sums are taken in float64,
-so that lengths which are sums of some hundred terms come out as exact as a radix-2 transform.
-Must not know torch.fft's norms by name: they arrive as numbers.
+Multiplication by a complex number is a 2 by 2 matrix on the pair of parts. A transform of all parts is therefore one
+multiply-and-sum over positions and parts together: one kernel. In two such stages a length N = A B costs A + B products
+per element instead of N (J. W. Cooley and J. W. Tukey, An algorithm for the machine calculation of complex Fourier
+series, 1965). The twiddle factors between the stages are one more operand of the second stage. Sums are computed in
+float64, so that sums of some hundred terms are as exact as a radix-2 transform.
+The norms of torch.fft arrive as numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..dispatch.registry import Context, Declined, value
 from ..runtime import memory
 
 DIRECT = 48  # lengths up to this one are not split
-LONGEST_PRIME = 1024  # a longer prime factor's matrix costs more than it is worth
+LONGEST_PRIME = 1024  # the matrix of a longer prime factor costs more than the CPU's transform
 
 
 def _matrices(outer: int, inner: int, period: int, sign: int) -> np.ndarray:
-    """The matrices of e**(sign 2 pi i k n / period), of shape (k < outer, part out, n < inner, part in)."""
+    """Matrices of e**(sign 2 pi i k n / period), of shape (k < outer, part out, n < inner, part in)."""
     turns = np.outer(np.arange(outer), np.arange(inner)) % period * (2 * math.pi / period)
     cos, sin = np.cos(turns), sign * np.sin(turns)
     return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], 1)
@@ -42,20 +42,20 @@ def _data(matrices: np.ndarray, device: str) -> UOp:
 
 @functools.lru_cache(maxsize=128)
 def _roots(outer: int, inner: int, period: int, sign: int, device: str) -> UOp:
-    """The same on the device."""
+    """`_matrices` on the device."""
     return _data(_matrices(outer, inner, period, sign), device)
 
 
 @functools.lru_cache(maxsize=128)
 def _halves(n: int, half: int, device: str) -> UOp:
-    """Those that give n real results from half the terms: what is mirrored counts twice."""
+    """Matrices that give n real results from half the terms: mirrored terms count twice."""
     position = np.arange(half).reshape((half, 1))
     weights = np.where((position == 0) | (2 * position == n), 1.0, 2.0)
     return _data(_matrices(n, half, n, 1)[:, :1] * weights, device)
 
 
 def _divisor(n: int) -> int:
-    """The largest divisor up to the square root."""
+    """Largest divisor up to the square root."""
     return next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
 
 
@@ -74,7 +74,7 @@ _CHEAP = GroupOp.Movement | {Ops.CAST}
 
 
 def _stored(z: UOp) -> UOp:
-    """A value that lies in memory, since each element is read for each of the results."""
+    """A value stored in memory, because each of its elements is read for each result."""
     memory = z
     while memory.op in _CHEAP:
         memory = memory.src[0]
@@ -82,7 +82,7 @@ def _stored(z: UOp) -> UOp:
 
 
 def _stage(z: UOp, roots: UOp, twiddle: UOp | None = None) -> UOp:
-    """The sum over positions n and parts r, q of roots[k, p, n, r] (twiddle[..., n, r, q]) z[..., n, q], for each k, p.
+    """Sum over positions n and parts r, q of roots[k, p, n, r] (twiddle[..., n, r, q]) z[..., n, q], for each k, p.
 
     A real z has one part.
     """
@@ -95,7 +95,7 @@ def _stage(z: UOp, roots: UOp, twiddle: UOp | None = None) -> UOp:
 
 
 def _transformed(z: UOp, sign: int, device: str, twiddle: UOp | None = None) -> UOp:
-    """The transform along the last dimension but one; the last has the parts."""
+    """Transform along the second to last dimension; the last dimension holds the parts."""
     *lead, n, parts = (int(s) for s in z.shape)
     first = 1 if n <= DIRECT else _divisor(n)
     if first == 1:
@@ -116,7 +116,7 @@ def _along(z: UOp, dims: Sequence[int], sign: int, device: str) -> UOp:
 
 
 def _norm(mode: int, sizes: Sequence[int]) -> float:
-    """The factor of a normalization (aten/src/ATen/native/SpectralOpsUtils.h): none, by the root, by the count."""
+    """Factor of a normalization (aten/src/ATen/native/SpectralOpsUtils.h): 1, 1 / sqrt(count) or 1 / count."""
     count = math.prod(sizes)
     return (1.0, 1 / math.sqrt(count), 1 / count)[mode]
 
@@ -133,7 +133,7 @@ def c2c(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, forward: b
 
 @value("_fft_r2c", takes_complex=True)
 def r2c(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, onesided: bool) -> UOp:
-    """Real to complex; `onesided` gives the first half of the last dimension, which determines the other."""
+    """Real to complex; `onesided` returns the first half of the last dimension, which determines the other half."""
     sizes = [int(x.shape[d]) for d in dim]
     for n in sizes:
         _check(n)
@@ -143,7 +143,7 @@ def r2c(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, onesided: 
 
 @value("_fft_c2r", takes_complex=True)
 def c2r(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, last_dim_size: int) -> UOp:
-    """Complex to real: the other half of the last dimension is the conjugate of the first, mirrored."""
+    """Complex to real: the second half of the last dimension is the mirrored conjugate of the first half."""
     *others, last = (d % len(ctx.out.size) for d in dim)
     sizes = [*(int(x.shape[d]) for d in others), last_dim_size]
     for n in sizes:
@@ -159,7 +159,7 @@ def c2r(ctx: Context, x: UOp, dim: Sequence[int], normalization: int, last_dim_s
 
 
 def _mirrored(z: UOp, n: int) -> UOp:
-    """All n terms of a real signal's transform from its first half."""
+    """All n terms of a real signal's transform, from the first half."""
     sign = UOp.arange(2).eq(0).where(UOp.const(1.0, z.dtype), -1.0)
     rest = z.shrink((*[None] * (z.ndim - 2), (1, n - int(z.shape[-2]) + 1), None)).flip(-2) * sign
     return z.cat(rest, dim=-2)

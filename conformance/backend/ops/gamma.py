@@ -1,7 +1,7 @@
-"""The logarithm of the gamma function and its derivative, in float64 to a few ulp of the result, next to zeros too.
+"""Logarithm of the gamma function and its derivative, in float64 to a few ulp of the result, also near zeros.
 
-Defines `lgamma` and `digamma`. The key insight: where a result is small, large terms cancel; so it is made of a factor
-that is exactly 0 at the zero (1 and 2), or of differences to the nearest zero, each computed without cancellation.
+Defines `lgamma` and `digamma`. Where a result is small, large terms cancel. Such a result is built from a factor
+that is exactly 0 at the zero (1 and 2), or from differences to the nearest zero without cancellation.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from . import logarithm
 from .arithmetic import INF, NAN, absolute, divide, horner, in_float64, narrow, rint, subtract
 from .compensated import Pair, fast_two_sum, multiply_pairs, product_error, two_product, two_sum
 
-# B(2n) of Stirling's series, n = 1 to 8.
+# Bernoulli numbers B(2n) of Stirling's series, n = 1 to 8.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 _STIRLING = [b / (2 * n * (2 * n - 1)) for n, b in enumerate(_BERNOULLI, 1)][::-1]
-_LARGE = 10.0  # Stirling's series is used from here on
+_LARGE = 10.0  # Stirling's series is used from this value on
 
-# lgamma(x) / ((x - 1) (x - 2)) in (x - 1.375) / (x + 1.375) for 0.6 <= x <= 3, interpolated at Chebyshev's nodes, of an
-# error below 3e-17. The quotient takes the poles and the cut at x <= 0 far away.
+# lgamma(x) / ((x - 1) (x - 2)) in (x - 1.375) / (x + 1.375) for 0.6 <= x <= 3, interpolated at Chebyshev nodes with an
+# error below 3e-17. The quotient moves the poles and the cut at x <= 0 far away.
 _CENTRE = 1.375
 _BETWEEN = (-0.06407041176854986, 0.049465555128966075, -0.005502611759914764, 0.014879971796619599,
             -0.03415408790419103, 0.030306946562335745, -0.03190253250779681, 0.03143040206568324,
@@ -30,17 +30,17 @@ _BETWEEN = (-0.06407041176854986, 0.049465555128966075, -0.005502611759914764, 0
             -0.05388333275885493, 0.05110292062277511, -0.06874742772825324, 0.06413162559368006,
             -0.09501881172305199, 0.08585501646551148, -0.15450486623008808, 0.1289529245979939,
             -0.44907267850537547, 0.5024224884952695)  # fmt: skip
-# (1/r - pi cot(pi r)) / r in r**2 for |r| <= 1/2, interpolated likewise, of an error below 4e-17.
+# (1/r - pi cot(pi r)) / r in r**2 for |r| <= 1/2, interpolated at Chebyshev nodes with an error below 4e-17.
 _COTANGENT = (16.025310124031105, -14.034165332086635, 11.338662183794415, -1.3919972992115464, 2.83284381183024,
               1.8565166535443085, 2.017613207412682, 1.9984926937726855, 2.000216821627653, 2.000488225145784,
               2.0019892576906964, 2.00815471064087, 2.034686123983871, 2.164646467422226,
               3.289868133696453)  # fmt: skip
 _SINE = [(-1) ** n * math.pi ** (2 * n + 1) / math.factorial(2 * n + 1) for n in range(13, -1, -1)]  # sin(pi r) / r
 
-_MORE_PI = 1.2246467991473532e-16  # pi less its float
+_MORE_PI = 1.2246467991473532e-16  # pi minus its float
 
-# The zeros of lgamma at -(n + v), by where |x| ends that has this one as its nearest: v and
-# cot(pi v), each as a sum of two numbers, and 1/sin(pi v).
+# Zeros of lgamma at -(n + v). Each row: the end of the range of |x| whose nearest zero this is, then v and cot(pi v),
+# each as a sum of two numbers, and 1/sin(pi v).
 _ZEROS = (
     (2.6, 0.45702473822080064, -1.843554041574456e-17, 0.13583711348265284, 9.449273150787271e-19, 1.0091836906130118),
     (3.0, -0.2523173532725874, 2.04688991691325e-17, -0.9855446223335973, -1.3724992895910452e-17, -1.4040292741288098),
@@ -164,16 +164,16 @@ def _sin_pi(r: UOp) -> UOp:
 
 
 def _sin_pi_pair(r: UOp) -> Pair:
-    """sin(pi r) for |r| <= 0.6, with what its rounding lost."""
+    """sin(pi r) for |r| <= 0.6, with its rounding error."""
     z = r * r
     high, low = two_product(r, r.const_like(math.pi))
     return fast_two_sum(high, low + r * (z * horner(z, _SINE[:-1]) + _MORE_PI))
 
 
 def _positive(y: UOp, below: UOp, size: UOp) -> UOp:
-    """lgamma(y) for y >= 0.6, less log(size) where `below`, which y is below 1.6 for.
+    """lgamma(y) for y >= 0.6, minus log(size) where `below` (there y is below 1.6).
 
-    From 3 to `_LARGE` it is that of y less an integer and the logarithm of the factors in between.
+    From 3 to `_LARGE` it is lgamma of y minus an integer, plus the logarithm of the factors in between.
     """
     large = (y > _LARGE) | y.eq(_LARGE)
     w, product = large.where(2.0, y), y.const_like(1.0)
@@ -194,7 +194,7 @@ def _positive(y: UOp, below: UOp, size: UOp) -> UOp:
 
 
 def _nearest_zero(a: UOp) -> tuple[UOp, ...]:
-    """The row of `_ZEROS` for a <= 12.5."""
+    """Row of `_ZEROS` for a <= 12.5."""
     *others, last = _ZEROS
     found = [a.const_like(number) for number in last[1:]]
     for end, *numbers in reversed(others):
@@ -205,15 +205,15 @@ def _nearest_zero(a: UOp) -> tuple[UOp, ...]:
 def _by_nearest_zero(a: UOp) -> tuple[Pair, Pair]:
     """(s, argument) with lgamma(-a) = log(argument) - s, for 2 < a <= 12.5.
 
-    With lgamma(-a) = log(pi / (a sin(pi a))) - lgamma(a) and the same for the zero, of which the left side is 0:
-    quotients of the factors and the difference of Stirling's series for a + 8, each by the distance from the zero.
+    From lgamma(-a) = log(pi / (a sin(pi a))) - lgamma(a), minus the same equation at the zero, whose left side is 0:
+    quotients of the factors, and the difference of Stirling's series for a + 8, each by the distance from the zero.
     """
     v0, v0_rest, cotangent, cotangent_rest, cosecant = _nearest_zero(a)
     n = (a < 2.6).where(2.0, (a + 0.5).floor())
     v = subtract(a, n)
     delta = subtract(subtract(v, v0), v0_rest)
     zero = n + v0
-    # The product of (a + k) / (zero + k), less 1, and sin(pi a) / sin(pi zero), less 1.
+    # Product of (a + k) / (zero + k), minus 1, and sin(pi a) / sin(pi zero), minus 1.
     more = a.const_like(0.0)
     for k in range(1, _SHIFT):
         factor = divide(delta, zero + float(k))
@@ -235,7 +235,7 @@ def _by_nearest_zero(a: UOp) -> tuple[Pair, Pair]:
     argument = near.where(total, divide(1.0 + more, ratio)), near.where(rest, 0.0)
     y, y0 = a + float(_SHIFT), zero + float(_SHIFT)
     inverse, inverse0 = (divide(a.const_like(1.0), z) for z in (y, y0))
-    # Stirling's series is f(z) / y in z = 1/y**2: by the divided difference of f.
+    # Stirling's series is f(z) / y in z = 1/y**2; its difference uses the divided difference of f.
     z, z0 = inverse * inverse, inverse0 * inverse0
     series, slope = a.const_like(0.0), a.const_like(0.0)
     for number in _STIRLING:
@@ -248,7 +248,7 @@ def _by_nearest_zero(a: UOp) -> tuple[Pair, Pair]:
 
 
 def _between_zeros(a: UOp) -> Pair:
-    """The argument of lgamma(-a) = lgamma(4 - a) + log(argument) for a near 2.61, a minimum between zeros."""
+    """Argument of lgamma(-a) = lgamma(4 - a) + log(argument) for a near 2.61, a minimum between zeros."""
     product, rest = multiply_pairs(two_product(a, subtract(a, 1.0)), two_product(subtract(a, 2.0), subtract(3.0, a)))
     quotient = divide(a.const_like(1.0), product)
     whole, lost = two_product(quotient, product)
@@ -256,9 +256,9 @@ def _between_zeros(a: UOp) -> Pair:
 
 
 def lgamma(x: UOp) -> UOp:
-    """log |gamma(x)|: Stirling's series, a polynomial next to its zeros 1 and 2, reflection of negative numbers.
+    """log |gamma(x)|: Stirling's series, a polynomial near the zeros 1 and 2, reflection for negative numbers.
 
-    float64 is right next to the negative zeros, too.
+    float64 is accurate near the negative zeros, too.
     """
     wide = x.cast(dtypes.float64)
     a = absolute(wide)
@@ -288,9 +288,9 @@ def lgamma(x: UOp) -> UOp:
 
 @in_float64
 def digamma(x: UOp) -> UOp:
-    """The derivative of log gamma; nan at the negative integers, -+inf at +-0.
+    """Derivative of log gamma; nan at the negative integers, -+inf at +-0.
 
-    Stirling's series after a shift of small arguments, and pi cot(pi x) as a fraction and the small rest.
+    Stirling's series after a shift of small arguments; pi cot(pi x) is a fraction plus a small remainder.
     """
     a = absolute(x)
     negative = x < 0

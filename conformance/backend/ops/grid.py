@@ -2,10 +2,10 @@
 
 Defines grid_sampler_2d, grid_sampler_3d and their gradients, by one rule for any number of dimensions.
 
-The key insight: along each dimension a point has a few taps (an index, a weight, the weight's derivative), and all
-modes, gradients and dimensions are sums over products of them. Written as loops over the points (`loops`) the sums are
-one kernel, in which the gradient of the image, where many points may add to one element, is a plain `+=`.
-Rules are those of aten/src/ATen/native/GridSampler.h.
+Along each dimension a point has a few taps (an index, a weight, the weight's derivative). All modes, gradients and
+dimensions are sums over products of taps. Written as loops over the points (`loop_kernels`), the sums are one kernel.
+There the gradient of the image, where many points may add to one element, is a plain `+=`.
+Rules follow aten/src/ATen/native/GridSampler.h.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from .arithmetic import absolute, divide, rint, subtract
 
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
-FIRST, LAST, NOTHING = range(3)  # what a coordinate reads that is nan when it is kept within the image
+FIRST, LAST, NOTHING = range(3)  # the element that a nan coordinate reads if coordinates are clipped to the image
 
 
 class Tap(NamedTuple):
-    """One of the elements along a dimension that a point is computed from."""
+    """One element along a dimension that contributes to a point."""
 
-    place: UOp  # int32, in range whatever the coordinate is, nan too
+    place: UOp  # int32, in range for any coordinate, nan included
     inside: UOp  # whether the element exists
     weight: UOp
-    slope: UOp  # the weight's derivative by the point's coordinate
+    slope: UOp  # derivative of the weight by the point's coordinate
 
 
 class Mode(NamedTuple):
-    """How points are read."""
+    """Rules for reading points."""
 
     interpolation: int
     padding: int
     align_corners: bool
     of_nan: int
-    skips: bool  # whether what does not exist is left out; else it is a 0, whose product with a weight may be nan
+    skips: bool  # whether missing elements are skipped; otherwise each is a 0, whose product with a weight may be nan
 
 
 def _mode(rank: int, interpolation: int, padding: int, align_corners: bool, backward: bool = False) -> Mode:
-    """How the CPU reads: it computes the points of an image together, and those of a volume one by one."""
+    """Mode of the CPU's kernels, which compute the points of an image together, and those of a volume one by one."""
     of_nan = FIRST if rank == 2 else NOTHING if backward else LAST
     return Mode(interpolation, padding, align_corners, of_nan, skips=rank == 3)
 
 
 def _scale(size: int, align_corners: bool) -> float:
-    """Elements for each unit of the grid's coordinates."""
+    """Number of elements per unit of the grid's coordinates."""
     return (size - 1) / 2 if align_corners else size / 2
 
 
 def _clipped(x: UOp, size: int) -> tuple[UOp, UOp]:
-    """(x kept within 0 and size - 1, its derivative); at the ends it is 0 already."""
+    """(x clipped to [0, size - 1], its derivative); at both ends the derivative is 0."""
     low, high = x <= 0, x >= size - 1
     one = x.const_like(1.0)
     return low.where(0.0, high.where(float(size - 1), x)), (low | high).where(0.0, one)
@@ -82,7 +82,7 @@ def _reflected(x: UOp, size: int, align_corners: bool) -> tuple[UOp, UOp]:
 
 
 def _padded(x: UOp, size: int, mode: Mode) -> tuple[UOp, UOp]:
-    """(the coordinate that is read where x is asked for, its derivative)."""
+    """(the coordinate to read for x, its derivative)."""
     if mode.padding == ZEROS:
         return x, x.const_like(1.0)
     outer_slope = x.const_like(1.0)
@@ -94,25 +94,25 @@ def _padded(x: UOp, size: int, mode: Mode) -> tuple[UOp, UOp]:
 
 
 def _tap(at: UOp, size: int, weight: UOp, slope: UOp) -> Tap:
-    inside = (at > -1) & (at < size)  # tinygrad's >= and <= hold of nan
+    inside = (at > -1) & (at < size)  # tinygrad's >= and <= are true for nan
     return Tap(inside.where(at, 0.0).cast(dtypes.int32), inside, weight, slope)
 
 
-_A = -0.75  # of the cubic convolution kernel, as on the CPU
+_A = -0.75  # constant of the cubic convolution kernel, as on the CPU
 
 
 def _cubic(x: UOp) -> tuple[UOp, UOp]:
-    """(the kernel, its derivative) at a distance up to 1."""
+    """(cubic convolution kernel, its derivative) at a distance up to 1."""
     return ((_A + 2) * x - (_A + 3)) * x * x + 1.0, (3 * (_A + 2) * x - 2 * (_A + 3)) * x
 
 
 def _cubic_far(x: UOp) -> tuple[UOp, UOp]:
-    """The same at a distance of 1 to 2."""
+    """(cubic convolution kernel, its derivative) at a distance of 1 to 2."""
     return ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A, (3 * _A * x - 10 * _A) * x + 8 * _A
 
 
 def taps(coordinate: UOp, size: int, mode: Mode) -> list[Tap]:
-    """What a point at this grid coordinate (-1 and 1 are the ends) reads along a dimension."""
+    """Taps along a dimension of a point at this grid coordinate (-1 and 1 are the ends)."""
     scale = _scale(size, mode.align_corners)
     x = (coordinate + 1.0) * scale
     x = x if mode.align_corners else subtract(x, 0.5)
@@ -132,22 +132,22 @@ def taps(coordinate: UOp, size: int, mode: Mode) -> list[Tap]:
 
 
 class Corner(NamedTuple):
-    """One of the elements that a point is computed from."""
+    """One element of the image that contributes to a point."""
 
     place: UOp  # in the flattened image
     inside: UOp
     weight: UOp
-    slopes: list[UOp]  # of the weight, by each of the grid's coordinates
+    slopes: list[UOp]  # derivatives of the weight by each of the grid's coordinates
 
 
 def _element(corner: Corner, image: Array, n: Index, c: Index, dtype: DType) -> UOp:
-    """The element of a corner, 0 where there is none."""
+    """Element of a corner, 0 outside the image."""
     element = image[n, c, corner.place].cast(dtype)
     return corner.inside.where(element, element.const_like(0.0))
 
 
 def _corners(grid: Array, at: tuple[Index, Index], sizes: Sequence[int], mode: Mode, dtype: DType) -> list[Corner]:
-    """Every combination of a point's taps; the grid's first coordinate is the image's last dimension."""
+    """All combinations of a point's taps; the grid's first coordinate is the image's last dimension."""
     rank = len(sizes)
     along = [taps(grid[(*at, rank - 1 - d)].cast(dtype), size, mode) for d, size in enumerate(sizes)]
     corners = []
@@ -180,7 +180,7 @@ def _sample(p: Program, out: Array, image: Array, grid: Array, sizes: Sequence[i
 def _gradients(p: Program, *arrays: Any) -> None:
     *wanted, out, image, grid, sizes, mode = arrays
     of_grid, of_image = wanted[0], wanted[1] if len(wanted) > 1 else None
-    # Differences of neighbours, summed over channels, cancel; but the nearest element is the one that was read.
+    # Differences of neighbours, summed over channels, cancel. The nearest mode reads the element without arithmetic.
     dtype = opmath(image.dtype) if mode.interpolation == NEAREST else dtypes.float64
     for n in p.loop(len(image), independent=True):
         if of_image is not None:
@@ -214,7 +214,7 @@ def _points(grid: UOp) -> UOp:
 
 @value("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(ctx: Context, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool) -> UOp:
-    """The image's values at the grid's points, of shape (batch, channels, *points)."""
+    """Values of the image at the grid's points, of shape (batch, channels, *points)."""
     inputs = [_flat(image), _points(grid)]
     shape = (*(int(s) for s in image.shape[:2]), int(inputs[1].shape[1]))
     sizes = tuple(int(s) for s in image.shape[2:])
@@ -228,10 +228,10 @@ def grid_sampler_backward(
     ctx: Context, out: UOp, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[UOp | None, UOp | None]:  # fmt: skip
-    """The gradients by the image and by the grid; the first only where it is asked for."""
+    """Gradients of the image and of the grid; the first only if `output_mask` requests it."""
     inputs = [_flat(out), _flat(image), _points(grid)]
     shapes = [tuple(int(s) for s in x.shape) for x in (inputs[2], inputs[1])]
-    outputs = [(shapes[0], grid.dtype), (shapes[1], dtypes.float64)]  # at a border very many points add to one element
+    outputs = [(shapes[0], grid.dtype), (shapes[1], dtypes.float64)]  # at a border many points add to one element
     sizes = tuple(int(s) for s in image.shape[2:])
     mode = _mode(len(sizes), interpolation, padding, align_corners, backward=True)
     wanted = outputs[: 2 if output_mask[0] else 1]

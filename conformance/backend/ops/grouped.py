@@ -1,9 +1,8 @@
-"""Grouped matrix products: rows of one operand that belong each to one of several matrices, as in mixtures of experts.
+"""Grouped matrix products: each row of one operand belongs to one of several matrices, as in mixtures of experts.
 
-The key insight: the offsets say which group a row belongs to, and that is data. Left to torch's loop over the groups,
-each group's length is a shape, and a router that sends its tokens elsewhere at every step has every kernel compiled
-anew. With the group of each row as an index one kernel serves all offsets, and nothing is read on the host.
-Must not know who routes.
+The offsets that assign rows to groups are data. In torch's loop over the groups, each group's length is a shape, so a
+router that sends tokens elsewhere at every step recompiles every kernel. With the group of each row as an index, one
+kernel serves all offsets, and nothing is read on the host.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from .bounds import Size
 from .matmul import stored, summed
 
 OP = torch.ops.aten._grouped_mm.default
-# Products of groups of columns by groups of rows are computed as sums over all groups, of which the others are left
-# out: as many times the work as there are groups. Past so many products torch's loop is quicker, though its
-# kernels may be new ones.
+# Products of groups of columns by groups of rows are computed as sums over all groups with the other groups masked, so
+# the work is multiplied by the number of groups. Above this many products torch's loop is faster, even if it has to
+# compile new kernels.
 MOST = 1 << 28
 
 
@@ -37,9 +36,9 @@ def _by_torch(*args: Any, **kwargs: Any) -> Any:
 
 
 def _spec(a: torch.Tensor, b: torch.Tensor, groups: int, *args: Any) -> Spec:
-    """The metadata of a result. Raises MetaRejected where torch refuses the call.
+    """Metadata of a result. Raises MetaRejected if torch refuses the call.
 
-    torch's own loop says it, over groups without rows; its meta kernel knows CUDA's rules alone.
+    The metadata come from torch's own loop over groups without rows; torch's meta kernel has only CUDA's rules.
     """
     metas = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta") for t in (a, b)]
     try:
@@ -50,9 +49,9 @@ def _spec(a: torch.Tensor, b: torch.Tensor, groups: int, *args: Any) -> Spec:
 
 
 def _members(offsets: UOp, count: Size) -> UOp:
-    """Whether each of `count` rows lies between a group's offset and the one before, of shape (groups, count).
+    """Whether each of `count` rows lies between a group's offset and the previous one, of shape (groups, count).
 
-    Offsets that descend, lie outside or are negative mean what they mean as the bounds of a slice.
+    Descending, negative or out-of-range offsets have the same meaning as the bounds of a slice.
     """
     ends = offsets.cast(dtypes.int64)
     ends = (ends < 0).where(ends + count, ends).maximum(0).minimum(count)
@@ -62,10 +61,10 @@ def _members(offsets: UOp, count: Size) -> UOp:
 
 
 def _rows_by_matrices(a: UOp, b: UOp, members: UOp, dtype: Any) -> UOp:
-    """(rows, k) x (groups, k, n) -> (rows, n); rows of no group are 0, those of several belong to the last."""
+    """(rows, k) x (groups, k, n) -> (rows, n); rows of no group are 0, rows of several groups use the last one."""
     groups = members.shape[0]
     place = UOp.arange(groups, dtype=dtypes.int32).reshape((groups, 1)) + 1
-    group = materialize(members.where(place, place.const_like(0)).max(0))  # from 1; 0 is none
+    group = materialize(members.where(place, place.const_like(0)).max(0))  # counted from 1; 0 means no group
     chosen = layout.elements(stored(b).transpose(-1, -2), (group - 1).maximum(0))  # (rows, n, k)
     found = summed(stored(a).unsqueeze(-2), chosen, dtype)
     return (group > 0).unsqueeze(-1).where(found, found.const_like(0))
@@ -75,10 +74,10 @@ def _grouped_mm(
     self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """aten::_grouped_mm: products of one matrix each for rows or columns that follow each other by groups.
+    """aten::_grouped_mm: products of one matrix for each group of consecutive rows or columns.
 
     (rows, k) x (groups, k, n) with groups of rows; (groups, m, k) x (k, columns) with groups of columns;
-    (m, k) x (k, n) -> (groups, m, n) with groups along k. `offs` (int32) holds where each group ends.
+    (m, k) x (k, n) -> (groups, m, n) with groups along k. `offs` (int32) holds the end of each group.
     """
     if offs is None or not all(map(is_tiny, (self, mat2, offs))) or offs.dtype is not torch.int32 or offs.dim() != 1:
         return _by_torch(self, mat2, offs, bias, out_dtype)

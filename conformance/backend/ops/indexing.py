@@ -1,8 +1,8 @@
-"""Reading by index: index, gather, index_select, take, embedding's rows.
+"""Reading by index: index, gather, index_select, take, and the rows of an embedding.
 
-The key insight: `flat[index]` with one index tensor folds to one gather kernel in tinygrad, so every kind of indexing
-is an integer expression over a flattened operand. Indices are checked as `bounds` says.
-Must not know masks: they become integer indices in `dynamic`, on the host, since their number is the result's shape.
+`flat[index]` with one index tensor folds to one gather kernel in tinygrad, so every kind of indexing is an integer
+expression over a flattened operand. `bounds` checks the indices.
+Masks do not arrive here: `dynamic` turns them into integer indices on the host, because their count is the result size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .bounds import Size, checked, is_checked
 
 
 def wrapped(index: UOp, size: Size) -> UOp:
-    """Negative indices counted from the end."""
+    """Replace negative indices by their distance from the end."""
     return index if index.vmin >= 0 else (index < 0).where(index + size, index)
 
 
@@ -30,7 +30,7 @@ def coordinates(shape: Sequence[Size], dim: int) -> UOp:
 
 
 def lines(x: UOp, dim: int) -> UOp:
-    """`x` with dimension `dim` first."""
+    """`x` with dimension `dim` moved to the front."""
     return x.permute((dim, *(d for d in range(x.ndim) if d != dim)))
 
 
@@ -81,18 +81,18 @@ def take(ctx: Context, self: UOp, index: UOp) -> UOp:
 
 
 def indexed_dims(indices: Sequence[object]) -> list[int]:
-    """The dimensions that have an index."""
+    """Dimensions that have an index."""
     return [d for d, i in enumerate(indices) if i is not None]
 
 
 def adjacent(dims: Sequence[int]) -> bool:
-    """Whether indexed dimensions are next to each other: then the result's index dimensions stay in their place."""
+    """Whether the indexed dimensions are adjacent; only then the result's index dimensions stay in their position."""
     return list(dims) == list(range(dims[0], dims[0] + len(dims)))
 
 
 @value("index.Tensor", "_unsafe_index.Tensor")
 def index(ctx: Context, self: UOp, indices: Sequence[UOp | None]) -> UOp:
-    """Advanced indexing with integer tensors, None where a dimension is taken whole (NumPy's rules)."""
+    """Advanced indexing with integer tensors, None for a dimension without an index (NumPy's rules)."""
     dims = indexed_dims(indices)
     if not dims:
         return self

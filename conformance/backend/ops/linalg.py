@@ -1,8 +1,8 @@
-"""Factorizations of matrices: Cholesky, LU with partial pivoting, and what is solved by them.
+"""Factorizations of matrices: Cholesky, LU with partial pivoting, and the solvers that use them.
 
-The key insight: an elimination is a few nested loops, of which each turn needs the one before, and written as such
-(`loops`) a factorization is one kernel for a whole batch. Arithmetic is in float64. What takes more than `MOST_STEPS`
-is the CPU's, as are complex matrices, the iterative methods (eigenvalues, singular values) and QR.
+An elimination is a few nested loops whose turns depend on the turns before. Written as such (`loop_kernels`), a
+factorization is one kernel for a whole batch. Arithmetic is in float64. Calls of more than `MOST_STEPS` steps run on
+the CPU, and so do complex matrices and the iterative methods (eigenvalues, singular values).
 Algorithms: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, 3.1, 3.4 and 4.2. Results, pivots counted
 from 1 and info are LAPACK's (getrf, getrs, potrf, trtrs).
 """
@@ -25,19 +25,19 @@ from ..runtime.loop_kernels import Array, Index, Program, kernel
 from . import bounds
 from .arithmetic import INF, absolute, divide, subtract
 
-# Turns of the innermost loop, about 10 ms. LAPACK works by blocks and is ten times as fast, but two copies away.
+# Turns of the innermost loop, about 10 ms. LAPACK works by blocks and is ten times as fast, but needs two copies.
 MOST_STEPS = 1 << 23
 Results = tuple[UOp, ...]
 
 
 def affordable(*sizes: int) -> None:
-    """Raise Declined where loops of these lengths, one inside the other, take longer than the CPU does."""
+    """Raise Declined if nested loops of these lengths take longer than the CPU."""
     if math.prod(sizes) > MOST_STEPS:
         raise Declined
 
 
 def batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
-    """The last `rank` dimensions as they are, all others broadcast to `lead` and made one."""
+    """x with all dimensions before the last `rank` ones broadcast to `lead` and flattened to one."""
     kept = x.shape[x.ndim - rank :]
     lead = x.shape[: x.ndim - rank] if lead is None else lead
     x = x if x.shape == (*lead, *kept) else x.expand((*lead, *kept))
@@ -45,7 +45,7 @@ def batched(x: UOp, lead: Sequence[Any] | None = None, rank: int = 2) -> UOp:
 
 
 def wide(x: UOp) -> UOp:
-    """An element in float64."""
+    """Element in float64."""
     return x.cast(dtypes.float64)
 
 
@@ -87,12 +87,12 @@ def _lu(p: Program, lu: Array, pivots: Array, info: Array, a: Array, pivot: bool
 
 
 def number(index: Index) -> UOp:
-    """A loop's index as a number to store or compare."""
+    """Loop index as a number to store or compare."""
     return index.cast(dtypes.int32) if isinstance(index, UOp) else UOp.const(index, dtypes.int32)
 
 
 def lu_factor(a: UOp, device: str, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
-    """(LU in one matrix in float64, pivots (..., min(m, n)), info (...)) of (..., m, n)."""
+    """(LU in one matrix in float64, pivots (..., min(m, n)), info (...)) of a matrix (..., m, n)."""
     x = batched(a)
     batch, m, n = (int(s) for s in x.shape)
     least = min(m, n)
@@ -104,7 +104,7 @@ def lu_factor(a: UOp, device: str, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
 
 
 class Triangle:
-    """A triangular factor in an array, or its transpose: which elements it reads, and from which end it is solved."""
+    """Triangular factor in an array, or its transpose: the elements that it reads, and the direction of the solve."""
 
     def __init__(self, a: Array, upper: bool, unit: bool, transposed: bool = False) -> None:
         self.a, self.upper, self.unit, self.transposed = a, upper != transposed, unit, transposed
@@ -128,14 +128,14 @@ class Triangle:
 
 
 def begin(p: Program, x: Array, b: Index, rhs: Array | None) -> None:
-    """Fill x with the right-hand sides; without any, with the identity."""
+    """Fill x with the right-hand sides, or with the identity if there are none."""
     for i in p.loop(x.shape[1]):
         for j in p.loop(x.shape[2]):
             x[b, i, j] = wide(rhs[b, i, j]) if rhs is not None else wide(number(i).eq(number(j)))
 
 
 def _place(pivots: Array, b: Index, k: Index, n: int) -> UOp:
-    """The row that row k was swapped with; what LAPACK never gives is kept from reaching other memory."""
+    """Row that row k was swapped with, clamped so that pivots which LAPACK never returns cannot reach other memory."""
     return (pivots[b, k] - 1).maximum(0).minimum(n - 1)
 
 
@@ -173,9 +173,9 @@ def _from_lu(p: Program, x: Array, lu: Array, pivots: Array, *rest: Any) -> None
 def _solved(
     ctx: Context, write: Callable[..., None], size: Sequence[int], matrix: UOp, *vectors: UOp, more: Sequence[Any]
 ) -> UOp:
-    """X of this size, in float64: one kernel of a matrix and of what else is given, broadcast to the leading sizes.
+    """X of this size, in float64: one kernel of a matrix and of `vectors`, broadcast to the leading sizes.
 
-    `vectors` are pivots, of one dimension less than the matrices, and right-hand sides.
+    `vectors` are pivots, with one dimension less than the matrices, and right-hand sides.
     """
     lead, (n, k) = size[:-2], size[-2:]
     affordable(*size, n)
@@ -198,7 +198,7 @@ def _turned(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def lu_solve(ctx: Context, lu: UOp, pivots: UOp, b: UOp, size: Sequence[int], left: bool, adjoint: bool) -> UOp:
-    """X of this size with A X = B, or X A = B, or of A's transpose, from the factorization of A."""
+    """X of this size with A X = B or X A = B, for A or its transpose, from the factorization of A."""
     if left:
         return _solved(ctx, _from_lu, size, lu, pivots, b, more=[adjoint])
     b = b.transpose(-1, -2)
@@ -214,7 +214,7 @@ def linalg_lu_factor_ex(ctx: Context, a: UOp, *, pivot: bool = True, check_error
 
 
 def _unpacked(lu: UOp) -> tuple[UOp, UOp]:
-    """(L, U) of the two in one matrix."""
+    """(L, U) from one matrix that stores both."""
     m, n = (int(s) for s in lu.shape[-2:])
     k, rows, columns = min(m, n), UOp.arange(m).reshape((m, 1)), UOp.arange(n)
     whole = [(0, s) for s in lu.shape[:-2]]
@@ -235,7 +235,7 @@ def _swapped_columns(p: Program, x: Array, pivots: Array) -> None:
 
 
 def _permutation(ctx: Context, pivots: UOp, m: int) -> UOp:
-    """P with A = P L U, in the result's dtype: the identity's columns swapped in the pivots' order."""
+    """P with A = P L U, in the result's dtype: columns of the identity swapped in the order of the pivots."""
     x = batched(pivots, rank=1)
     batch = int(x.shape[0])
     affordable(batch, m, m)
@@ -245,7 +245,7 @@ def _permutation(ctx: Context, pivots: UOp, m: int) -> UOp:
 
 @value("lu_unpack")
 def lu_unpack(ctx: Context, lu: UOp, pivots: UOp, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
-    """P, L, U; what is not asked for is empty."""
+    """P, L, U; results that are not requested are empty."""
     m = int(lu.shape[-2])
     p = _permutation(ctx, pivots, m) if unpack_pivots and 0 not in (*pivots.shape, m) else _empty(0)[0]
     if 0 in lu.shape:
@@ -270,13 +270,13 @@ def linalg_lu(ctx: Context, a: UOp, *, pivot: bool = True) -> Any:
 
 @value("linalg_lu_solve")
 def linalg_lu_solve(ctx: Context, lu: UOp, pivots: UOp, b: UOp, *, left: bool = True, adjoint: bool = False) -> UOp:
-    """X with A X = B, or X A = B, of a factored A or its transpose."""
+    """X with A X = B, or X A = B, for a factored A or its transpose."""
     return lu_solve(ctx, lu, pivots, b, ctx.out.size, left, adjoint)
 
 
 @value("_linalg_solve_ex")
 def linalg_solve_ex(ctx: Context, a: UOp, b: UOp, *, left: bool = True, check_errors: bool = False) -> Results:
-    """X, LU, pivots, info; a vector b is one whose shape lacks the last dimension."""
+    """X, LU, pivots, info; b is a vector if its shape lacks the last dimension of a."""
     if check_errors:
         raise Declined
     if 0 in a.shape or 0 in b.shape:
@@ -309,23 +309,24 @@ def _diagonal(x: UOp) -> UOp:
 
 
 def _parity(pivots: UOp) -> UOp:
-    """-1 where an odd number of rows were swapped, else 1."""
+    """-1 if an odd number of rows were swapped, otherwise 1."""
     places = UOp.arange(pivots.shape[-1]).cast(dtypes.int32)
     swaps = pivots.ne(places + 1).cast(dtypes.int32).sum(-1)
     return (swaps & 1).ne(0).where(UOp.const(-1.0, dtypes.float64), 1.0)
 
 
 def _as_factored(ctx: Context, a: UOp) -> UOp:
-    """The matrix whose LU the CPU returns beside a determinant: of a contiguous one the transpose, to save a copy.
+    """Matrix whose LU the CPU returns with a determinant: the transpose of a contiguous matrix, to save a copy.
 
-    The gradient's formula asks whether the matrix was contiguous and takes the LU accordingly (BatchLinearAlgebra.cpp).
+    The gradient's formula checks whether the matrix was contiguous and uses the LU accordingly
+    (BatchLinearAlgebra.cpp).
     """
     return a.transpose(-1, -2) if ctx.args[0].is_contiguous() else a
 
 
 @value("_linalg_det")
 def linalg_det(ctx: Context, a: UOp) -> Results:
-    """The determinant, LU, pivots."""
+    """Determinant, LU, pivots."""
     if 0 in a.shape:
         return _empty(1, 0, 0)
     lu, pivots, _ = lu_factor(_as_factored(ctx, a), ctx.device)
@@ -334,7 +335,7 @@ def linalg_det(ctx: Context, a: UOp) -> Results:
 
 @value("_linalg_slogdet")
 def linalg_slogdet(ctx: Context, a: UOp) -> Results:
-    """The determinant's sign, the logarithm of its absolute value, LU, pivots."""
+    """Sign of the determinant, logarithm of its absolute value, LU, pivots."""
     if 0 in a.shape:
         return _empty(1, 0, 0, 0)
     lu, pivots, _ = lu_factor(_as_factored(ctx, a), ctx.device)
@@ -353,7 +354,7 @@ def _cholesky(p: Program, factor: Array, info: Array, a: Array, upper: bool) -> 
     for b in p.loop(len(a), independent=True):
         info[b] = 0
         for j in p.loop(n):
-            for i in p.loop(n):  # the diagonal's element comes before those below, which are divided by it
+            for i in p.loop(n):  # the diagonal element is computed before those below, which are divided by it
                 rest[0] = wide(a[element(b, i, j)])
                 for k in p.loop(n):
                     product = factor[element(b, i, k)] * factor[element(b, j, k)]
@@ -367,7 +368,7 @@ def _cholesky(p: Program, factor: Array, info: Array, a: Array, upper: bool) -> 
 
 @value("linalg_cholesky_ex")
 def linalg_cholesky_ex(ctx: Context, a: UOp, *, upper: bool = False, check_errors: bool = False) -> Results:
-    """The factor, lower or upper, and info."""
+    """Lower or upper factor, and info."""
     if check_errors:
         raise Declined
     if 0 in a.shape:
@@ -382,8 +383,8 @@ def linalg_cholesky_ex(ctx: Context, a: UOp, *, upper: bool = False, check_error
 
 @decomposition("cholesky", torch_versions="<2.14")
 def cholesky(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    """The factor; the CPU words the error of a matrix that has none."""
-    if not a.numel():  # the CPU returns before LAPACK's column-major order
+    """Cholesky factor; if there is none, the CPU raises its own error."""
+    if not a.numel():  # the CPU returns before it chooses LAPACK's column-major order
         return torch.empty_like(a, memory_format=torch.contiguous_format)
     factor, info = torch.ops.aten.linalg_cholesky_ex.default(a, upper=upper)
     if bool(info.any()):
@@ -399,7 +400,7 @@ def cholesky_solve(ctx: Context, b: UOp, factor: UOp, upper: bool) -> UOp:
 
 @value("cholesky_inverse", out_as_new="empty")
 def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
-    """The inverse of A, from its factor; the CPU raises its error for one with a zero on the diagonal."""
+    """Inverse of A from its factor; for a factor with a zero on the diagonal the CPU raises its error."""
     if bool(bounds.read_on_host(ctx.args[0]).diagonal(dim1=-2, dim2=-1).eq(0).any()):
         raise MetaRejected("the factor has a zero on its diagonal")
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])

@@ -1,9 +1,9 @@
 """Logarithms of float64 values, and a logarithm with more bits than float64 has.
 
-Defines `natural`, `natural_of_sum` (log1p), `binary`, `decimal`, and `pair`, from which powers are made.
+Defines `natural`, `natural_of_sum` (log1p), `binary`, `decimal`, and `pair`, the base of powers.
 
-The key insight: with x = 2**k (1 + f) and s = f / (2 + f), log(1 + f) is 2 artanh(s), an odd series in s of which
-|s| <= 0.1716. Its first term is f less what a rounding of s spoils, so only small terms are rounded.
+With x = 2**k (1 + f) and s = f / (2 + f), log(1 + f) is 2 artanh(s), an odd series in s with |s| <= 0.1716. Its first
+term is f plus a correction for the rounding of s, so only small terms are rounded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SMALLEST_NORMAL = 2.2250738585072014e-308
 _MANTISSA = (1 << 52) - 1
 _ROOT_OF_TWO = 0x6A09E667F3BCD  # the mantissa of sqrt(2)
 
-# (2 artanh(s)/s - 2)/s**2 and (artanh(s)/s - 1 - s**2/3)/s**4 in s**2 for |s| <= 0.1716, interpolated at Chebyshev's
-# nodes, of errors below 4e-16.
+# (2 artanh(s)/s - 2)/s**2 and (artanh(s)/s - 1 - s**2/3)/s**4 in s**2 for |s| <= 0.1716, interpolated at Chebyshev
+# nodes with errors below 4e-16.
 _TAIL = (0.14616585424888623, 0.15331710618210773, 0.18182889455674947, 0.22222211130259878, 0.2857142862600327,
          0.39999999999899444, 0.666666666666667)  # fmt: skip
 _FAR_TAIL = (0.06456808836091125, 0.06642978717596676, 0.07692787398231016, 0.09090904123772271, 0.1111111113555117,
@@ -45,7 +45,7 @@ def _exponent(x: UOp) -> Pair:
 
 
 def _special(x: UOp, value: UOp) -> UOp:
-    """The value where x is positive and finite, and a logarithm's where it is not."""
+    """`value` where x is positive and finite, otherwise the logarithm of 0, inf, a negative number or nan."""
     return ((x > 0) & (x < INF)).where(value, x.eq(0).where(-INF, (x > 0).where(x.const_like(INF), NAN)))
 
 
@@ -81,7 +81,7 @@ def pair(x: UOp) -> tuple[UOp, Pair]:
     product = s * d
     s_rest = divide(subtract(subtract(subtract(f, product), product_error(s, d, product)), s * d_rest), d)
     z, z_rest = two_product(s, s)
-    # artanh(s) is s (1 + z/3 + ...): the first two terms are pairs, the others are 12 bits smaller.
+    # artanh(s) is s (1 + z/3 + ...): the first two terms are pairs; the later terms are 12 bits smaller.
     third = multiply_pairs((z, z_rest + 2.0 * s * s_rest), _constant(z, Fraction(1, 3)))
     w, w_rest = fast_two_sum(third[0], z * z * horner(z, _FAR_TAIL))
     more = multiply_pairs((s, s_rest), (w, w_rest + third[1]))

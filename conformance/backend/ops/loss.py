@@ -1,6 +1,6 @@
-"""Losses that torch does not decompose, or not as its kernels compute; the others fuse as they are.
+"""Losses that torch does not decompose, or decomposes otherwise than its kernels compute; other losses simply fuse.
 
-Must not know strides: they are the caller's.
+The module does not depend on strides: the caller handles them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NONE, MEAN, SUM = 0, 1, 2  # at::Reduction
 
 
 def reduce(x: UOp, reduction: int) -> UOp:
-    """All elements, their mean or their sum."""
+    """All elements, or their mean, or their sum."""
     if reduction == NONE:
         return x
     sizes: Any = x.shape
@@ -42,8 +42,10 @@ def _sum(x: UOp) -> UOp:
 def binary_cross_entropy(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN
 ) -> torch.Tensor:
-    """torch's decomposition. Probabilities that are in memory are looked at; those that are still to be computed are
-    not, for then they would be computed apart from the loss."""
+    """torch's decomposition, with the CPU's check that probabilities lie in [0, 1].
+
+    Only probabilities in memory are read. Reading pending ones would compute them separately from the loss.
+    """
     for probabilities in (self, target):
         seen = in_memory(probabilities)
         if seen is not None and seen.numel():
@@ -60,7 +62,7 @@ def binary_cross_entropy(
 def smooth_l1_loss_backward(
     grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    """torch's decomposition, by which the gradient of a difference of nan is 0; on the CPU it is nan."""
+    """torch's decomposition, corrected: there the gradient of a nan difference is 0, on the CPU it is nan."""
     made: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.smooth_l1_loss_backward.default](
         grad_output, self, target, reduction, beta
     )
@@ -80,7 +82,7 @@ def huber_loss(ctx: Context, self: UOp, target: UOp, reduction: int = MEAN, delt
 def _chosen(
     ctx: Context, scores: UOp, target: torch.Tensor, weight: UOp | None, ignore_index: int
 ) -> tuple[UOp, UOp, UOp]:
-    """For each target: which class it is (one-hot along the class dimension), whether it counts, and its weight."""
+    """For each target: its class (one-hot along the class dimension), whether it counts, and its weight."""
     dim = 0 if scores.ndim == 1 else 1
     classes = scores.shape[dim]
     label = checked(ctx, target, 0, classes, ignore_index)
@@ -96,7 +98,7 @@ def _chosen(
 
 
 def _labels(place: int) -> Callable[[Context], bool]:
-    """A check of the labels, which stand behind the scores."""
+    """Check of the labels, which follow the scores in the arguments."""
 
     def check(ctx: Context) -> bool:
         scores, target = ctx.args[place - 1], ctx.args[place]
@@ -109,7 +111,7 @@ def _labels(place: int) -> Callable[[Context], bool]:
 def nll_loss_forward(
     ctx: Context, self: UOp, target: UOp, weight: UOp | None, reduction: int, ignore_index: int
 ) -> tuple[UOp, UOp]:
-    """(the weighted negative scores of the targets, the sum of the weights: 0 where nothing is reduced)."""
+    """(weighted negative scores of the targets, sum of the weights, or 0 without a reduction)."""
     scores = cast(self, opmath(ctx.out.computed))
     one_hot, counts, weights = _chosen(ctx, scores, ctx.args[1], weight, ignore_index)
     zero = constant(0, scores.dtype)
@@ -139,14 +141,14 @@ def nll_loss_backward(
 
 
 def _margins(over: UOp, p: float, weights: UOp | None = None) -> UOp:
-    """By how much scores are over, to the power of p; nan does not count (aten/src/ATen/native/LossMultiMargin.cpp)."""
+    """Positive amounts to the power of p, others 0; nan does not count (aten/src/ATen/native/LossMultiMargin.cpp)."""
     zero = over.const_like(0)
     terms = over * over if p == 2 else over
     return (zero < over).where(terms if weights is None else terms * weights, zero)
 
 
 def _one_loss(reduction: int, single: bool) -> None:
-    """Raise MetaRejected for the losses of a single frame, which is no batch of one."""
+    """Raise MetaRejected for the unreduced loss of a single frame, whose result has no batch dimension."""
     if reduction == NONE and single:
         raise MetaRejected("the decomposition that is the meta kernel has a dimension for it")
 
@@ -156,7 +158,7 @@ def multi_margin_loss(
     ctx: Context, self: UOp, target: UOp, p: float = 1, margin: float = 1, weight: UOp | None = None,
     reduction: int = MEAN,
 ) -> UOp:  # fmt: skip
-    """By how much the other classes' scores come nearer to the target's than the margin, averaged over the classes."""
+    """Amount by which other classes' scores come within the margin of the target's, averaged over the classes."""
     _one_loss(reduction, target.ndim == 0)
     dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
     scores = cast(self, dtype).reshape((-1, classes))
@@ -174,7 +176,7 @@ def multi_margin_loss(
 
 @value("multilabel_margin_loss_forward")
 def multilabel_margin_loss_forward(ctx: Context, self: UOp, target: UOp, reduction: int) -> tuple[UOp, UOp]:
-    """(the same over each of several targets, which end at the first -1, and all others; which classes are targets)."""
+    """(loss over each of several targets, which end at the first -1, and all other classes; mask of the targets)."""
     _one_loss(reduction, target.ndim <= 1)
     dtype, classes = opmath(ctx.out.computed), self.shape[-1] if self.ndim else 1
     scores = cast(self, dtype).reshape((-1, classes))

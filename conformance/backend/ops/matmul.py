@@ -1,10 +1,10 @@
-"""Matrix products: one multiply-and-sum for each, accumulated in the dtype in which CPU accumulates.
+"""Matrix products: one multiply-and-sum for each, accumulated in the CPU's accumulation dtype.
 
-Defines the products of the mm, bmm, addmm, mv and dot families, and `stored`, which says when an operand of a product
-should be computed once instead of at each of its uses.
+Defines the products of the mm, bmm, addmm, mv and dot families. Also defines `stored`, which decides whether an operand
+is computed once or at each of its uses.
 
-The key insight: a product reads each operand many times, so what is cheap to fuse elsewhere is dear here.
-Must not know strides: they are the caller's.
+A product reads each operand many times, so an expression that is cheap to fuse elsewhere is expensive.
+The module does not depend on strides: the caller handles them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..runtime import materialization
 
 _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
 _CHEAP_OPERATIONS = 12
-# Sums of at most so many products of float32 are taken in float64, in which these are exact. The CPU multiplies and
-# adds without rounding in between, which shows where a few large terms cancel; in longer sums the additions round more.
+# float32 sums of at most this many products use float64, where the products are exact. The CPU multiplies and adds
+# without intermediate rounding, which shows where a few large terms cancel; in longer sums the additions round more.
 SHORT = 32
-# Sums of more products of float32 than these are taken in float64, of the rounded products: one by one in float32,
-# their error grows with the count, where the CPU's, which adds blocks, hardly does.
+# float32 sums of more products than this add the rounded products in float64. Added one by one in float32, their error
+# grows with the count; the error of the CPU, which adds blocks, hardly grows.
 LONG = 1024
-# Of at most so many turns of a trilinear product's loop each is rounded by itself, in 16 bits.
+# In 16 bits, a trilinear product with at most this many turns of its loop rounds after each turn.
 TURNS = 64
 
 
 def stored(x: UOp) -> UOp:
-    """`x`, to be computed once if its expression is costly; cheap ones are fused into every use."""
+    """`x`, computed once if its expression is costly; cheap expressions are fused into every use."""
     return materialization.materialize(x) if _is_costly(x) else x
 
 
@@ -55,7 +55,7 @@ def _is_costly(x: UOp) -> bool:
 
 
 def accumulate(ctx: Context) -> DType:
-    """The dtype of products and sums: float32 for 16-bit floats, otherwise that of the result."""
+    """Dtype of products and sums: float32 for 16-bit floats, otherwise that of the result."""
     return opmath(ctx.out.computed)
 
 
@@ -67,7 +67,7 @@ def contract(ctx: Context, a: UOp, b: UOp) -> UOp:
 
 
 def summed(rows: UOp, columns: UOp, dtype: DType, of_group: UOp | None = None) -> UOp:
-    """The sums over the last dimension of products, in `dtype`; of those alone that belong to the sum, where given."""
+    """Sums of products over the last dimension, in `dtype`; with `of_group`, only of the products where it is true."""
     narrow, count = dtype is dtypes.float32, rows.shape[-1]
     factor = dtypes.float64 if narrow and count <= SHORT else dtype
     total = dtypes.float64 if narrow and count > LONG else factor
@@ -78,7 +78,7 @@ def summed(rows: UOp, columns: UOp, dtype: DType, of_group: UOp | None = None) -
 
 
 def blend(ctx: Context, self: UOp, product: UOp, beta: float, alpha: float) -> UOp:
-    """beta * self + alpha * product; with beta 0 `self` is not read, so its nan and inf do not spread."""
+    """beta * self + alpha * product; for beta = 0 `self` is not read, so its nan and inf do not spread."""
     dtype = accumulate(ctx)
     if alpha == 0 and dtypes.is_float(dtype):  # as data: tinygrad folds x * 0 to 0, which loses nan and inf
         scaled = product * cast(ctx.data(np.zeros(1)).reshape(()), dtype)
@@ -110,9 +110,9 @@ def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float
 
 @value("addbmm", accumulates=True, deferrable=True)
 def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
-    """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch beside k.
+    """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch merged into k.
 
-    16-bit floats are rounded after each product, as the CPU's loop over the batch does.
+    16-bit floats are rounded after each product, as in the CPU's loop over the batch.
     """
     batch, m, k = a.shape
     kept, dtype = ctx.out.computed, accumulate(ctx)
@@ -169,10 +169,10 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> UOp:
-    """The sum over `sumdim` of a * b * c, each with dimensions of length 1 put in at its `expand`: bilinear layers.
+    """Sum over `sumdim` of a * b * c, each with dimensions of length 1 inserted at its `expand`, as in bilinear layers.
 
-    torch's own formula loops over `unroll_dim`, with a write into a slice at each turn; what only the first two factors
-    have is summed first. 16-bit floats are rounded where it rounds: after either sum, and after each turn.
+    torch's own formula loops over `unroll_dim`, with a write into a slice at each turn. Dimensions that only the first
+    two factors have are summed first. 16-bit floats are rounded where torch rounds: after each sum and each turn.
     """
     for dim in sorted(expand1):
         a = a.unsqueeze(dim)
@@ -195,7 +195,7 @@ def trilinear(
 
 
 def _sum_of_products(a: UOp, b: UOp, dims: Sequence[int], dtype: DType) -> UOp:
-    """The sum of a * b over these dimensions, which are kept with length 1; both factors have as many dimensions."""
+    """Sum of a * b over these dimensions, which stay with length 1; both factors have the same number of dimensions."""
     if not dims:
         return cast(a, dtype) * cast(b, dtype)
     shape = tuple(max(m, n) for m, n in zip(a.shape, b.shape, strict=True))

@@ -1,8 +1,8 @@
 """Batch, layer and group normalization and their gradients: a mean, a variance and one elementwise pass.
 
-The key insight: all of them normalize over some axes of the input seen in some shape; they differ in that shape, in
-where weight and bias broadcast, and in the metadata of the statistics, for which the CPU is followed.
-Must not know strides in memory: they are the caller's.
+All of them normalize over some axes of a reshaped input. They differ in that shape, in the broadcast of weight and
+bias, and in the metadata of the statistics, which follow the CPU.
+The module does not depend on strides in memory: the caller handles them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Ints = Sequence[Any]
 
 
 def mean_of(x: UOp, axes: Ints) -> UOp:
-    """Mean over `axes`, which stay as size 1.
+    """Mean over `axes`, which stay with size 1.
 
-    In float64: the CPU's running mean of equal numbers is that number, and what a rounded mean leaves of them, divided
-    by a standard deviation near zero, is noise where the CPU has zeros.
+    Computed in float64: the CPU's running mean of equal numbers is that number. The residue of a rounded mean, divided
+    by a standard deviation near zero, would be noise where the CPU has zeros.
     """
     count: Any = 1
     for a in axes:
@@ -42,7 +42,7 @@ def mean_of(x: UOp, axes: Ints) -> UOp:
 
 
 def moments(x: UOp, axes: Ints) -> tuple[UOp, UOp]:
-    """(mean, biased variance) over `axes`, which stay as size 1: in two passes, as one pass cancels digits."""
+    """(mean, biased variance) over `axes`, which stay with size 1; in two passes, because one pass cancels digits."""
     mean = mean_of(x, axes)
     return mean, mean_of((x - mean).square(), axes)
 
@@ -58,13 +58,13 @@ def optional(x: UOp | None, dtype: DType, shape: Ints) -> UOp | None:
 
 
 def affine(x: UOp, weight: UOp | None, bias: UOp | None) -> UOp:
-    """x * weight + bias, where given."""
+    """x * weight + bias, without the parameters that are None."""
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
 
 
 def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
-    """float32 where 16-bit input meets float32 parameters, else the input's (ATen's is_mixed_type)."""
+    """float32 if 16-bit input is combined with float32 parameters, otherwise the input's (ATen's is_mixed_type)."""
     mixed = x.dtype.itemsize == 2 and any(p is not None and p.dtype == torch.float32 for p in parameters)
     return torch.float32 if mixed else x.dtype
 
@@ -72,7 +72,7 @@ def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch
 def _native(
     op: Any, compute: Callable[..., Sequence[tuple[Spec, UOp]]], takes_empty: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A kernel from a function which gives results with metadata of its own."""
+    """Kernel from a function that returns results together with their metadata."""
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -108,7 +108,7 @@ def _batch_norm(
     if training:
         count = x.numel() // channels
         mean = mean_of(elements, axes)
-        # As torch 2.13's CPU kernels were found to round: of bfloat16 each step, of float16 what is saved.
+        # Measured rounding of torch 2.13's CPU kernels: each step for bfloat16, only the saved values for float16.
         step = rounded if saved.dtype is not torch.float16 else lambda v: v
         squares = step(total((elements - mean).square(), axes))
         variance = step(squares * (1.0 / count))
@@ -140,8 +140,11 @@ def _with_update(out: Spec, x: Any, weight: Any, bias: Any, mean: Any, var: Any,
 
 
 def _into(functional: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """The out= kernel of a functional one. Evaluation saves no statistics, and what was given for them stays. Where an
-    out overlaps an input the CPU decides: it refuses some, and reads what it has written in others."""
+    """Out= kernel of a functional one.
+
+    Evaluation saves no statistics, so the out= tensors of the statistics keep their values. If an out overlaps an
+    input, the CPU runs the call: it refuses some overlaps, and in others reads elements that it has written.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         targets = tuple(kwargs[n] for n in names)
@@ -226,9 +229,9 @@ def _group_norm(
     out: Spec, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, channels: int,
     area: int, groups: int, eps: float,
 ) -> Sequence[tuple[Spec, UOp]]:  # fmt: skip
-    # Of images in channels-last order whose dimensions of size 1 have other strides than torch would give them, the
-    # CPU's kernel says that they are not contiguous. Compiled graphs have such: FakeTensor's view gives strides that
-    # torch's own does not.
+    # For channels-last images whose dimensions of size 1 have unusual strides, the CPU's kernel reports that they are
+    # not contiguous. Compiled graphs contain such images: FakeTensor's view gives strides that torch's own view does
+    # not give.
     if not any(x.is_contiguous(memory_format=format) for format in _formats(x)):
         raise MetaRejected("the CPU's kernel takes contiguous inputs only")
     dtype = opmath(COMPUTED[x.dtype])
@@ -245,19 +248,19 @@ def _group_norm(
 
 
 def _like(x: torch.Tensor) -> Spec:
-    """A result that the CPU makes by at::empty_like(x, x.suggest_memory_format())."""
+    """Metadata of a result that the CPU allocates by at::empty_like(x, x.suggest_memory_format())."""
     meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     return Spec(x.dtype, tuple(x.shape), torch.empty_like(meta, memory_format=suggested_format(x)).stride())
 
 
 def _formats(x: torch.Tensor) -> list[torch.memory_format]:
-    """The memory formats that a tensor of so many dimensions may be contiguous in."""
+    """Memory formats that a contiguous tensor with this number of dimensions may have."""
     of_images = {4: torch.channels_last, 5: torch.channels_last_3d}
     return [torch.contiguous_format, *([of_images[x.dim()]] if x.dim() in of_images else [])]
 
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:
-    """What at::Tensor::suggest_memory_format gives."""
+    """Result of at::Tensor::suggest_memory_format."""
     return torch_compat.suggest_memory_format(x)
 
 
@@ -282,7 +285,7 @@ def group_norm_backward(
 
 
 def _running(args: Sequence[Any]) -> Sequence[int]:
-    """The places of the running statistics where they are updated."""
+    """Argument positions of the running statistics if they are updated, otherwise none."""
     return (3, 4) if args[5] else ()
 
 

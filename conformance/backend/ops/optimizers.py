@@ -1,8 +1,8 @@
 """Fused optimizer steps: parameters, gradients and momentum of a whole list in one call.
 
-The key insight: fused is what every step is on a lazy device, so the step's formula on each parameter is all there is.
-torch 2.13's CPU kernel of SGD computes other numbers in 16 bits from 16 elements on, so it cannot be the judge there;
-the formula is that of torch.optim.SGD's documentation, in float32 and rounded once, as CUDA's kernel computes it.
+A lazy device fuses every step, so the step's formula on each parameter is sufficient.
+torch 2.13's CPU kernel of SGD computes different numbers in 16 bits for 16 elements or more, so it is no reference
+there. The formula is that of torch.optim.SGD's documentation, in float32 and rounded once, as in CUDA's kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _fused_sgd_(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """aten::_fused_sgd_: writes parameters and momentum, and gradients where they are scaled back."""
+    """aten::_fused_sgd_: writes parameters and momentum, and the unscaled gradients if there is a grad_scale."""
     STATS.decomposed["aten._fused_sgd_.default"] += 1
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         wide = torch.promote_types(param.dtype, torch.float32)
@@ -52,7 +52,7 @@ def _fused_sgd_(
 
 
 def _store(target: torch.Tensor, value: torch.Tensor, found_inf: torch.Tensor | None) -> None:
-    """Write a value, unless an infinity was found among the gradients."""
+    """Write a value, unless the gradients contain an infinity."""
     if found_inf is not None:
         value = torch.where(found_inf.to(target.device) != 0, target.to(value.dtype), value)
     target.copy_(value)

@@ -1,11 +1,11 @@
-"""The order of elements as integers: maxima, minima, sorting and searching with nan in its place.
+"""Order of elements as integers: maxima, minima, sorting and searching with nan in its place.
 
-Defines `key` and `unkey` (a value as integers that compare as torch orders the elements), and `extreme` (the largest or
-smallest along dimensions, with its first index where asked).
+Defines `key`, integers that compare as torch orders the elements, and its inverse `unkey`. Also defines `extreme`, the
+largest or smallest element along dimensions, and `first_extreme`, which adds the first index.
 
-The key insight: the bits of a float, with the negative half mirrored, order as the floats do, and nan can be put at
-either end. So one integer reduction propagates nan, and a key with its position packed below it finds the first index.
-Must not know torch.
+The bits of a float, with the negative half mirrored, order as the floats do, and nan can be placed at either end. So
+one integer reduction propagates nan, and a key with its position packed below it finds the first index.
+The module does not use torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinygrad.uop.ops import UOp
 
 
 def unsigned(dtype: DType) -> DType:
-    """The unsigned integer dtype of a dtype's width."""
+    """Unsigned integer dtype of the same width."""
     return {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}[dtype.itemsize]
 
 
@@ -27,9 +27,9 @@ def _top_bit(dtype: DType) -> int:
 
 
 def key(x: UOp, nan_last: bool = True, zeros_equal: bool = True) -> UOp:
-    """Unsigned integers that order as the elements do: nan above (or below) everything, -0 equal to 0 or one below it.
+    """Unsigned integers that order as the elements do: nan above (or below) all, -0 equal to 0 or one below it.
 
-    float16 and bfloat16 go by their float32, which is exact; booleans by a byte.
+    float16 and bfloat16 are converted to float32, which is exact; booleans to a byte.
     """
     if x.dtype is dtypes.bool:
         return x.cast(dtypes.uint8)
@@ -47,13 +47,13 @@ def key(x: UOp, nan_last: bool = True, zeros_equal: bool = True) -> UOp:
 
 
 def unsigned_zeros(signed: UOp, dtype: DType) -> UOp:
-    """Of keys of `dtype` that tell zeros apart those that do not."""
+    """Convert keys of `dtype` that distinguish -0 from 0 to keys that do not."""
     top = _top_bit(signed.dtype)
     return signed.eq(top - 1).where(top, signed) if dtypes.is_float(dtype) else signed
 
 
 def unkey(ordered: UOp, dtype: DType) -> UOp:
-    """The elements of `dtype` whose keys these are; nan for the keys at the ends."""
+    """Elements of `dtype` from their keys; nan for the keys at the ends."""
     if dtype is dtypes.bool:
         return ordered.ne(0)
     if dtypes.is_unsigned(dtype):
@@ -76,28 +76,28 @@ def unpacked(pairs: UOp, kind: DType) -> tuple[UOp, UOp]:
 
 
 def positions(shape: Sequence[Any], dim: int) -> UOp:
-    """Each element's int64 position along `dim`, as a value that broadcasts to `shape`."""
+    """int64 position of each element along `dim`, as a value that broadcasts to `shape`."""
     along = UOp.arange(shape[dim]).cast(dtypes.int64)
     return along.reshape(tuple(n if i == dim else 1 for i, n in enumerate(shape)))
 
 
 def reduce_max(ordered: UOp, dims: Sequence[int], largest: bool = True) -> UOp:
-    """The largest (or smallest) key along `dims`, which are kept with size 1."""
+    """Largest (or smallest) key along `dims`, which stay with size 1."""
     if largest:
         return ordered.max(tuple(dims), keepdim=True)
     return ~(~ordered).max(tuple(dims), keepdim=True)
 
 
 def extreme(x: UOp, dims: Sequence[int], largest: bool) -> UOp:
-    """The largest or smallest element along `dims`, kept with size 1; nan where there is one (at::amax, at::amin)."""
+    """Largest or smallest element along `dims`, which stay with size 1; nan if there is one (at::amax, at::amin)."""
     return unkey(reduce_max(key(x, nan_last=largest, zeros_equal=False), dims, largest), x.dtype)
 
 
 def first_extreme(x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
-    """(values, int64 indices) of the first largest or smallest element along `dim`, which is kept with size 1.
+    """(values, int64 indices) of the first largest or smallest element along `dim`, which stays with size 1.
 
-    Up to 32 bits the key and the position fit into 64, with a bit that tells a zero's sign, so one reduction finds all.
-    Of longer numbers a zero is -0 only where the CPU has no other to choose (of the smallest: where it has one).
+    For up to 32 bits the key, the position and a bit for a zero's sign fit into 64 bits, so one reduction finds all
+    three. For longer numbers, a maximum of zeros is -0 only if all are -0, and a minimum of zeros is -0 if any is.
     """
     signed, ordered = (key(x, nan_last=largest, zeros_equal=equal) for equal in (False, True))
     size, place = x.shape[dim], positions(x.shape, dim)

@@ -1,8 +1,8 @@
-"""Pads that repeat what lies within, and the gradients of reflecting ones: what was laid beyond an end is folded back.
+"""Reflection and replication padding, and the gradients of reflection padding.
 
-The key insight: a padded element is one element of the input, whose place is a formula of its own place in each padded
-dimension. Backwards the padded gradient is three pieces along each dimension, two of them mirrored, and moving pieces
-costs nothing. So either is one kernel however many dimensions are padded.
+A padded element is one element of the input, whose position is a formula of its own position in each padded dimension.
+In the backward pass the padded gradient is three pieces along each dimension, two of them mirrored, and moving pieces
+costs nothing. So each pass is one kernel for any number of padded dimensions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _replicated(place: UOp, size: int) -> UOp:
 
 
 def _padded(x: UOp, padding: Sequence[int], within: Callable[[UOp, int], UOp]) -> UOp:
-    """`x` with its last dimensions padded; `within` gives the place in a dimension from one that is beyond its ends."""
+    """`x` with its last dimensions padded; `within` maps a position beyond the ends to a position in the dimension."""
     dims = len(padding) // 2
     lead, sizes = x.shape[:-dims], [int(size) for size in x.shape[-dims:]]
     counts = [size + padding[2 * i] + padding[2 * i + 1] for size, i in zip(sizes, reversed(range(dims)), strict=True)]
@@ -45,7 +45,7 @@ def _padded(x: UOp, padding: Sequence[int], within: Callable[[UOp, int], UOp]) -
 
 @value("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", deferrable=True)
 def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
-    """The last dimensions mirrored at their ends; `padding` begins with the two ends of the last one."""
+    """Pad the last dimensions by reflection; `padding` begins with the two ends of the last one."""
     if self.dtype == dtypes.bool:
         raise MetaRejected("the CPU mirrors no bools")
     return _padded(self, padding, _reflected)
@@ -53,7 +53,7 @@ def reflection_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
 
 @value("replication_pad1d", "replication_pad2d", "replication_pad3d", deferrable=True)
 def replication_pad(ctx: Context, self: UOp, padding: Sequence[int]) -> UOp:
-    """The last dimensions continued by their first and last elements."""
+    """Pad the last dimensions by their first and last elements."""
     return _padded(self, padding, _replicated)
 
 
@@ -61,7 +61,7 @@ linear(*(f"{how}_pad{dims}d" for how in ("reflection", "replication") for dims i
 
 
 def _piece(x: UOp, dim: int, start: int, stop: int, mirrored: bool, at: int, size: int) -> list[UOp]:
-    """x[start:stop] along a dimension, perhaps mirrored, from `at` on in a dimension of `size` zeros; [] of nothing."""
+    """x[start:stop] along a dimension, optionally mirrored, placed at `at` in `size` zeros; [] if it is empty."""
     if stop <= start:
         return []
     x = x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
@@ -71,7 +71,7 @@ def _piece(x: UOp, dim: int, start: int, stop: int, mirrored: bool, at: int, siz
 
 
 def _folded(x: UOp, dim: int, size: int, left: int, right: int) -> UOp:
-    """The gradient of `size` elements from that of all `left + size + right`; a negative pad had cut elements off."""
+    """Gradient of `size` elements from that of `left + size + right` elements; a negative pad cuts elements off."""
     whole = size + left + right
     begin, end = max(left, 0), min(left + size, whole)
     pieces = _piece(x, dim, begin, end, False, begin - left, size)
@@ -83,7 +83,7 @@ def _folded(x: UOp, dim: int, size: int, left: int, right: int) -> UOp:
 
 @value("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward", deferrable=True)
 def reflection_pad_backward(ctx: Context, gradient: UOp, self: UOp, padding: Sequence[int]) -> UOp:
-    """The gradient by what was padded; `padding` begins with the two ends of the last dimension."""
+    """Gradient of the input of a reflection pad; `padding` begins with the two ends of the last dimension."""
     gradient = stored(gradient)
     for i in range(len(padding) // 2):
         dim = self.ndim - 1 - i

@@ -1,9 +1,9 @@
-"""Few writes into many places: only the pages that are written are computed, and all others are as they were.
+"""Few writes into many positions: only the written pages are computed, and all other elements are unchanged.
 
-Defines `by_pages`. The key insight: a table of all places, an int32 for each, is four times a tensor of bytes, and is
-empty nearly everywhere. A table of pages is small, and so are the pages that are written; what is kept beside the
-tensor is of the order of the square root of places times writes.
-Must not know operators, nor how writes to one place combine.
+Defines `by_pages`. A table of all positions, an int32 each, is four times a tensor of bytes, and is nearly empty. A
+table of pages and the written pages are small. The extra memory is of the order of the square root of positions times
+writes.
+The module depends neither on operators nor on the way in which writes to one position combine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.registry import Context
 from ..lazy.layout import elements
 
-PAGED = 1 << 22  # places from which on pages are worth two kernels more
-SMALLEST = 8  # places on a page; more writes than make smaller ones are better off with a table of all places
+PAGED = 1 << 22  # least number of positions for which pages are worth two more kernels
+SMALLEST = 8  # positions on a page; where pages would be smaller, a table of all positions is better
 
 
 def by_pages(ctx: Context, base: UOp, place: np.ndarray, write: Callable[[UOp, np.ndarray], UOp]) -> UOp:
@@ -29,7 +29,7 @@ def by_pages(ctx: Context, base: UOp, place: np.ndarray, write: Callable[[UOp, n
         return write(base, place)
     pages = -(-count // page)
     written, leaf = np.unique(place // page, return_inverse=True)
-    # Rounded up to a power of two, so that another index needs the same kernels; what is added is read and not used.
+    # Rounded up to a power of two, so that another index needs the same kernels; the added pages are read and unused.
     leaves = np.resize(written, 1 << (len(written) - 1).bit_length())
     inside = np.minimum(leaves[:, None] * page + np.arange(page), count - 1).reshape(-1)
     old = elements(base, ctx.data(inside))

@@ -1,12 +1,12 @@
 """Complex numbers as pairs of lazy real values, their arithmetic and their elementary functions.
 
-Defines `Pair`, `parts` and `joined`, which take a value with a last dimension of 2 apart and put it together, and the
-functions of one or two Pairs.
+Defines `Pair`, `parts` and `joined`, which split and join a value with a last dimension of 2, and the functions of one
+or two Pairs.
 
-The key insight: what is inexact or infinite in one part must not reach the other but where mathematics, or torch, says
-so, hence the published algorithms in place of the formulas. Branch cuts are those of C99's Annex G, by W. Kahan, Branch
-Cuts for Complex Elementary Functions, 1987.
-Must not know torch or operators.
+An inexact or infinite part must not affect the other part, unless mathematics or torch requires it. The functions
+therefore use published algorithms instead of the textbook formulas. Branch cuts are those of C99's Annex G, by W.
+Kahan, Branch Cuts for Complex Elementary Functions, 1987.
+The module does not use torch, and contains no operators.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .arithmetic import INF, NAN, absolute, copy_sign, divide, subtract
 
 
 class Pair(NamedTuple):
-    """A complex value of any shape as its real and imaginary part."""
+    """Complex value of any shape as its real and imaginary part."""
 
     re: UOp
     im: UOp
 
 
 def parts(x: UOp) -> Pair:
-    """The parts of a value whose last dimension is 2."""
+    """Parts of a value whose last dimension is 2."""
     shape = x.shape[:-1]
     whole = [(0, n) for n in shape]
     re, im = (x.shrink((*whole, (i, i + 1))).reshape(shape) for i in (0, 1))
@@ -39,7 +39,7 @@ def parts(x: UOp) -> Pair:
 
 
 def joined(z: Pair, size: tuple[int, ...]) -> UOp:
-    """A value with a last dimension of 2 from its parts, which are broadcast to `size`."""
+    """Value with a last dimension of 2 from its parts, which are broadcast to `size`."""
     re, im = (x.expand(size).unsqueeze(-1) if x.shape != size else x.unsqueeze(-1) for x in z)
     return re.cat(im, dim=-1)
 
@@ -55,18 +55,20 @@ def minus(a: Pair, b: Pair) -> Pair:
 
 
 def times(a: Pair, b: Pair) -> Pair:
-    """a b, as the four products."""
+    """a b, computed from the four real products."""
     return Pair(subtract(a.re * b.re, a.im * b.im), a.re * b.im + a.im * b.re)
 
 
 def scaled(z: Pair, factor: Pair | None) -> Pair:
-    """z times a factor, which is 1 + 0i where there is none: torch multiplies by that one too, and so an infinite part
-    makes the other nan (pytorch#82510)."""
+    """z times a factor, 1 + 0i by default.
+
+    torch multiplies by that default too, so an infinite part turns the other part into nan (pytorch#82510).
+    """
     return times(_or_one(factor, z), z)
 
 
 def less(a: Pair, b: Pair, factor: Pair | None) -> Pair:
-    """a minus b times a factor, which torch adds with the factor's negative."""
+    """a minus b times a factor; torch adds b times the negative factor."""
     return plus(a, scaled(b, negative(_or_one(factor, b))))
 
 
@@ -107,14 +109,14 @@ def angle(z: Pair) -> UOp:
 
 
 def exp(z: Pair) -> Pair:
-    """e**z; of a real number a real one."""
-    length, nothing = e.exp(z.re), z.re.eq(-INF)  # then it is 0 in any direction
+    """e**z; the result for a real number is real."""
+    length, nothing = e.exp(z.re), z.re.eq(-INF)  # for -inf the result is 0 in any direction
     re, im = (nothing.where(0.0, length * turn(z.im)) for turn in (e.cos, e.sin))
     return Pair(z.re.eq(INF).where(_or_infinite(z.im, re), re), z.im.eq(0).where(z.im, im))
 
 
 def _or_infinite(direction: UOp, part: UOp) -> UOp:
-    """inf where the direction of an infinite number is infinite too, else this part (C99, G.6.3.1)."""
+    """inf where the direction of an infinite number is infinite too, otherwise this part (C99, G.6.3.1)."""
     return absolute(direction).eq(INF).where(INF, part)
 
 
@@ -129,7 +131,7 @@ def log(z: Pair) -> Pair:
 
 
 _FAR = 2.0**60
-"""From here on 1 and the square of a number have no digit in common, in any dtype."""
+"""Magnitude from which on 1 and the square of a number have no common digit, in any dtype."""
 
 
 def _is_far(z: Pair) -> UOp:
@@ -137,7 +139,7 @@ def _is_far(z: Pair) -> UOp:
 
 
 def _log_of_far(z: Pair) -> UOp:
-    """log |z| of large and infinite numbers: no size overflows on the way."""
+    """log |z| of large and infinite numbers, without intermediate overflow."""
     return e.log(modulus(Pair(z.re * 2.0**-40, z.im * 2.0**-40))) + 40 * math.log(2)
 
 
@@ -146,7 +148,7 @@ def _chosen(first: UOp, a: Pair, b: Pair) -> Pair:
 
 
 def sqrt(z: Pair) -> Pair:
-    """The principal square root; of an infinite imaginary part both are infinite."""
+    """Principal square root; for an infinite imaginary part both parts are infinite."""
     far, upright = _is_far(z), absolute(z.im).eq(INF)
     scale, back = far.where(z.re.const_like(0.25), 1.0), far.where(z.re.const_like(2.0), 1.0)
     re, im = z.re * scale, z.im * scale
@@ -158,7 +160,7 @@ def sqrt(z: Pair) -> Pair:
 
 
 def power(a: Pair, b: Pair) -> Pair:
-    """a**b as e**(b log a), in float64; a power of 0 is 0, or nan where the exponent is not on the right."""
+    """a**b as e**(b log a), in float64; a power of 0 is 0 if the exponent's real part is positive, else inf or nan."""
     dtype = a.re.dtype
     wide = [Pair(cast(z.re, dtypes.float64), cast(z.im, dtypes.float64)) for z in (a, b)]
     result = exp(times(wide[1], log(wide[0])))
@@ -243,7 +245,7 @@ def reciprocal(z: Pair) -> Pair:
 
 
 def sign(z: Pair) -> Pair:
-    """z / |z|, and 0 of 0."""
+    """z / |z|, and 0 for 0."""
     size = modulus(z)
     zero = size.eq(0)
     return Pair(zero.where(0.0, divide(z.re, size)), zero.where(0.0, divide(z.im, size)))

@@ -1,9 +1,9 @@
-"""Elementwise arithmetic, comparisons, logic, rounding and selection: one line each where one line says it.
+"""Elementwise arithmetic, comparisons, logic, rounding and selection, mostly one line for each operator.
 
 Arguments arrive broadcastable and in one dtype (see `registry.pointwise`); 16-bit floats are computed in float32.
 Rules for nan, signed zeros and integers are those of ATen's CPU kernels (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
 UnaryOpsKernel.cpp); transcendental functions are in `elementary` and `special`.
-Must not know strides or in-place forms.
+The module does not depend on strides or in-place forms.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .arithmetic import INF, NAN, absolute, add, bits_dtype, copy_sign, divide, 
 
 
 def is_float(x: UOp) -> bool:
-    """Whether a value is of a float dtype."""
+    """Whether a value has a float dtype."""
     return dtypes.is_float(x.dtype)
 
 
 def is_nan(x: UOp) -> UOp:
-    """Where a value is nan; nowhere for integers."""
+    """Mask of the nan elements; all false for integers."""
     return x.ne(x) if is_float(x) else x.const_like(False, dtypes.bool)
 
 
@@ -56,7 +56,7 @@ def smaller(a: UOp, b: UOp) -> UOp:
 
 
 def scaled(a: UOp, factor: UOp | None) -> UOp:
-    """a times a factor, which is left out where it is one."""
+    """a times a factor; without a multiplication if the factor is None or 1."""
     return a if factor is None or expressions.constant_of(factor) == 1 else multiply(factor, a)
 
 
@@ -71,7 +71,7 @@ def minus_scaled(a: UOp, b: UOp, alpha: UOp | None) -> UOp:
 
 
 def clamp(x: UOp, low: UOp | None = None, high: UOp | None = None) -> UOp:
-    """min(max(x, low), high), where nan in any of them wins."""
+    """min(max(x, low), high), nan where any of them is nan."""
     if low is not None:
         x = greater(x, low)
     return x if high is None else smaller(x, high)
@@ -85,7 +85,7 @@ def lerp(a: UOp, b: UOp, weight: UOp) -> UOp:
 
 
 def xlogy(x: UOp, y: UOp, logarithm: Callable[[UOp], UOp]) -> UOp:
-    """x log(y), 0 where x is 0, nan where y is."""
+    """x log(y), 0 where x is 0, nan where y is nan."""
     return is_nan(y).where(NAN, x.eq(0).where(0.0, x * logarithm(y)))
 
 
@@ -186,7 +186,7 @@ pointwise(
 )  # fmt: skip
 
 
-# Rounding: of integers it is nothing at all.
+# Rounding leaves integers unchanged.
 def _whole(function: Callable[[UOp], UOp]) -> Callable[[UOp], UOp]:
     return lambda x: function(x) if is_float(x) else x
 
@@ -204,7 +204,7 @@ pointwise(
 
 @value("logit", deferrable=True)
 def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
-    """log(x / (1 - x)), of x clamped to [eps, 1 - eps] where eps is given; each step in the tensor's own dtype."""
+    """log(x / (1 - x)); with eps, x is clamped to [eps, 1 - eps]; each step rounds to the tensor's own dtype."""
     dtype = opmath(ctx.out.computed)
     kept = ctx.out.computed
     x = cast(cast(x, kept), dtype)
@@ -231,7 +231,7 @@ def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
 
 @value("nextafter")
 def nextafter(ctx: Context, x: UOp, y: UOp) -> UOp:
-    """The next number after x towards y, by its bits."""
+    """Next number after x towards y, from its bits."""
     dtype = ctx.out.computed
     x, y = cast(x, dtype), cast(y, dtype)
     bits = x.bitcast(bits_dtype(dtype))
@@ -265,7 +265,7 @@ def shift_left(a: UOp, b: UOp) -> UOp:
 
 
 def shift_right(a: UOp, b: UOp) -> UOp:
-    """a >> b, arithmetic; a count outside the width shifts by the largest there is (ATen rshift_kernel)."""
+    """a >> b, arithmetic; a count outside the width shifts by the largest possible count (ATen rshift_kernel)."""
     largest = a.dtype.bitsize - (0 if dtypes.is_unsigned(a.dtype) else 1)
     outside = (b < 0) | (b >= largest)
     if dtypes.is_unsigned(a.dtype):
@@ -286,19 +286,19 @@ pointwise(
 
 @value("fill.Scalar", keep_floats=False)
 def fill_scalar(ctx: Context, self: UOp, number: float) -> UOp:
-    """One constant everywhere."""
+    """Constant in every element."""
     return constant(number, ctx.out.computed)
 
 
 @value("fill.Tensor")
 def fill_tensor(ctx: Context, self: UOp, number: UOp) -> UOp:
-    """A 0-d value everywhere."""
+    """0-d value in every element."""
     return cast(number, ctx.out.computed)
 
 
 @value("where.self", elementwise=True, deferrable=True)
 def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
-    """Elements of `a` where the condition holds, else of `b`."""
+    """Elements of `a` where the condition holds, otherwise of `b`."""
     dtype = ctx.out.computed
     return cast(condition, dtypes.bool).where(cast(a, dtype), cast(b, dtype))
 
@@ -307,7 +307,7 @@ def where(ctx: Context, condition: UOp, a: UOp, b: UOp) -> UOp:
 def nan_to_num(
     ctx: Context, x: UOp, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> UOp:
-    """Replace nan by 0 and the infinities by the dtype's largest numbers, or by what is given."""
+    """Replace nan by 0 and the infinities by the dtype's largest numbers, or by the arguments."""
     dtype = ctx.out.computed
     if not dtypes.is_float(dtype):
         return x
@@ -322,14 +322,14 @@ def nan_to_num(
 
 @value("arange.start_step")
 def arange(ctx: Context, start: float, end: float, step: float = 1, **_: object) -> UOp:
-    """start + i * step, computed as CPU does: in int64 for integers, in double for floats."""
+    """start + i * step, computed as on the CPU: in int64 for integers, in double for floats."""
     wide = dtypes.int64 if dtypes.is_int(ctx.out.computed) else dtypes.float64
     count = math.prod(ctx.out.size)
     return UOp.arange(count).cast(wide) * constant(step, wide) + constant(start, wide)
 
 
 def where_out(condition: torch.Tensor, self: Any, other: Any, *, out: torch.Tensor) -> torch.Tensor:
-    """aten::where.self_out, which attention's masks call with two numbers that the meta kernel takes for doubles."""
+    """aten::where.self_out; attention masks call it with two numbers, which the meta kernel treats as doubles."""
     a, b = (x if isinstance(x, torch.Tensor) else torch.tensor(x, device="cpu") for x in (self, other))
     return _WHERE_OUT(condition, a, b, out=out)
 

@@ -2,8 +2,8 @@
 
 Each is a three-term recurrence with the CPU's own first terms and special cases (aten/src/ATen/native/Math.h).
 
-The key insight: the degree differs from element to element, so the recurrence runs to the largest one, which is looked
-at on the host, and each element keeps its value when its degree is reached.
+The degree differs from element to element. The recurrence runs to the largest degree, which is read on the host, and
+each element stops changing when its degree is reached.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from . import elementary as e
 from .arithmetic import NAN, absolute, divide, subtract
 from .bounds import read_on_host
 
-LARGEST_DEGREE = 64  # the recurrence is unrolled; beyond this compiling takes longer than the CPU does
+LARGEST_DEGREE = 64  # the recurrence is unrolled; beyond this, compilation takes longer than the CPU's computation
 
 
 class Polynomials(NamedTuple):
-    """A family: its first degree, the step from degrees k - 1 and k to k + 1, and what its special points are."""
+    """Family of polynomials: degree 1, the step from degrees k - 1 and k to k + 1, and special points."""
 
     first: Callable[[UOp], UOp]
     step: Callable[[UOp, int, UOp, UOp], UOp]  # of x, k, p of degree k - 1, q of degree k
@@ -49,7 +49,7 @@ def _chebyshev(
     angular: Callable[[UOp, UOp], UOp],
     shifted: bool,
 ) -> Polynomials:
-    """P(1) = scale x + constant; exact at -1 and 1, and by angles between them from a degree above `least` on."""
+    """Degree 1 is scale x + constant; exact at -1 and 1, from angles in between for degrees above `least`."""
     kind = 1 if angular is _cos_of_multiple else 2
 
     def argument(x: UOp) -> UOp:
@@ -139,7 +139,7 @@ FAMILIES = {
 
 
 def _largest(n: Any) -> int:
-    """The largest degree among the elements, on the host."""
+    """Largest degree among the elements, on the host."""
     if not isinstance(n, torch.Tensor):
         return int(n)
     host = read_on_host(n)
@@ -155,7 +155,7 @@ def _evaluated(family: Polynomials) -> Callable[..., UOp]:
         x, n = (cast(v, dtype) if isinstance(v, UOp) else UOp.const(float(v), dtype) for v in (x, n))
         n = n.cast(dtypes.int64)
         x, n = x.expand(ctx.out.size), n.expand(ctx.out.size)
-        # In float64: terms cancel, and the CPU's compiler may fuse a product and a difference, which then round once.
+        # In float64: terms cancel, and the CPU's compiler may fuse a product and a difference, which rounds only once.
         wide = cast(x, dtypes.float64)
         p, q = wide.const_like(1.0), family.first(wide)
         found = n.eq(0).where(p, q)

@@ -1,8 +1,8 @@
 """Pooling and its gradients: averages and maxima over the windows of an image.
 
-Defines the avg_pool, max_pool and adaptive_max_pool families. The key insight: the gradient of a pool is again a pool,
-over the windows that reach an input element: a maximum passes its gradient to the element whose position it remembers,
-so nothing is scattered. Must not know strides in memory: they are the caller's.
+Defines the avg_pool, max_pool and adaptive_max_pool families. The gradient of a pool is again a pool, over the windows
+that reach an input element. A maximum passes its gradient to the element at its saved position, so nothing is
+scattered. The module does not depend on strides in memory: the caller handles them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ints = Sequence[Any]  # of int; tinygrad types the sizes of shapes as possibly s
 
 
 def each(numbers: int | Ints, dims: int, default: Ints = ()) -> list[int]:
-    """One number for each pooled dimension: torch lets a single one stand for all, and none for the default."""
+    """One number for each pooled dimension; torch accepts a single number for all, or none for the default."""
     numbers = [numbers] if isinstance(numbers, int) else list(numbers)
     return list(default) if not numbers else numbers * dims if len(numbers) == 1 else numbers
 
@@ -36,26 +36,26 @@ def arange(n: int) -> UOp:
 
 
 def along(x: UOp, dim: int, dims: int) -> UOp:
-    """A value of shape (n,) shaped to broadcast as dimension `dim` of `dims`."""
+    """Value of shape (n,), reshaped to broadcast as dimension `dim` of `dims`."""
     return x.reshape((*[1] * dim, x.shape[0], *[1] * (dims - dim - 1)))
 
 
 def positions(sizes: Ints) -> UOp:
-    """The row-major position of each element of an image of these sizes, in int32."""
+    """Row-major position of each element of an image of these sizes, in int32."""
     return arange(math.prod(sizes)).reshape(tuple(sizes))
 
 
 def last(x: UOp, dims: int) -> tuple[int, ...]:
-    """The axes of the last `dims` dimensions."""
+    """Axes of the last `dims` dimensions."""
     return tuple(range(x.ndim - dims, x.ndim))
 
 
 def reaching(x: UOp, extent: Ints, stride: Ints, padding: Ints, size: Ints) -> UOp:
-    """(..., *counts) -> (..., *size, *candidates): for each element of an image, what of `x` its windows have.
+    """(..., *counts) -> (..., *size, *candidates): for each image element, the elements of `x` of its windows.
 
     `x` has one element for each window of `extent` elements. The stride's phases share their windows, so an element
-    has ceil(extent / stride) candidates in each dimension, the nearest one last; those off the edge read as 0. Some
-    may end before they reach the element, where the stride does not divide the extent.
+    has ceil(extent / stride) candidates in each dimension, the nearest one last; candidates off the edge read as 0. If
+    the stride does not divide the extent, some candidates end before they reach the element.
     """
     dims, one = len(size), [1] * len(size)
     taps = [-(-e // s) for e, s in zip(extent, stride, strict=True)]
@@ -70,7 +70,7 @@ def reaching(x: UOp, extent: Ints, stride: Ints, padding: Ints, size: Ints) -> U
 
 
 def reached(extent: Ints, stride: Ints, padding: Ints, size: Ints) -> UOp | None:
-    """Which candidates of `reaching` do reach their element; None for all."""
+    """Mask of the candidates of `reaching` that reach their element; None if all do."""
     dims, mask = len(size), None
     for d, (e, s, p, i) in enumerate(zip(extent, stride, padding, size, strict=True)):
         if e % s:
@@ -85,7 +85,7 @@ def reached(extent: Ints, stride: Ints, padding: Ints, size: Ints) -> UOp | None
 
 
 class _Average:
-    """The parameters of one avg_pool call."""
+    """Parameters of one avg_pool call."""
 
     def __init__(self, size: Ints, counts: Ints, kernel_size: Ints, stride: Ints, padding: Ints,
                  ceil_mode: bool, count_include_pad: bool, divisor_override: int | None) -> None:  # fmt: skip
@@ -98,7 +98,7 @@ class _Average:
                 self.divisor = self._length(d, size[d], counts[d], dims, count_include_pad) * self.divisor
 
     def _length(self, d: int, i: int, o: int, dims: int, include_padding: bool) -> UOp | int:
-        """How many elements each window holds in one dimension (aten/src/ATen/native/cpu/AvgPoolKernel.cpp)."""
+        """Number of elements of each window in one dimension (aten/src/ATen/native/cpu/AvgPoolKernel.cpp)."""
         k, s, p = self.kernel[d], self.stride[d], self.padding[d]
         if (o - 1) * s + k <= i + p + (p if include_padding else -p) and (include_padding or p == 0):
             return k
@@ -128,7 +128,7 @@ def _avg_pool(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]]:
         return call.divide(patches.sum(last(patches, dims), dtype=x.dtype))
 
     def backward(ctx: Context, grad: UOp, x: UOp, *args: Any) -> UOp:
-        """Each input element receives its share of every window that holds it."""
+        """Give each input element its share of every window that contains it."""
         size = x.shape[-dims:]
         call = _Average(size, grad.shape[-dims:], *args)
         shares = reaching(call.divide(cast(grad, opmath(grad.dtype))), call.kernel, call.stride, call.padding, size)
@@ -141,9 +141,9 @@ def _avg_pool(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]]:
 
 
 def highest(patches: UOp, dims: int) -> tuple[UOp, UOp]:
-    """(maxima, row-major places in the window) over the last `dims` dimensions, as CPU chooses.
+    """(maxima, row-major positions in the window) over the last `dims` dimensions, chosen as on the CPU.
 
-    A nan is larger than anything, and of several the last counts; of equal numbers the first
+    A nan is larger than any number, and the last of several nans counts; of equal numbers the first one counts
     (aten/src/ATen/native/cpu/MaxPoolKernel.cpp).
     """
     axes, kernel = last(patches, dims), patches.shape[-dims:]
@@ -152,7 +152,7 @@ def highest(patches: UOp, dims: int) -> tuple[UOp, UOp]:
     floating = dtypes.is_float(patches.dtype)
     if floating:
         largest = (patches != patches).any(axes).where(largest.const_like(math.nan), largest)
-    largest = largest.contiguous()  # what the places are compared with must not be computed for each of them
+    largest = largest.contiguous()  # computed once, not again for each position that is compared with it
     wide = largest.reshape((*largest.shape, *[1] * dims))
     missing = largest != largest
     wide_missing = missing.reshape(wide.shape)
@@ -183,14 +183,14 @@ def _max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:
             step //= k
             start = along(arange(o) * s - p, d, dims)
             tap = place // step % k
-            if p:  # in a window of nothing but the lowest number the padding looks like it: the first inside counts
+            if p:  # in a window of lowest numbers only, the padding looks the same: the first element inside counts
                 tap = lowest.where((((-start).maximum(0) + w - 1) // w).expand(tap.shape), tap)
             at = at * i + start + tap * w
         return largest, at.cast(dtypes.int64)
 
     def backward(ctx: Context, grad: UOp, x: UOp, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
                  ceil_mode: bool, indices: UOp) -> UOp:  # fmt: skip
-        """Each window's gradient goes to the element whose position it remembers."""
+        """Pass each window's gradient to the element at its saved position."""
         kernel = each(kernel_size, dims)
         stride, padding, dilation = each(stride, dims, kernel), each(padding, dims), each(dilation, dims)
         size = x.shape[-dims:]
@@ -232,7 +232,7 @@ def _adaptive_max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp
         return largest, at.cast(dtypes.int64)
 
     def backward(ctx: Context, grad: UOp, x: UOp, indices: UOp) -> UOp:
-        """Each region's gradient goes to the element whose position it remembers."""
+        """Pass each region's gradient to the element at its saved position."""
         sizes, counts = x.shape[-dims:], grad.shape[-dims:]
         tables = [
             table("regions", i, o, False, None, True, dtypes.float32, ctx.device)

@@ -1,8 +1,8 @@
-"""QR by Householder's reflections: the factors, the orthogonal matrix they stand for, and products with it.
+"""QR by Householder reflections: the factors, the orthogonal matrix, and products with it.
 
-The key insight: a reflection touches all columns to its right, and is known only when those to its left are done, so
-the loops of the textbook are the kernel (`loops`). Signs and tau are LAPACK's (geqrf, orgqr, ormqr): G. H. Golub and
-C. F. Van Loan, Matrix Computations, 4th edition, 5.1 and 5.2. Arithmetic is in float64.
+A reflection changes all columns to its right, and depends on the reflections to its left, so the loops of the textbook
+are the kernel (`loop_kernels`). Signs and tau are LAPACK's (geqrf, orgqr, ormqr): G. H. Golub and C. F. Van Loan,
+Matrix Computations, 4th edition, 5.1 and 5.2. Arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .linalg import affordable, batched, begin, number, wide
 
 
 def _reflect(p: Program, x: Array, b: Index, v: Array, k: Index, tau: UOp, first: Index) -> None:
-    """Reflect the columns of x from `first` on at the k-th reflector, whose leading 1 is not stored."""
+    """Apply the k-th reflector, whose leading 1 is not stored, to the columns of x from `first` on."""
     m, n = x.shape[-2:]
     dot = p.local(dtypes.float64, 0.0)
     for j in p.loop(n):
@@ -72,7 +72,7 @@ def _product(p: Program, x: Array, v: Array, taus: Array, *rest: Any) -> None:
 
 
 def _factored(a: UOp, device: str) -> tuple[UOp, UOp]:
-    """(R and below it the reflectors, tau), both in float64 and with all leading dimensions as one."""
+    """(R with the reflectors below it, tau), both in float64 and with all leading dimensions flattened to one."""
     x = batched(a)
     batch, m, n = (int(s) for s in x.shape)
     affordable(batch, m, n, min(m, n))
@@ -83,7 +83,7 @@ def _factored(a: UOp, device: str) -> tuple[UOp, UOp]:
 def _multiplied(
     v: UOp, taus: UOp, size: Sequence[int], device: str, factor: UOp | None = None, transposed: bool = False
 ) -> UOp:
-    """Q, or Q^T, times a factor of this size, or the first columns of Q itself, in float64."""
+    """Q or Q^T times a factor of this size, or the first columns of Q without a factor, in float64."""
     lead, (m, n) = size[:-2], size[-2:]
     inputs = [batched(v), batched(taus, rank=1), *([] if factor is None else [batched(factor)])]
     affordable(int(inputs[0].shape[0]), m, n, int(taus.shape[-1]))
@@ -92,7 +92,7 @@ def _multiplied(
 
 
 def _geqrf_kernel(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R and below it the reflectors, column by column, and tau; the operator has no meta kernel to say so."""
+    """R with the reflectors below it, in column-major order, and tau; the operator has no meta kernel."""
     if a.ndim < 2 or a.dtype not in (torch.float32, torch.float64):
         raise MetaRejected("the CPU checks what it is given, and knows complex numbers")
     if 0 in a.shape:
@@ -111,7 +111,7 @@ KERNELS: dict[str, Callable[..., Any]] = {"geqrf": or_cpu(torch.ops.aten.geqrf.d
 
 @value("linalg_qr")
 def linalg_qr(ctx: Context, a: UOp, mode: str = "reduced") -> tuple[UOp, UOp]:
-    """Q and R; of "complete" Q is square, of "r" it is empty."""
+    """Q and R; Q is square in mode "complete" and empty in mode "r"."""
     if 0 in a.shape:
         raise Declined
     qr, taus = _factored(a, ctx.device)
@@ -125,7 +125,7 @@ def linalg_qr(ctx: Context, a: UOp, mode: str = "reduced") -> tuple[UOp, UOp]:
 
 @value("linalg_householder_product", out_as_new="empty")
 def householder_product(ctx: Context, v: UOp, taus: UOp) -> UOp:
-    """The first columns of Q from reflectors and tau."""
+    """First columns of Q from the reflectors and tau."""
     if 0 in taus.shape:
         rows, columns = (UOp.arange(int(s)) for s in v.shape[-2:])
         return rows.reshape((-1, 1)).eq(columns).cast(dtypes.float64)
@@ -134,7 +134,7 @@ def householder_product(ctx: Context, v: UOp, taus: UOp) -> UOp:
 
 @value("ormqr", out_as_new="empty")
 def ormqr(ctx: Context, v: UOp, taus: UOp, other: UOp, left: bool = True, transpose: bool = False) -> UOp:
-    """Q, or Q^T, times a matrix, or a matrix times it."""
+    """Product of Q or Q^T and a matrix, from the left or from the right."""
     if 0 in taus.shape or 0 in other.shape:
         raise Declined
     size = ctx.out.size

@@ -1,8 +1,8 @@
-"""Between ragged batches, rows one after another with the offsets of each sequence, and padded ones.
+"""Conversions between ragged batches (consecutive rows with the offsets of each sequence) and padded ones.
 
-The key insight: where rows go is a matter of the offsets alone. They are few, and are looked at on the host, as the CPU
-does to check them; they become one index, and the rows stay on the device.
-Must not know nested tensors: torch's jagged layout calls these two operators with its parts.
+The position of each row depends only on the offsets. They are few, and are read on the host, where the CPU checks them
+too. They become one index, and the rows stay on the device.
+torch's jagged layout calls these two operators with the parts of a nested tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .bounds import read_on_host
 
 
 def _bounds(offsets: Sequence[torch.Tensor], rows: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """First row and the one after the last of each sequence, on the host; MetaRejected for what the CPU refuses."""
+    """First row and end row of each sequence, on the host; raises MetaRejected for offsets that the CPU refuses."""
     if len(offsets) != 1 or not is_tiny(offsets[0]) or offsets[0].dim() != 1 or len(offsets[0]) < 2:
         raise MetaRejected("one vector of offsets, on the device")
     read = read_on_host(offsets[0]).long()
@@ -34,7 +34,7 @@ def _bounds(offsets: Sequence[torch.Tensor], rows: int | None) -> tuple[torch.Te
 def jagged_to_padded(
     values: torch.Tensor, offsets: Sequence[torch.Tensor], max_lengths: Sequence[int], padding_value: float = 0.0
 ) -> torch.Tensor:
-    """(rows, D) and the offsets of B sequences as (B, max_lengths[0], D): longer ones are cut, shorter ones padded."""
+    """(rows, D) and the offsets of B sequences to (B, max_lengths[0], D): longer ones are cut, shorter ones padded."""
     if values.dim() != 2 or len(max_lengths) != 1:
         raise MetaRejected("values of two dimensions")
     first, last = _bounds(offsets, None)
@@ -55,7 +55,7 @@ def jagged_to_padded(
 
 @decomposition("_padded_dense_to_jagged_forward")
 def padded_to_jagged(dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
-    """(B, longest, D) and the offsets of B sequences as (rows, D), what is padding left out."""
+    """(B, longest, D) and the offsets of B sequences to (rows, D), without the padding."""
     first, last = _bounds(offsets, total_L)
     if dense.dim() != 3 or len(first) != dense.size(0) or int((last - first).max()) > dense.size(1):
         raise MetaRejected("a padded batch that is as long as the longest sequence")

@@ -1,7 +1,7 @@
-"""Random numbers: drawn by torch's CPU generator and copied over, so that a seed gives the CPU's numbers exactly.
+"""Random numbers from torch's CPU generator, copied to the device, so that a seed gives exactly the CPU's numbers.
 
-The key insight: bit-identical random numbers make dropout, initialization and sampling comparable by value. What is
-drawn without looking at elements can be drawn again at each run of a compiled graph, in the order of the graph.
+Bit-identical random numbers make dropout, initialization and sampling comparable by value. Operators that read no
+elements can draw again at each run of a compiled graph, in the order of the graph.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def _drawn(
     named: dict[str, Any],
     name: str = "",
 ) -> torch.Tensor:
-    """What the operator gives on the CPU, in the layout of `like`, on the device; in a recording it is drawn at each
-    run, of arguments that are made then."""
+    """Result of the operator on the CPU, copied to the device in the layout of `like`.
+
+    In a recording, the operator draws again at each run, and `arguments` creates its arguments then.
+    """
 
     def counted() -> torch.Tensor:
         STATS.host[name or str(op)] += 1
@@ -52,7 +54,7 @@ def _empty(x: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _drawn_inplace(op: Any) -> Callable[..., Any]:
-    """A kernel that draws into a CPU tensor of the target's layout, since the order of drawing follows memory."""
+    """Kernel that draws into a CPU tensor of the target's layout, because the order of drawing follows memory."""
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         check_writable(self)
@@ -63,7 +65,7 @@ def _drawn_inplace(op: Any) -> Callable[..., Any]:
 
 
 def _drawn_alike(op: Any) -> Callable[..., Any]:
-    """A kernel that draws a new tensor of which only the layout follows from its first argument."""
+    """Kernel that draws a new tensor; only the layout of the first argument matters."""
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         index, like = self.device.index or 0, _empty(self, "meta")
@@ -74,7 +76,7 @@ def _drawn_alike(op: Any) -> Callable[..., Any]:
 
 
 def _randperm(name: str) -> Callable[..., Any]:
-    """A kernel that draws a new CPU tensor, with a generator or none, and moves it over."""
+    """Kernel that draws a new CPU tensor, with an optional generator, and copies it to the device."""
     op = aten.randperm.generator
 
     def kernel(n: int, *, generator: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -90,7 +92,7 @@ NEW = ("randperm", "randperm.generator")
 ALIKE = ("bernoulli.p",)
 
 
-# Drawn on the CPU from the arguments' own values and layout.
+# Operators that draw on the CPU from the arguments' own values and layout.
 HOSTED = ("bernoulli", "bernoulli.out", "bernoulli_.Tensor", "multinomial", "multinomial.out", "poisson",
           "binomial", "normal.Tensor_float", "normal.Tensor_float_out", "normal.float_Tensor",
           "normal.float_Tensor_out", "normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "_standard_gamma",
@@ -99,7 +101,7 @@ HOSTED = ("bernoulli", "bernoulli.out", "bernoulli_.Tensor", "multinomial", "mul
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(result, mask): the mask is drawn on the CPU as its kernel does; what it leaves is computed on the device."""
+    """(result, mask): the CPU draws the mask as in its own kernel; the device computes the result."""
     if train is False or not input.numel() or not input.is_floating_point():
         return _dropout_on_cpu(input, p, train)  # type: ignore[no-any-return]
     kept = 1.0 - p

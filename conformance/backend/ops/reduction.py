@@ -1,8 +1,8 @@
 """Reductions: sums, products, extremes, moments, norms and the softmax family.
 
-The key insight: the meta kernel has already worked out the result's size, so a reduction only computes with all
-dimensions kept and is then reshaped to it.
-Sums of 16-bit floats are taken in float32, of integers in the result's dtype, so they wrap as on the CPU.
+The meta kernel already gives the result's size. A reduction only computes with all dimensions kept, and the result is
+then reshaped to that size.
+Sums of 16-bit floats are computed in float32, sums of integers in the result's dtype, so they wrap as on the CPU.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .arithmetic import INF, absolute, divide, subtract
 aten = torch.ops.aten
 
 
-# Operations of an expression that a reduction may unroll; with the copies of a longer one compiling takes seconds.
+# Largest number of operations in an expression that a reduction may unroll; copies of longer ones compile for seconds.
 LONGEST_UNROLLED = 32
-# Terms up to which a float32 sum is taken in float32.
+# Largest number of terms for which a float32 sum is computed in float32.
 SUMMED_NARROW = 16
 
 
 def materialize_if_costly(x: UOp) -> UOp:
-    """A value for a kernel that reads each element many times or unrolls: a long expression is computed first."""
+    """A value for a kernel that reads each element many times or unrolls; a long expression is computed first."""
     nodes = x.toposort(gate=lambda node: node.op not in (Ops.REDUCE, Ops.CONTIGUOUS))
     return materialization.materialize(x) if sum(node.op in GroupOp.ALU for node in nodes) > LONGEST_UNROLLED else x
 
 
 def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]]:
-    """(x, dims) with a 0-d value as a vector of one and the dimensions counted from 0; none given means all."""
+    """(x, dims), where a 0-d x becomes a vector and dims count from 0; no dimension means all dimensions."""
     x = materialize_if_costly(x)
     if x.ndim == 0:
         x = x.reshape((1,))
@@ -52,14 +52,14 @@ def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]
 
 
 def count(x: UOp, dims: Sequence[int]) -> int:
-    """How many elements one result is made of."""
+    """Number of elements that are reduced to one result."""
     return math.prod(int(x.shape[d]) for d in dims)
 
 
 def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
-    """The sum along `dims`, kept with size 1, in `dtype` (the value's own by default); 0 of nothing.
+    """Sum along `dims`, which stay with size 1, in `dtype` (default: x's own); 0 for an empty sum.
 
-    The CPU sums float32 by pairs, whose error hardly grows with the count; one by one takes a float64 to match it.
+    The CPU sums float32 by pairs, whose error hardly grows with the count. Sequential addition needs float64 to match.
     """
     x = x if dtype is None else cast(x, dtype)
     if 0 in x.shape:
@@ -71,7 +71,7 @@ def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
 
 @value("sum", "sum.dim_IntList", "nansum", deferrable=True)
 def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
-    """The sum; of nansum without the nans."""
+    """Sum of the elements; nansum ignores nans."""
     x, dims = along(x, dim)
     if ctx.op is aten.nansum.default and dtypes.is_float(x.dtype):
         x = x.ne(x).where(0.0, x)
@@ -80,14 +80,14 @@ def sum_(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool =
 
 @value("mean", "mean.dim", deferrable=True)
 def mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object) -> UOp:
-    """The sum divided by the count; nan of nothing."""
+    """Sum divided by the count; nan without elements."""
     x, dims = along(x, dim)
     return divide(total(x, dims, opmath(ctx.out.computed)), float(count(x, dims))).reshape(ctx.out.size)
 
 
 @value("prod", "prod.dim_int", deferrable=True)
 def prod(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False, **_: object) -> UOp:
-    """The product; 1 of nothing."""
+    """Product of the elements; 1 without elements."""
     x, dims = along(x, dim)
     dtype = opmath(ctx.out.computed)
     if 0 in x.shape:
@@ -138,19 +138,19 @@ def _index_of_extreme(ctx: Context, x: UOp, dim: int | None, largest: bool) -> U
 
 @value("argmax", deferrable=True)
 def argmax(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
-    """The first index of the largest element, of the flattened tensor where no dimension is given."""
+    """First index of the largest element, of the flattened tensor if dim is None."""
     return _index_of_extreme(ctx, x, dim, largest=True)
 
 
 @value("argmin", deferrable=True)
 def argmin(ctx: Context, x: UOp, dim: int | None = None, keepdim: bool = False) -> UOp:
-    """The first index of the smallest element, of the flattened tensor where no dimension is given."""
+    """First index of the smallest element, of the flattened tensor if dim is None."""
     return _index_of_extreme(ctx, x, dim, largest=False)
 
 
 @value("any", "any.dim", "any.dims", deferrable=True)
 def any_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
-    """Whether some element is not 0; `any.dims` with an empty list reduces nothing."""
+    """Whether some element is nonzero; `any.dims` with an empty list reduces nothing."""
     x, dims = along(x, dim)
     if ctx.op is aten.any.dims and not isinstance(dim, int) and dim is not None and len(dim) == 0:
         return x.ne(0).reshape(ctx.out.size)
@@ -161,7 +161,7 @@ def any_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: 
 
 @value("all", "all.dim", "all.dims", deferrable=True)
 def all_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> UOp:
-    """Whether no element is 0; `all.dims` with an empty list reduces nothing."""
+    """Whether every element is nonzero; `all.dims` with an empty list reduces nothing."""
     x, dims = along(x, dim)
     if ctx.op is aten.all.dims and not isinstance(dim, int) and dim is not None and len(dim) == 0:
         return x.ne(0).reshape(ctx.out.size)
@@ -172,13 +172,13 @@ def all_(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None, keepdim: 
 
 @value("count_nonzero.dim_IntList", "count_nonzero", deferrable=True)
 def count_nonzero(ctx: Context, x: UOp, dim: int | Sequence[int] | None = None) -> UOp:
-    """The number of elements that are not 0 (nan is not)."""
+    """Number of elements that are not 0; a nan counts."""
     x, dims = along(x, dim)
     return total(x.ne(0), dims, dtypes.int64).reshape(ctx.out.size)
 
 
 def _moments(x: UOp, dims: Sequence[int], correction: float) -> tuple[UOp, UOp]:
-    """(variance, mean) in two passes; the variance's divisor is at least 0, and then gives nan or inf."""
+    """(variance, mean) in two passes; the variance's divisor is at least 0, and a divisor of 0 gives nan or inf."""
     n = count(x, dims)
     average = divide(total(x, dims), float(n))
     deviation = subtract(x, average)
@@ -187,7 +187,7 @@ def _moments(x: UOp, dims: Sequence[int], correction: float) -> tuple[UOp, UOp]:
 
 def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: float | None) -> tuple[UOp, UOp]:
     dtype = opmath(ctx.out.computed)
-    # Of large numbers a sum of squares overflows float32 where its root does not; the CPU sums and divides in float64.
+    # For large numbers a sum of squares overflows float32 but its root does not; the CPU sums and divides in float64.
     x, dims = along(cast(x, dtypes.float64 if dtype is dtypes.float32 else dtype), dim)
     if count(x, dims) <= (1 if correction is None else correction):
         said = f"{ctx.op._schema.name.removeprefix('aten::')}(): degrees of freedom is <= 0. {_CORRECTION}"
@@ -202,7 +202,7 @@ _CORRECTION = "Correction should be strictly less than the reduction factor (inp
 @value("var.correction", "std.correction", deferrable=True)
 def var(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
         keepdim: bool = False) -> UOp:  # fmt: skip
-    """The variance, or its square root, with a correction of the divisor."""
+    """Variance, or its square root, with a correction of the divisor."""
     variance, _ = _moment_row(ctx, x, dim, correction)
     return (variance.sqrt() if ctx.op is aten.std.correction else variance).reshape(ctx.out.size)
 
@@ -210,14 +210,14 @@ def var(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: f
 @value("var_mean.correction", "std_mean.correction", deferrable=True)
 def var_mean(ctx: Context, x: UOp, dim: Sequence[int] | None = None, *, correction: float | None = None,
              keepdim: bool = False) -> tuple[UOp, UOp]:  # fmt: skip
-    """The variance, or its square root, and the mean."""
+    """Variance, or its square root, and the mean."""
     variance, average = _moment_row(ctx, x, dim, correction)
     spread = variance.sqrt() if ctx.op is aten.std_mean.correction else variance
     return spread.reshape(ctx.out.size), average.reshape(ctx.out.size)
 
 
 def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
-    """(sum |x|**ord) ** (1/ord) along `dims`, kept with size 1, with its limits at 0, inf and -inf."""
+    """(sum |x|**ord) ** (1/ord) along `dims`, which stay with size 1, with its limits at 0, inf and -inf."""
     x = absolute(x)
     if math.isinf(ord):
         return order.extreme(x, dims, largest=ord > 0)
@@ -234,17 +234,17 @@ def norm(x: UOp, ord: float, dims: Sequence[int]) -> UOp:
 @value("linalg_vector_norm", deferrable=True)
 def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False,
                 **_: object) -> UOp:  # fmt: skip
-    """The vector norm along dimensions (torch.linalg.vector_norm)."""
+    """Vector norm along dimensions (torch.linalg.vector_norm)."""
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
     lone = all(x.shape[d] == 1 for d in dims) and not (ctx.args[0].dim() == 0 and dim)
-    # A lone element is not raised to a power, which may overflow; but one of no dimensions, along dimension 0, is.
+    # A single element is not raised to a power, which may overflow; a 0-d tensor along dimension 0 is.
     made = absolute(x) if lone and ord != 0 else norm(x, ord, dims)
     return made.reshape(ctx.out.size)
 
 
 @decomposition("norm.ScalarOpt_dim")
 def norm_dim(x: torch.Tensor, p: float | None, dim: Sequence[int], keepdim: bool = False) -> torch.Tensor:
-    """The old name of the vector norm."""
+    """Old name of the vector norm."""
     return torch.linalg.vector_norm(x, 2 if p is None else p, dim or None, keepdim)
 
 
@@ -252,13 +252,13 @@ def norm_dim(x: torch.Tensor, p: float | None, dim: Sequence[int], keepdim: bool
 def norm_dim_dtype(
     x: torch.Tensor, p: float | None, dim: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The old name of the vector norm, computed in a dtype."""
+    """Old name of the vector norm, computed in a given dtype."""
     return torch.linalg.vector_norm(x, 2 if p is None else p, dim or None, keepdim, dtype=dtype)
 
 
 @value("renorm")
 def renorm(ctx: Context, x: UOp, p: float, dim: int, maxnorm: float) -> UOp:
-    """Slices along a dimension whose p-norm exceeds a limit, scaled down to it (ATen's renorm_scale_factor)."""
+    """Slices along a dimension; those with a p-norm above a limit are scaled to it (ATen's renorm_scale_factor)."""
     x = cast(x, opmath(ctx.out.computed))
     others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
     length = norm(x, p, others)
@@ -276,7 +276,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @value("logsumexp", deferrable=True)
 def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -> UOp:
-    """log sum e**x, shifted by the maximum where that is finite."""
+    """log sum e**x, shifted by the maximum if that is finite."""
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
     if 0 in x.shape:
         return constant(-INF, x.dtype)
@@ -286,9 +286,9 @@ def logsumexp(ctx: Context, x: UOp, dim: Sequence[int], keepdim: bool = False) -
 
 
 def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp]:
-    """(x - max x, the sum of its exponentials).
+    """(x - max x, sum of its exponentials).
 
-    tinygrad's own exponential is enough: its error grows with the argument, and here only arguments near 0 count.
+    tinygrad's own exponential is sufficient: its error grows with the argument, and only arguments near 0 matter here.
     """
     x, dims = along(x, dim)
     shifted = subtract(x, x.max(dims, keepdim=True))
@@ -297,7 +297,7 @@ def _shifted(x: UOp, dim: int) -> tuple[UOp, UOp]:
 
 @value("_softmax", deferrable=True)
 def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
-    """e**(x - max) over its sum along a dimension."""
+    """e**(x - max) divided by its sum along a dimension."""
     shifted, s = _shifted(cast(x, opmath(ctx.out.computed)), dim)
     return divide(shifted.exp(), s).reshape(ctx.out.size)
 
@@ -306,7 +306,8 @@ def softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
 def log_softmax(ctx: Context, x: UOp, dim: int, half_to_float: bool) -> UOp:
     """x - max - log sum e**(x - max) along a dimension.
 
-    Along the last one the CPU keeps the sum and its logarithm in the tensor's dtype (vec_log_softmax_lastdim_kernel).
+    Along the last dimension the CPU rounds the sum and its logarithm to the tensor's dtype
+    (vec_log_softmax_lastdim_kernel).
     """
     dtype = opmath(ctx.out.computed)
     last = dim % max(x.ndim, 1) == max(x.ndim, 1) - 1

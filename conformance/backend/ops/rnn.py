@@ -1,9 +1,9 @@
-"""The fused cells in which torch's LSTM and GRU step on every device but the CPU.
+"""Fused cells that torch's LSTM and GRU call for each step on every device except the CPU.
 
-The key insight: a recurrence must not be fused through time, or each step's kernel holds all the steps before it; so a
-cell stores its activations and its states, and everything else fuses around them. What the workspaces hold is ours to
-choose, as only the backward cells read them; the order of the gates is torch's (aten/src/ATen/native/cuda/RNN.cu).
-Must not know strides in memory: they are the caller's.
+A recurrence must not be fused through time, because each step's kernel would contain all steps before it. So a cell
+stores its activations and its states, and all other operations fuse with them. The content of the workspaces is free to
+choose, because only the backward cells read them. The order of the gates is torch's (aten/src/ATen/native/cuda/RNN.cu).
+The module does not depend on strides in memory: the caller handles them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Results = Sequence[tuple[tuple[int, ...], UOp] | None]
 
 
 def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch.Tensor | None, ...]]:
-    """A kernel from a function on values, which gives (size, value) of each contiguous result."""
+    """Kernel from a function on values that returns (size, value) of each contiguous result."""
     name = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
@@ -51,7 +51,7 @@ def _value(x: Any) -> Any:
 
 
 def _gates(gates: UOp, bias: UOp | None, count: int) -> UOp:
-    """(batch, count * hidden) as (batch, count, hidden), with its bias."""
+    """(batch, count * hidden) reshaped to (batch, count, hidden), plus its bias."""
     shape = (gates.shape[0], count, gates.shape[1] // count)
     gates = gates.reshape(shape)
     return gates if bias is None else gates + bias.reshape((1, *shape[1:]))
@@ -66,7 +66,7 @@ def _joined(parts: Sequence[UOp]) -> UOp:
 
 
 def lstm(gates: UOp, hidden: UOp, cx: UOp, bias: UOp | None = None, hidden_bias: UOp | None = None) -> Results:
-    """(hy, cy, workspace); gates (batch, 4 * hidden) in the order in, forget, cell, out; the workspace: active."""
+    """(hy, cy, workspace); gates (batch, 4 * hidden) in the order in, forget, cell, out; the workspace: activations."""
     raw = _gates(gates, bias, 4) + _gates(hidden, hidden_bias, 4)
     is_cell = UOp.arange(4).eq(2).reshape((1, 4, 1)).expand(raw.shape)
     active = is_cell.where(tanh(raw), sigmoid(raw)).contiguous()

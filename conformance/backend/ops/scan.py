@@ -1,6 +1,6 @@
 """Scans along a dimension: running sums, products, extremes and log-sum-exps.
 
-The key insight: a running extreme with its position packed below the order key is one running maximum.
+A running extreme is one running maximum of order keys with the position packed below.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def _running(x: UOp, dim: int, op: Ops) -> UOp:
 
 
 def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
-    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers go by int64 and wrap.
+    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers use int64 and wrap.
 
-    The CPU keeps the running value of float32 in float64, of the 16-bit floats in float32 (ATen's AccumulateType.h).
+    The CPU accumulates float32 in float64, and 16-bit floats in float32 (ATen's AccumulateType.h).
     """
     dtype = ctx.out.computed
     wide = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64
-    x = cast(x, dtype).contiguous()  # before it is widened: a buffer is that already
+    x = cast(x, dtype).contiguous()  # before widening, because a buffer is contiguous already
     x = x.reshape((1,)) if x.ndim == 0 else x
     return cast(x, wide), dim % x.ndim
 
@@ -50,13 +50,13 @@ def cumprod(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
 
 
 def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
-    """(values, indices): the latest of equals, the latest nan once there is one (cummax_cummin_helper)."""
+    """(values, indices): the last of equal elements, the last nan once there is one (cummax_cummin_helper)."""
     x = x.reshape((1,)) if x.ndim == 0 else x
     dim %= x.ndim
     signed, keys = (order.key(x, nan_last=largest, zeros_equal=equal) for equal in (False, True))
     place = order.positions(x.shape, dim)
     if keys.dtype.itemsize <= 4:
-        late = 2 * place + signed.ne(keys).cast(dtypes.int64)  # with a bit that tells a zero's sign
+        late = 2 * place + signed.ne(keys).cast(dtypes.int64)  # with a bit for the sign of a zero
         pairs = _running(order.packed(keys if largest else ~keys, late), dim, Ops.MAX)
         found, late = order.unpacked(pairs, keys.dtype)
         found, indices = (found if largest else ~found) - (late & 1).cast(keys.dtype), late >> 1
@@ -71,13 +71,13 @@ def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp
 
 @value("cummax", deferrable=True)
 def cummax(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
-    """The running maximum and where it was last reached."""
+    """Running maximum and its last position."""
     return _running_extreme(ctx, x, dim, largest=True)
 
 
 @value("cummin", deferrable=True)
 def cummin(ctx: Context, x: UOp, dim: int) -> tuple[UOp, UOp]:
-    """The running minimum and where it was last reached."""
+    """Running minimum and its last position."""
     return _running_extreme(ctx, x, dim, largest=False)
 
 
@@ -86,7 +86,7 @@ LONGEST = 1024  # logcumsumexp is quadratic: each result sums its own exponentia
 
 @decomposition("_logcumsumexp")
 def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The running log sum e**x, each shifted by its own maximum; a decomposition, since torch has no meta kernel."""
+    """Running log sum e**x, each shifted by its own maximum; a decomposition, as torch has no meta kernel for it."""
     if not x.dim():
         return x.clone()
     size = x.size(dim)

@@ -2,12 +2,11 @@
 
 Defines `placed` (the last write wins) and `combined` (sum, product, mean, largest, smallest).
 
-The key insight: a scatter is a gather through the inverse of its index, and the index is on the host already, where
-it was checked (see `bounds`). So the host inverts it, in time O(n + k) for k writes to n places, and the device reads:
-no comparison of all places with all writes, no atomics, the same result every time. Repeated places become rows of a
-table of writes, at most WIDTH wide; longer rows are combined in several rounds. While a graph is recorded there is no
-host: a place is a lazy value then, and `compared` says what goes where.
-Must not know how operators name their arguments beyond the table at the end.
+A scatter is a gather through the inverse of its index, and the index is already on the host, where `bounds` checked it.
+The host inverts it in time O(n + k) for k writes to n positions, and the device only reads. There is no comparison of
+all positions with all writes, there are no atomics, and the result is the same every time. Repeated positions become
+rows of a table of writes, at most WIDTH wide; longer rows are combined in several rounds. While a graph is recorded, a
+position is a lazy value, and `compared` finds the writes to each position.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from .order import extreme
 from .pages import by_pages
 from .pointwise import greater, smaller
 
-Place = np.ndarray | UOp  # where each write goes: on the host, or lazy in a recorded graph
+Place = np.ndarray | UOp  # position of each write: on the host, or lazy in a recorded graph
 
-WIDTH = 32  # writes to one place that are combined in one round
-SMALL = 4096  # elements of a table of all places, written or not, that is read rather than computing in two kernels
+WIDTH = 32  # writes to one position that are combined in one round
+SMALL = 4096  # largest table of all positions, in elements, that the result kernel reads; larger ones take two kernels
 
 
 def _read_or(flat: UOp, table: UOp, otherwise: UOp) -> UOp:
-    """Rows `flat[table]`, and `otherwise` where the table says -1."""
+    """Rows `flat[table]`, and `otherwise` where the table is -1."""
     none = (table < 0).reshape(table.shape + (1,) * (flat.ndim - 1))
     picked = elements(flat, (table < 0).where(0, table))
     return none.expand(picked.shape).where(otherwise, picked)
 
 
 def placed(ctx: Context, base: UOp, place: Place, source: UOp) -> UOp:
-    """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a place wins."""
+    """`base` (n, ...) after base[place[i]] = source[i] for each i in order: the last write to a position wins."""
     if isinstance(place, UOp):
         last = Members(place, base.shape[0], base.shape[1:] if place.ndim > 1 else ()).last()
         if place.ndim == 1:
@@ -78,7 +77,7 @@ def _most(dtype: Any) -> float | int | bool:
     return math.inf if dtypes.is_float(dtype) else dtype.max
 
 
-# How writes to one place combine: (identity of a dtype, reduction over dimension 1, combination with what was there).
+# Combination of the writes to one position: (identity of a dtype, reduction over dimension 1, combination with base).
 REDUCTIONS: dict[str, tuple[Any, Any, Any]] = {
     "sum": (lambda dtype: 0, _sum, lambda a, b: a + b),
     "prod": (lambda dtype: 1, lambda x: x.prod(1, dtype=x.dtype), lambda a, b: a * b),
@@ -90,7 +89,7 @@ ALIASES = {"add": "sum", "multiply": "prod"}
 
 
 def _rows(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(table, places): row i lists the writes to places[i] in order, -1 behind them; a place may have several rows.
+    """(table, places): row i lists the writes to places[i] in order, then -1; a position may have several rows.
 
     Widths and row counts are rounded up to powers of two, so that another index needs the same kernels.
     """
@@ -110,7 +109,7 @@ def _rows(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, include_self: bool = True) -> UOp:
-    """`base` (n, ...) with all source[i] of one place combined there, and with what was there if `include_self`."""
+    """`base` (n, ...) with all source[i] of a position combined there, including the old value if `include_self`."""
     if isinstance(place, UOp):
         return _combined(ctx, base, place, source, reduce, include_self)
     if not len(place):
@@ -120,7 +119,7 @@ def combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, in
 
 def _combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, include_self: bool) -> UOp:
     dtype = base.dtype
-    if dtype is dtypes.bool:  # CPU adds booleans as "or", multiplies them as "and"
+    if dtype is dtypes.bool:  # the CPU adds booleans as "or" and multiplies them as "and"
         if reduce == "mean":
             reduce = "sum"
         wide = _combined(ctx, base.cast(dtypes.int32), place, source.cast(dtypes.int32), reduce, include_self)
@@ -148,12 +147,12 @@ def _combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, i
 def _from_tables(
     ctx: Context, base: UOp, place: np.ndarray, values: UOp, neutral: UOp, reduction: Callable[[UOp], UOp]
 ) -> tuple[UOp, UOp]:
-    """What is written to each place of `base`, reduced, and whether anything is."""
+    """(reduced writes to each position of `base`, mask of the written positions)."""
     places = place
     while True:
         table, rows = _rows(places)
         width = table.shape[1]
-        # One row a place is read from where the result is made, unless that is mostly places without a write.
+        # With one row per position, the result kernel reads the table, unless most positions have no write.
         if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= SMALL):
             break
         values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
@@ -167,7 +166,7 @@ def _from_tables(
 
 
 def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> np.ndarray:
-    """An index tensor on the host as int64, checked, negative ones counted from the end."""
+    """Index tensor on the host as int64, checked, with negative elements counted from the end."""
     host = read_on_host(index).to(torch.int64)
     check(ctx, host, low, high, **kwargs)
     array = host.numpy()
@@ -175,7 +174,7 @@ def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs
 
 
 def _places(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> Place:
-    """The same, or in a recorded graph a lazy value that each run checks, unless the elements are known already."""
+    """As `_integers`; in a recorded graph a lazy value that each run checks, unless the elements are constants."""
     if recording.is_open() and known_on_host(index) is None:
         dtype = dtypes.int32 if high < 1 << 31 else dtypes.int64
         return wrapped(checked(ctx, index, low, high).cast(dtype), high)
@@ -214,14 +213,14 @@ def _scatter(
 def _scatter_lines(
     ctx: Context, self: UOp, dim: int, place: UOp, source: UOp | float, reduce: str | None, include_self: bool
 ) -> UOp:
-    """The same where the places are a lazy value: `self` line by line along a dimension."""
+    """As `_scatter` for lazy positions: `self` line by line along a dimension."""
     if isinstance(source, UOp):
         source = cast(source, self.dtype).reshape(source.shape or (1,)).shrink(tuple((0, n) for n in place.shape))
     else:
         source = constant(source, self.dtype).expand(place.shape)
     base, place, source = (lines(x, dim) for x in (self, place, source))
     short = ((0, 0), *((0, b - p) for b, p in zip(base.shape[1:], place.shape[1:], strict=True)))
-    place, source = (place + 1).pad(short) - 1, source.pad(short)  # no write goes to what an index does not reach
+    place, source = (place + 1).pad(short) - 1, source.pad(short)  # positions that the index does not cover get -1
     if reduce is None:
         write = placed(ctx, base, place, source)
     else:
@@ -237,7 +236,7 @@ def scatter(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float) 
 
 @value("scatter.reduce", "scatter.value_reduce")
 def scatter_with_reduce(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float, *, reduce: str) -> UOp:
-    """Scatter that adds to, or multiplies, what is there."""
+    """Scatter that adds to the existing elements, or multiplies them."""
     return _scatter(ctx, self, dim, source, reduce)
 
 
@@ -256,7 +255,7 @@ def scatter_reduce(
 
 
 def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None, include_self: bool = True) -> UOp:
-    """Whole slices along one dimension written or combined at the places of a 1-d index."""
+    """Whole slices along one dimension, written or combined at the positions of a 1-d index."""
     index = ctx.args[2]
     if not index.numel():
         return self
@@ -279,13 +278,13 @@ def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None,
 
 @value("index_copy")
 def index_copy(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp) -> UOp:
-    """Slices replaced."""
+    """Slices replaced by the source."""
     return _by_line(ctx, self, dim, source, None)
 
 
 @value("index_add", keep_floats=False)
 def index_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, *, alpha: float = 1) -> UOp:
-    """Slices added, times alpha."""
+    """Slices plus alpha times the source."""
     if alpha != 1:
         work = opmath(self.dtype)
         source = cast(source, work) * constant(alpha, work)
@@ -332,7 +331,7 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
 
 @value("put")
 def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = False) -> UOp:
-    """Elements of the flattened tensor written, or added to; negative indices count from the end."""
+    """Elements of the flattened tensor, replaced or added to; negative indices count from the end."""
     count = math.prod(self.shape)
     number = ctx.args[1].numel()
     if not number:
@@ -347,7 +346,7 @@ def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = Fal
 def index_put(
     ctx: Context, self: UOp, indices: Sequence[Any], values: UOp, accumulate: bool = False, unsafe: bool = False
 ) -> UOp:
-    """self[indices] = values, or += with `accumulate`; integer indices, None where a dimension is taken whole."""
+    """self[indices] = values, or += with `accumulate`; integer indices, None for a dimension without an index."""
     dims = indexed_dims(indices)
     if ctx.args[0].dtype != ctx.args[2].dtype:
         raise MetaRejected("the CPU converts no values here")
@@ -383,7 +382,7 @@ def index_put(
 
 @value("masked_scatter")
 def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
-    """Elements of the source, in order, where the mask holds."""
+    """Elements of the source, in order, at the positions where the mask is true."""
     size = ctx.out.size
     if ctx.args[1].dtype is not torch.bool or ctx.args[0].dtype != ctx.args[2].dtype:
         raise MetaRejected("a mask is boolean, and the source has the dtype of what it is written to")
@@ -402,10 +401,10 @@ def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
 def embedding_dense_backward(
     ctx: Context, grad_output: UOp, indices: UOp, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> UOp:
-    """The gradient of embedding's weight: rows of the gradient summed by index, those of `padding_idx` left out."""
+    """Gradient of embedding's weight: rows of the gradient summed by index, without the rows of `padding_idx`."""
     width = ctx.out.size[1]
     rows = cast(grad_output, opmath(grad_output.dtype)).reshape((ctx.args[1].numel(), width))
-    if recording.is_open() and not scale_grad_by_freq:  # no host to invert the index on
+    if recording.is_open() and not scale_grad_by_freq:  # there is no host to invert the index
         index = checked(ctx, ctx.args[1], 0, num_weights).reshape((rows.shape[0],))
         kept_place = index.ne(padding_idx).where(index, -1)
         return Members(kept_place, num_weights, (width,)).reduced(rows, constant(0, rows.dtype), _sum)
@@ -421,7 +420,7 @@ def embedding_dense_backward(
 
 @value("embedding_renorm")
 def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, norm_type: float) -> UOp:
-    """Rows that are looked up and whose norm is above `max_norm` scaled down to it (Embedding.cpp)."""
+    """Rows in `indices` with a norm above `max_norm`, scaled to it (Embedding.cpp); other rows are unchanged."""
     rows = self.shape[0]
     used = np.zeros(rows, dtype=np.bool_)
     used[_integers(ctx, ctx.args[1], 0, rows).reshape(-1)] = True
@@ -441,7 +440,7 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
 
 @value("max_unpool2d")
 def max_unpool2d(ctx: Context, x: UOp, indices: UOp, output_size: Size) -> UOp:
-    """Each plane's elements at their places in a plane of zeros; of two for one place the later stays."""
+    """Each plane's elements at their positions in a plane of zeros; the later of two writes to one position wins."""
     host = read_on_host(ctx.args[1]).to(torch.int64).numpy()
     plane = math.prod(ctx.out.size[-2:])
     if host.size and not 0 <= host.min() <= host.max() < plane:

@@ -1,8 +1,8 @@
 """Copies that only move elements: cat, flip, roll, triangles, padding.
 
-The key insight: each is a movement of lazy values, so none needs a kernel of its own. Elements are chosen by `where`,
-never summed with zeros: -0.0 and every nan keep their bits.
-Must not know strides.
+Each is a movement of lazy values, so none needs a separate kernel. `where` chooses elements and never adds zeros to
+them: -0.0 and every nan keep their bits.
+The module does not depend on strides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..lazy.dtypes import element, opmath
 
 
 def joined(parts: Sequence[UOp], dim: int) -> UOp:
-    """Values joined along one dimension; a balanced tree of choices, so that many parts do not make a deep graph.
+    """Values joined along one dimension, as a balanced tree of choices, so that many parts do not make a deep graph.
 
     tinygrad's own node for equal parts is not used: a reduction over a stack of one value with itself counts elements
     several times in tinygrad 0.14 (`x.cat(x).sum()` of 1 to 6 in two rows is 126, not 42).
@@ -41,7 +41,7 @@ def joined(parts: Sequence[UOp], dim: int) -> UOp:
 
 @value("cat", takes_complex=True, deferrable=True)
 def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
-    """Tensors one after the other; empty 1-d ones are left out, whatever the others' shape (a legacy rule of torch)."""
+    """Tensors one after the other; empty 1-d ones are skipped for any shape of the others (a legacy rule of torch)."""
     real, parts = element(ctx.out.dtype)
     rank = len(ctx.out.size)
     kept = []
@@ -57,14 +57,14 @@ def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
 
 @value("flip", takes_complex=True, deferrable=True)
 def flip(ctx: Context, self: UOp, dims: Sequence[int]) -> UOp:
-    """The order of elements reversed along some dimensions."""
+    """Elements in reverse order along some dimensions."""
     rank = len(ctx.out.size)
     return self.flip(tuple(d % rank for d in dims)) if rank and dims else self
 
 
 @value("roll", takes_complex=True, deferrable=True)
 def roll(ctx: Context, self: UOp, shifts: Sequence[int], dims: Sequence[int] = ()) -> UOp:
-    """Elements moved along dimensions, those that leave at one end entering at the other."""
+    """Elements shifted along dimensions; elements that leave at one end enter at the other."""
     rank = len(ctx.out.size)
     if dims:
         for shift, dim in zip(shifts, dims, strict=True):
@@ -90,7 +90,7 @@ def upper(rows: int, columns: int, diagonal: int) -> UOp:
 
 
 def _diagonal(diagonal: int, rows: int, columns: int) -> int:
-    """The diagonal, brought within the matrix so that 32-bit arithmetic is enough."""
+    """The diagonal, clamped to the matrix so that 32-bit arithmetic is enough."""
     return max(-rows - 1, min(diagonal, columns + 1))
 
 
@@ -116,7 +116,7 @@ def tril(ctx: Context, self: UOp, diagonal: int = 0) -> UOp:
 
 @value("constant_pad_nd", keep_floats=False, deferrable=True)
 def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float = 0) -> UOp:
-    """A margin of one number around the last dimensions, last first; negative widths cut."""
+    """The last dimensions with a margin of one number, last dimension first; negative widths cut elements off."""
     pairs = [(0, 0)] * (self.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
     x = self.shrink(tuple((max(-a, 0), s - max(-b, 0)) for (a, b), s in zip(pairs, self.shape, strict=True)))
     if 0 in x.shape:
@@ -129,7 +129,7 @@ def constant_pad_nd(ctx: Context, self: UOp, pad: Sequence[int], number: float =
 
 @value("narrow_copy", takes_complex=True, deferrable=True)
 def narrow_copy(ctx: Context, self: UOp, dim: int, start: int, length: int) -> UOp:
-    """A part of one dimension, copied."""
+    """Copy of a part of one dimension."""
     dim %= len(ctx.out.size)
     start = start + ctx.args[0].shape[dim] if start < 0 else start
     return self.shrink(tuple((start, start + length) if d == dim else None for d in range(self.ndim)))
@@ -143,14 +143,14 @@ def zero(ctx: Context, self: UOp) -> UOp:
 
 @value("channel_shuffle", "native_channel_shuffle", deferrable=True)
 def channel_shuffle(ctx: Context, self: UOp, groups: int) -> UOp:
-    """Channels dealt out over the groups: (groups, channels / groups) transposed."""
+    """Channels distributed over the groups: (groups, channels / groups) transposed."""
     n, channels, *space = self.shape
     return self.reshape((n, groups, channels // groups, *space)).transpose(1, 2).reshape(self.shape)
 
 
 @value("pixel_shuffle", deferrable=True)
 def pixel_shuffle(ctx: Context, self: UOp, upscale_factor: int) -> UOp:
-    """Channels (c, r, r) dealt out over the pixels: (..., c r^2, h, w) becomes (..., c, h r, w r)."""
+    """Channels (c, r, r) distributed over the pixels: (..., c r^2, h, w) becomes (..., c, h r, w r)."""
     *batch, channels, h, w = self.shape
     r, n = upscale_factor, len(batch)
     squares = self.reshape((*batch, channels // r**2, r, r, h, w))
@@ -168,7 +168,7 @@ def pixel_unshuffle(ctx: Context, self: UOp, downscale_factor: int) -> UOp:
 
 @value("masked_fill.Scalar", "masked_fill.Tensor", keep_floats=False, elementwise=True, deferrable=True)
 def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
-    """One number where the mask holds, else `self`."""
+    """One number where the mask is true, otherwise `self`."""
     dtype = ctx.out.computed
     fill = cast(number, dtype) if isinstance(number, UOp) else constant(number, dtype)
     return cast(mask, dtypes.bool).expand(ctx.out.size).where(fill, self.expand(ctx.out.size))
@@ -176,7 +176,7 @@ def masked_fill(ctx: Context, self: UOp, mask: UOp, number: UOp | float) -> UOp:
 
 @value("trace", deferrable=True)
 def trace(ctx: Context, self: UOp) -> UOp:
-    """The sum of a matrix's diagonal, integers in int64, floats in float64, as on the CPU."""
+    """Sum of a matrix's diagonal, integers in int64, floats in float64, as on the CPU."""
     size = min(ctx.args[0].shape)
     self = self.shrink(((0, size), (0, size))).diagonal()
     dtype = opmath(ctx.out.computed)
@@ -185,7 +185,7 @@ def trace(ctx: Context, self: UOp) -> UOp:
 
 @value("linalg_cross", deferrable=True)
 def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
-    """The cross product of vectors of three along one dimension; 16-bit floats round each product, as on CPU."""
+    """Cross product of 3-vectors along one dimension; 16-bit floats round each product, as on the CPU."""
     size, dtype = ctx.out.size, ctx.out.computed
     dim %= len(size)
     work = opmath(dtype)
@@ -198,7 +198,7 @@ def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
 
 
 def _kept(t: torch.Tensor) -> torch.Tensor:
-    """A copy of the whole storage, viewed as `t` is: what aten's `*_scatter` write into (`clone_preserve_strides`)."""
+    """Copy of the whole storage, viewed like `t`: the target of aten's `*_scatter` (`clone_preserve_strides`)."""
     if any(st == 0 and n > 1 for n, st in zip(t.size(), t.stride(), strict=True)):
         return t.clone()
     cells = t.untyped_storage().nbytes() // t.element_size()

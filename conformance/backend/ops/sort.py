@@ -1,8 +1,8 @@
 """Sorting and searching by counting: sort, topk, median, searchsorted, histc.
 
-The key insight: an element's place in a stable sort is the number of elements that come before it. That is one
-reduction over all pairs and needs no network of exchanges, whose compile time explodes. It is quadratic, so long
-dimensions are declined and sorted by the CPU.
+The position of an element in a stable sort is the number of elements that come before it. That is one reduction over
+all pairs. It needs no sorting network, whose compile time grows too fast. It is quadratic, so long dimensions are
+declined and sorted by the CPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .bounds import require
 from .indexing import along
 from .reduction import total
 
-# Pairs that one counting reduction compares at most: about a tenth of a second.
+# Largest number of pairs that one counting reduction compares: about a tenth of a second.
 MOST_PAIRS = 1 << 26
-# Up to this length the CPU's sort is an insertion sort, which is stable whether it was asked to be or not.
+# Up to this length the CPU's sort is an insertion sort, which is stable even if stability is not requested.
 SHORT = 16
 
 
@@ -34,7 +34,7 @@ def _affordable(x: UOp, others: int) -> None:
 
 
 def _decline_ties(x: UOp) -> None:
-    """Decline dtypes in which equals are common, where the order of equals is an accident of the CPU's algorithm."""
+    """Decline dtypes in which equal elements are common: their order depends on the CPU's algorithm."""
     if not dtypes.is_float(x.dtype) or x.dtype.itemsize == 2:
         raise Declined
 
@@ -44,7 +44,7 @@ def _flat(x: UOp) -> UOp:
 
 
 def _ranks(x: UOp, dim: int, descending: bool = False) -> tuple[UOp, UOp]:
-    """(each element's int32 place in a stable sort, its int64 place now), `dim` last: nan counts as the largest."""
+    """(int32 position of each element in a stable sort, its current int64 position), `dim` last; nan is largest."""
     size = int(x.shape[dim])
     _affordable(x, size)
     keys = order.key(x)
@@ -53,7 +53,7 @@ def _ranks(x: UOp, dim: int, descending: bool = False) -> tuple[UOp, UOp]:
     keys, place = keys.transpose(dim, -1), place.transpose(dim, -1)
     if keys.dtype.itemsize <= 4:
         packed = order.packed(keys, place)
-        packed = packed if size <= SHORT else packed.contiguous()  # of few, made again for each pair: a kernel less
+        packed = packed if size <= SHORT else packed.contiguous()  # short ones are recomputed, which saves a kernel
         before = packed.unsqueeze(-2) < packed.unsqueeze(-1)
     else:
         keys = keys if size <= SHORT else keys.contiguous()
@@ -63,10 +63,10 @@ def _ranks(x: UOp, dim: int, descending: bool = False) -> tuple[UOp, UOp]:
 
 
 def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
-    """The int64 indices that sort `x` stably along `dim`: nan counts as the largest."""
+    """int64 indices that sort `x` stably along `dim`; nan counts as the largest element."""
     size = int(x.shape[dim])
     rank, place = _ranks(x, dim, descending)
-    # The inverse of a permutation, by looking for each place the element that has it.
+    # The inverse of a permutation: for each position, find the element with that rank.
     found = rank.unsqueeze(-2).eq(UOp.arange(size).cast(dtypes.int32).reshape((size, 1)))
     indices = found.where(place.unsqueeze(-2), 0).sum(-1, dtype=dtypes.int64)
     return indices.transpose(dim, -1)
@@ -75,7 +75,7 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
 @value("sort", "sort.stable")
 def sort(ctx: Context, x: UOp, dim: int = -1, descending: bool = False, *, stable: bool | None = None
          ) -> tuple[UOp, UOp]:  # fmt: skip
-    """Elements in order along a dimension, and where they were; always stable."""
+    """Elements in order along a dimension, and their original positions; always stable."""
     size, x = ctx.out.size, _flat(x)
     dim %= x.ndim
     if not stable and int(x.shape[dim]) > SHORT:
@@ -86,7 +86,7 @@ def sort(ctx: Context, x: UOp, dim: int = -1, descending: bool = False, *, stabl
 
 @value("topk")
 def topk(ctx: Context, x: UOp, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[UOp, UOp]:
-    """The first k in order; without `sorted` the order is an accident too."""
+    """First k elements in order; declined without `sorted`, where the order depends on the CPU's algorithm."""
     _decline_ties(x)
     if not sorted:
         raise Declined
@@ -97,7 +97,7 @@ def topk(ctx: Context, x: UOp, k: int, dim: int = -1, largest: bool = True, sort
 
 
 def _at_rank(x: UOp, dim: int, rank: UOp, size: Sequence[int]) -> tuple[UOp, UOp]:
-    """The element of a place in the order, and its index; `rank` has size 1 along `dim`."""
+    """Element at a position in the order, and its index; `rank` has size 1 along `dim`."""
     ranks, place = _ranks(x, dim)
     here = ranks.eq(rank.transpose(dim, -1).cast(dtypes.int32))
     bits = x.bitcast(order.unsigned(x.dtype)) if dtypes.is_float(x.dtype) else x  # a sum of floats would lose -0
@@ -114,7 +114,7 @@ def _line_shape(x: UOp, dim: int) -> tuple[int, ...]:
 
 @value("kthvalue")
 def kthvalue(ctx: Context, x: UOp, k: int, dim: int = -1, keepdim: bool = False) -> tuple[UOp, UOp]:
-    """The k-th smallest along a dimension, counted from 1."""
+    """k-th smallest element along a dimension, counted from 1."""
     _decline_ties(x)
     x = _flat(x)
     dim %= x.ndim
@@ -122,7 +122,7 @@ def kthvalue(ctx: Context, x: UOp, k: int, dim: int = -1, keepdim: bool = False)
 
 
 def _median(ctx: Context, x: UOp, dim: int, ignore_nan: bool) -> tuple[UOp, UOp]:
-    """The lower middle element; the first nan where there is one, unless nans are left out."""
+    """Lower middle element; the first nan if there is one, unless `ignore_nan`."""
     x = _flat(x)
     dim %= x.ndim
     size = int(x.shape[dim])
@@ -138,14 +138,14 @@ def _median(ctx: Context, x: UOp, dim: int, ignore_nan: bool) -> tuple[UOp, UOp]
 
 @value("median.dim")
 def median_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
-    """The median along a dimension and its index."""
+    """Median along a dimension and its index."""
     _decline_ties(x)
     return _median(ctx, x, dim, ignore_nan=False)
 
 
 @value("nanmedian.dim")
 def nanmedian_dim(ctx: Context, x: UOp, dim: int, keepdim: bool = False) -> tuple[UOp, UOp]:
-    """The median of what is not nan along a dimension, and its index."""
+    """Median of the elements that are not nan along a dimension, and its index."""
     _decline_ties(x)
     return _median(ctx, x, dim, ignore_nan=True)
 
@@ -158,18 +158,18 @@ def _median_of_all(ctx: Context, x: UOp, ignore_nan: bool) -> UOp:
 
 @value("median")
 def median(ctx: Context, x: UOp) -> UOp:
-    """The median of all elements."""
+    """Median of all elements."""
     return _median_of_all(ctx, x, ignore_nan=False)
 
 
 @value("nanmedian")
 def nanmedian(ctx: Context, x: UOp) -> UOp:
-    """The median of all elements that are not nan."""
+    """Median of all elements that are not nan."""
     return _median_of_all(ctx, x, ignore_nan=True)
 
 
 def _search(ctx: Context, edges: UOp, x: UOp, right: bool) -> UOp:
-    """How many edges, along their last dimension, lie before each element; nan comes after all."""
+    """Number of edges before each element, along the edges' last dimension; nan comes after all edges."""
     if 0 in edges.shape:
         return UOp.const(0, dtypes.int64)
     dtype = ctx.common_dtype()
@@ -187,7 +187,7 @@ def _search(ctx: Context, edges: UOp, x: UOp, right: bool) -> UOp:
 @value("searchsorted.Tensor", "searchsorted.Scalar")
 def searchsorted(ctx: Context, edges: UOp, x: UOp | float, *, out_int32: bool = False, right: bool = False,
                  side: str | None = None, sorter: UOp | None = None) -> UOp:  # fmt: skip
-    """Where each element would be inserted into a sorted sequence."""
+    """Insertion position of each element in a sorted sequence."""
     if sorter is not None:
         edges = along(edges, edges.ndim - 1, sorter)
     x = x if isinstance(x, UOp) else UOp.const(x, ctx.common_dtype())
@@ -196,7 +196,7 @@ def searchsorted(ctx: Context, edges: UOp, x: UOp | float, *, out_int32: bool = 
 
 @value("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = False, right: bool = False) -> UOp:
-    """The index of the bucket that each element falls into; MetaRejected for boundaries that are no vector."""
+    """Index of the bucket that contains each element; raises MetaRejected if the boundaries are not a vector."""
     if edges.ndim != 1:
         raise MetaRejected("the boundaries of buckets are a vector")
     x = x if isinstance(x, UOp) else UOp.const(x, ctx.common_dtype())
@@ -205,7 +205,7 @@ def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = Fal
 
 @value("histc")
 def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
-    """Counts of elements in equal bins over [min, max], or over the data's range where both are equal."""
+    """Counts of elements in equal bins over [min, max], or over the data's range if both are equal."""
     _affordable(x, bins)
     if 0 in x.shape:
         raise Declined
@@ -223,7 +223,7 @@ def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0)
 
 
 def _integer_histc(x: UOp, bins: int, min: int, max: int) -> UOp:
-    """As on CUDA, which divides integers: the CPU takes none."""
+    """Histogram of integers as on CUDA, which divides integers: the CPU has no histc of integers."""
     low, high = UOp.const(min, x.dtype), UOp.const(max, x.dtype)
     if min == max:
         low, high = (order.extreme(x, (0,), largest=which).reshape(()) for which in (False, True))
@@ -234,7 +234,7 @@ def _integer_histc(x: UOp, bins: int, min: int, max: int) -> UOp:
 
 
 def _counted(place: UOp, inside: UOp, bins: int) -> UOp:
-    """How many elements that are inside lie in each bin; the upper edge is the last one's."""
+    """Number of elements inside the range in each bin; the upper edge belongs to the last bin."""
     place = place.eq(bins).where(bins - 1, place)
     hit = inside.unsqueeze(0) & place.unsqueeze(0).eq(UOp.arange(bins).cast(dtypes.int64).reshape((bins, 1)))
     return hit.cast(dtypes.int64).sum(-1, dtype=dtypes.int64)

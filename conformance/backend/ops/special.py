@@ -1,6 +1,6 @@
 """Special functions: the error function and its relatives, and modified Bessel functions.
 
-Each is a sum of published approximations chosen by range; all ranges are computed and one is selected.
+Each is a combination of published approximations for ranges of x; all ranges are computed and one is selected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..dispatch.registry import pointwise
 from . import elementary as e
 from .arithmetic import INF, NAN, absolute, copy_sign, divide, horner, in_float64, subtract
 
-# Rational approximations of erf and erfc: Sun Microsystems, fdlibm 5.3, s_erf.c (the error bounds are given there).
+# Rational approximations of erf and erfc: Sun Microsystems, fdlibm 5.3, s_erf.c, which states the error bounds.
 _NEAR_P = (-2.37630166566501626084e-05, -5.77027029648944159157e-03, -2.84817495755985104766e-02,
            -3.25042107247001499370e-01, 1.28379167095512558561e-01)  # fmt: skip
 _NEAR_Q = (-3.96022827877536812320e-06, 1.32494738004321644526e-04, 5.08130628187576562776e-03,
@@ -37,7 +37,7 @@ _FAR_Q = (-2.24409524465858183362e+01, 4.74528541206955367215e+02, 2.55305040643
           3.19985821950859553908e+03, 1.53672958608443695994e+03, 3.25792512996573918826e+02,
           3.03380607434824582924e+01, 1.0)  # fmt: skip
 _ERX = 8.45062911510467529297e-01
-# For float32, by Lawson's weighted least squares at Chebyshev nodes, of an error below 2e-9 in the result:
+# For float32, by Lawson's weighted least squares at Chebyshev nodes, with an error below 2e-9 in the result:
 # erf(x)/x - 1 in x*x for |x| < 1, and -log(erfc(x)) for 1 <= x <= 4, above which the nearest float32 is 1.
 _NARROW_NEAR = (7.889119533429579e-05, -8.02084128036277e-04, 5.189535339425536e-03, -2.6854444591966647e-02,
                 1.1283600176259322e-01, -3.761262713596605e-01, 1.283791659137512e-01)  # fmt: skip
@@ -54,7 +54,7 @@ def _erfc_rest(a: UOp) -> UOp:
 
 
 def _erfc_tail(a: UOp) -> UOp:
-    """erfc of a >= 1.25; its exponential is split so that the square's rounding does not count."""
+    """erfc of a >= 1.25; the exponential is split so that the rounding of the square does not matter."""
     rest = _erfc_rest(a)
     bits, low = (dtypes.int32, 0xFFF) if a.dtype is dtypes.float32 else (dtypes.int64, 0xFFFFFFFF)
     head = (a.bitcast(bits) & ~low).bitcast(a.dtype)
@@ -96,8 +96,8 @@ def erfc(x: UOp) -> UOp:
 
 
 # erfinv(x)/x where w = -log((1 - x) (1 + x)) is below 5, in w - 2.5: M. Giles, Approximating the erfinv function, GPU
-# Computing Gems, Jade Edition, 2011, the single precision table; beyond, for w up to 37, in sqrt(w), interpolated at
-# Chebyshev's nodes, of an error below 3e-6.
+# Computing Gems, Jade Edition, 2011, the single precision table. For w from 5 to 37, in sqrt(w), interpolated at
+# Chebyshev nodes with an error below 3e-6.
 _CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
            -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
 _OUTER = (-4.1108870173472984e-07, 1.4248809981076078e-05, -0.0001925403703230816, 0.0010494463645772292,
@@ -106,7 +106,7 @@ _OUTER = (-4.1108870173472984e-07, 1.4248809981076078e-05, -0.000192540370323081
 
 
 def _erf_minus(y: UOp, a: UOp) -> UOp:
-    """erf(y) - a for y near erfinv(a), 0 <= a < 1, each of its ranges without cancellation."""
+    """erf(y) - a for y near erfinv(a), 0 <= a < 1, without cancellation in any range."""
     _, near, one = _erf_parts(y)
     far = subtract(subtract(1.0, a), _erfc_tail(y))
     return (y < 0.84375).where(subtract(y, a) + y * near, (y < 1.25).where(subtract(one, subtract(a, _ERX)), far))
@@ -114,7 +114,7 @@ def _erf_minus(y: UOp, a: UOp) -> UOp:
 
 @in_float64
 def erfinv(x: UOp) -> UOp:
-    """The inverse of erf on (-1, 1), with two of Halley's steps."""
+    """Inverse of erf on (-1, 1), with two of Halley's steps."""
     a = absolute(x)
     w = -e.log(subtract(1.0, a) * (1.0 + a))
     y = a * (w < 5).where(horner(subtract(w, 2.5), _CENTRE), horner(w.sqrt(), _OUTER))
@@ -125,7 +125,7 @@ def erfinv(x: UOp) -> UOp:
 
 
 def erfcx(x: UOp) -> UOp:
-    """e**(x*x) erfc(x), without the overflow and underflow of its factors."""
+    """e**(x*x) erfc(x), without the overflow and underflow of the factors."""
     a = absolute(x)
     tail = divide(e.exp(subtract(_erfc_rest(a), 0.5625)), a)
     square = e.exp(x * x)
@@ -135,16 +135,16 @@ def erfcx(x: UOp) -> UOp:
 
 
 def log_ndtr(x: UOp) -> UOp:
-    """The logarithm of the normal distribution's cumulative density."""
+    """Logarithm of the cumulative density of the normal distribution."""
     t = x * math.sqrt(0.5)
     low = subtract(e.log(0.5 * erfcx((x < 0).where(-t, 0.0))), t * t)
     return (x < -1).where(low, e.log1p(-0.5 * erfc(t)))
 
 
 def ndtri(p: UOp) -> UOp:
-    """The inverse of the normal distribution's cumulative density; nan outside [0, 1].
+    """Inverse of the cumulative density of the normal distribution; nan outside [0, 1].
 
-    Below 0.1, where 2 p - 1 forgets p, by Newton's method on the logarithm of erfc, which is nearly a parabola.
+    Below 0.1, where 2 p - 1 loses digits of p, Newton's method on the logarithm of erfc, which is nearly a parabola.
     """
     small = p < 0.1
     q = (small & (p > 0)).where(p, 0.1)
@@ -167,7 +167,7 @@ def _bessel_i_series(x: UOp, order: int) -> UOp:
 
 
 def bessel_i_scaled(x: UOp, order: int) -> UOp:
-    """e**-|x| I_order(x): the power series, for large arguments the asymptotic one (DLMF 10.40.1)."""
+    """e**-|x| I_order(x): the power series, or the asymptotic series for large arguments (DLMF 10.40.1)."""
     limit, terms = (9.0, 8) if x.dtype is dtypes.float32 else (25.0, 24)
     a = absolute(x)
     large = a > limit
@@ -181,14 +181,14 @@ def bessel_i_scaled(x: UOp, order: int) -> UOp:
         horner(divide(far.const_like(1.0), far), coefficients[::-1]), far.sqrt() * math.sqrt(2 * math.pi)
     )
     value = large.where(asymptotic, _bessel_i_series(near, order) * e.exp(-near))
-    return x.ne(x).where(x, (x < 0).where(-value, value) if order else value)  # of -0.0 it is 0.0, as on the CPU
+    return x.ne(x).where(x, (x < 0).where(-value, value) if order else value)  # I(-0.0) is 0.0, as on the CPU
 
 
 def bessel_i(x: UOp, order: int) -> UOp:
-    """The modified Bessel function of the first kind, of order 0 or 1."""
+    """Modified Bessel function of the first kind, of order 0 or 1."""
     a = absolute(x)
     limit = 100.0 if x.dtype is dtypes.float32 else 720.0
-    beyond = (a > limit) & (a < INF)  # of inf it is nan, as on the CPU
+    beyond = (a > limit) & (a < INF)  # the result for inf is nan, as on the CPU
     half = e.exp(a * 0.5)
     value = half * (half * bessel_i_scaled(x, order))
     return beyond.where(copy_sign(x.const_like(INF), x) if order else x.const_like(INF), value)

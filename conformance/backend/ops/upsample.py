@@ -1,9 +1,9 @@
 """Resampling of images: nearest, linear, cubic and antialiased interpolation, adaptive averages, and their gradients.
 
-Defines `Taps`, which says for one dimension which elements a result reads and with which weights, and `resample`.
-The key insight: all of these are a weighted sum over a few elements in each dimension, so they differ in a small host
-table only, and the gradient is the same sum over the transposed table. Tables stay on the device once made.
-Must not know strides in memory: they are the caller's.
+Defines `Taps`, the elements that each result of one dimension reads and their weights, and `resample`. All of these are
+a weighted sum over a few elements in each dimension. They differ only in a small host table, and the gradient is the
+same sum over the transposed table. Tables stay on the device after the first use.
+The module does not depend on strides in memory: the caller handles them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Ints = Sequence[Any]
 
 
 class Taps(NamedTuple):
-    """For each of n results in one dimension: t positions read, int32 (n, t), and their weights, float (n, t)."""
+    """For each of n results in one dimension: t positions to read, int32 (n, t), and their weights, float (n, t)."""
 
     positions: np.ndarray
     weights: np.ndarray
 
 
 def transpose(taps: Taps, size: int) -> Taps:
-    """For each of the `size` elements read: which results read it, with which weights; absent ones have weight 0."""
+    """For each of the `size` elements: the results that read it, and their weights; missing ones have weight 0."""
     n, t = taps.positions.shape
     element, result, weight = taps.positions.reshape(-1), np.repeat(np.arange(n), t), taps.weights.reshape(-1)
     used = weight != 0
@@ -51,14 +51,14 @@ def transpose(taps: Taps, size: int) -> Taps:
 
 
 def step(size: int, count: int, align_corners: bool, scale: float | None, real: Any) -> Any:
-    """How far apart in the input neighbouring results lie (area_pixel_compute_scale)."""
+    """Distance in the input between neighbouring results (area_pixel_compute_scale)."""
     if align_corners:
         return real(size - 1) / real(count - 1) if count > 1 else real(0)
     return real(1.0 / scale) if scale is not None and scale > 0 else real(size) / real(count)
 
 
 def nearest(size: int, count: int, align: bool, scale: float | None, real: Any, exact: bool = False) -> Taps:
-    """One element each; positions are computed in float32 whatever the dtype."""
+    """One element for each result; positions are computed in float32 for any dtype."""
     at = np.arange(count)
     if exact:
         at = np.floor((at.astype(np.float32) + np.float32(0.5)) * step(size, count, False, scale, np.float32))
@@ -94,7 +94,7 @@ def _far(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def cubic(size: int, count: int, align: bool, scale: float | None, real: Any) -> Taps:
-    """Four neighbours by cubic convolution with A = -0.75; those off the edge are the edge."""
+    """Four neighbours by cubic convolution with A = -0.75; neighbours off the edge read the edge."""
     at = _source(size, count, align, scale, real)
     low = np.floor(at)
     t, a = np.clip(at - low, real(0), real(1)), real(-0.75)
@@ -130,7 +130,7 @@ def _cubic_filter(x: np.ndarray) -> np.ndarray:
 
 
 def regions(size: int, count: int, align: bool, scale: float | None, real: Any) -> Taps:
-    """Adaptive pooling's regions, each averaged (aten/src/ATen/native/AdaptivePooling.h)."""
+    """Regions of adaptive pooling, each averaged (aten/src/ATen/native/AdaptivePooling.h)."""
     index = np.arange(count)
     low, high = index * size // count, -(-(index + 1) * size // count)
     at = low[:, None] + np.arange(max(int((high - low).max(initial=1)), 1))
@@ -154,7 +154,7 @@ MODES: dict[str, Callable[..., Taps]] = {
 def table(
     mode: str, size: int, count: int, align: bool, scale: float | None, back: bool, dtype: DType, device: str
 ) -> tuple[UOp, UOp]:
-    """(positions, weights) on the device; `back`: of the gradient."""
+    """(positions, weights) on the device, transposed for the gradient if `back`."""
     taps = MODES[mode](size, count, align, scale, np.float64 if dtype is dtypes.float64 else np.float32)
     taps = transpose(taps, size) if back else taps
     positions, weights = (
@@ -165,14 +165,14 @@ def table(
 
 
 def across(x: UOp, d: int, dims: int) -> UOp:
-    """(n, t) as dimensions d and dims + d of 2 * dims."""
+    """Value (n, t) reshaped to dimensions d and dims + d of 2 * dims."""
     shape = [1] * (2 * dims)
     shape[d], shape[dims + d] = x.shape  # type: ignore[assignment]
     return x.reshape(tuple(shape))
 
 
 def bounded(index: UOp, size: Any) -> UOp:
-    """`index`, which lies within `size`, so that tinygrad knows it: else every load is checked and compiles slowly."""
+    """Clamp `index`, which already lies within `size`; without known bounds loads are checked and compile slowly."""
     return index.maximum(0).minimum(size - 1)
 
 
@@ -188,11 +188,11 @@ def gather(x: UOp, positions: Sequence[UOp]) -> UOp:
     return found.reshape((*lead, *flat.shape))
 
 
-FEW_TAPS = 8  # in one kernel; more are summed one dimension after the other, which reads less and compiles faster
+FEW_TAPS = 8  # in one kernel; more taps are summed dimension by dimension, which reads less and compiles faster
 
 
 def resample(x: UOp, tables: Sequence[tuple[UOp, UOp]], ragged: bool) -> UOp:
-    """Weighted sum over the taps of each of the last dimensions; where `ragged`, a tap of weight 0 is no tap."""
+    """Weighted sum over the taps of each of the last dimensions; with `ragged`, taps of weight 0 are ignored."""
     dims = len(tables)
     if math.prod(weight.shape[1] for _, weight in tables) > FEW_TAPS:
         for d in reversed(range(dims)):
@@ -230,9 +230,9 @@ def _tables(
 
 def _interpolation(dims: int, mode: str, aligned: bool) -> tuple[Callable[..., UOp], Callable[..., UOp]]:
     def forward(ctx: Context, x: UOp, output_size: Ints, *rest: Any) -> UOp:
-        """The image at another size."""
+        """Image at another size."""
         if not dtypes.is_float(x.dtype) and not mode.startswith("nearest"):
-            raise Declined  # CPU has fixed-point weights for uint8
+            raise Declined  # the CPU uses fixed-point weights for uint8
         align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
         dtype = opmath(x.dtype)
         sizes, counts = x.shape[-dims:], ctx.out.size[-dims:]
@@ -243,7 +243,7 @@ def _interpolation(dims: int, mode: str, aligned: bool) -> tuple[Callable[..., U
         return resample(cast(x, dtype), tables, ragged=mode.endswith("_aa"))
 
     def backward(ctx: Context, grad: UOp, output_size: Ints, input_size: Ints, *rest: Any) -> UOp:
-        """The gradient of the image."""
+        """Gradient of the image."""
         if not dtypes.is_float(grad.dtype):
             raise Declined
         align, scales = (rest[0], rest[1:]) if aligned else (False, rest)
@@ -284,7 +284,7 @@ def _adaptive_average(dims: int) -> tuple[Callable[..., UOp], Callable[..., UOp]
         return resample(x, _tables(ctx, "regions", sizes, counts, False, (), False, dtype), ragged=True)
 
     def backward(ctx: Context, grad: UOp, x: UOp) -> UOp:
-        """Each element's share of the regions that hold it."""
+        """Share of each element in the regions that contain it."""
         dtype = opmath(grad.dtype)
         sizes, counts = x.shape[-dims:], grad.shape[-dims:]
         return resample(cast(grad, dtype), _tables(ctx, "regions", sizes, counts, False, (), True, dtype), ragged=True)
