@@ -34,7 +34,7 @@ from conformance.opinfo.variants import Call, reference
 _PROCESSED = "processed"
 
 LARGE = ("specials_extremes", "specials_large")
-"""Tiers in which torch CPU's own rounding, or an overflow on the way, may dominate a result."""
+"""Tiers where torch CPU's own rounding, or an overflow on the way, may dominate a result."""
 
 AS_GOOD = 4.0
 """Factor on torch CPU's largest error from float64 that a target's error may reach in these tiers, as in the accuracy

@@ -19,7 +19,7 @@ from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo.plan import Selection, chosen
 
 ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
-"""Environment variable by which OpInfo draws only one sample."""
+"""Environment variable that makes OpInfo draw only one sample."""
 
 
 def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:

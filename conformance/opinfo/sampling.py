@@ -46,7 +46,7 @@ class Sample:
         return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
 
     def take(self, tree: dict[str, Any]) -> None:
-        """Replace the inputs by those of `tree`."""
+        """Replace the inputs by the leaves of `tree`."""
         self.input, self.args, self.kwargs = tree["input"], tree["args"], tree["kwargs"]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conformance.core.target import Target
 
 SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
-"""Kinds of targets that declare themselves what they lack."""
+"""Kinds of targets that declare their own lacks."""
 
 
 def resolve(

@@ -36,7 +36,7 @@ def kept(
 ) -> Iterator[Path]:
     """Context with the file for worker output in the block, truncated first if `afresh`.
 
-    At the end, `tell` gets a sentence with its path and number of lines. If the file is empty, it is deleted, and so is
+    At the end, `tell` gets a sentence with its path and number of lines. An empty file is deleted, and so is
     its folder if `kept` created it. Raises ReportError, which names `option`, if the file cannot be written.
     """
     there = path.parent.exists()
