@@ -1,7 +1,7 @@
 """Faults to plant in behaviour that depends on global state: cached answers, and states that a device ignores.
 
-A cached answer is wrong only if the program made the same call before in another state. Each of these faults therefore caches
-within one program, as a device does within a process. Faults of autograd, autocast and transforms lie above the
+A cached answer is wrong only if the program made the same call before in another state. Each of these faults therefore
+caches within one program, as a device does within a process. Faults of autograd, autocast and transforms lie above the
 dispatcher, and are planted between the caller and torch's functions (`FUNCTION`).
 """
 
