@@ -1,8 +1,8 @@
 """Points at which an elementary function is measured, and its exact answers there, by mpmath.
 
 Defines `points` and `exact`. An approximation is good where its author tested it. The arguments therefore come from all
-exponents of the dtype, from the usual range in networks, and from the neighbourhood of zeros, poles and ends of the
-function. Each kind is judged separately, since torch CPU's worst kind would otherwise hide errors in the others.
+exponents of the dtype, from the usual range in networks, and from next to the zeros, poles and ends of the function.
+Each kind is judged separately, since torch CPU's errors in the worst kind would otherwise hide errors in the others.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _answer(code: Any, names: tuple[str, ...], given: list[Any], argument: int |
 
 def _derivative(function: Callable[..., Any], given: list[Any], argument: int) -> Any:
     """Return a central difference. Its step is so small that the truncation error is below float64, also next to a
-    pole, and the precision so high that cancellation does not reach these bits.
+    pole. Its precision is so high that cancellation does not reach these bits.
     """
     size = mpmath.mag(given[argument])
     step = mpmath.ldexp(1, size - STEP)

@@ -43,8 +43,8 @@ from conformance.run.words import kept
 
 @dataclass(frozen=True)
 class Job:
-    """Code that runs in workers: `described` returns the target's environment and the dtypes that it holds (None: all),
-    and `run` the result of a case on the target of this spec. `modules` are imported beforehand.
+    """Code that runs in workers, by the target's spec: `run` returns the result of a case, and `described` the target's
+    environment and the dtypes that it holds (None: all). `modules` are imported beforehand.
     """
 
     described: Callable[[str], tuple[dict[str, str], tuple[str, ...] | None]]

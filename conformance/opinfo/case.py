@@ -255,7 +255,7 @@ def _undeclared(target: Target, call: Call) -> str:
 
 
 def transfers(seen: Observation) -> int:
-    """Return the number of storages that are sent or fetched: one kernel each is allowed for moving data."""
+    """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
     fetched = {one.alias for one in seen.tensors.values()}
     return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
 

@@ -305,7 +305,7 @@ KERNELS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunc
 
 
 def excluded(name: str) -> str:
-    """Return the first reason whose pattern matches why this overload is not called, or the empty string."""
+    """Return why this overload is not called: the first matching reason, or a missing CPU kernel; else ""."""
     found = next((reason for pattern, reason in _reasons() if pattern.search(name)), "")
     if found:
         return found

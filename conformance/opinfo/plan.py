@@ -252,7 +252,7 @@ def select(
 
 
 def without(cases: Iterable[Case], lacking: Collection[str]) -> tuple[list[Case], Counter[str]]:
-    """Return the cases of OpInfos that are not declared lacking, and the number of removed cases for each of these."""
+    """Return the cases of OpInfos that are not declared lacking, and the removed cases by OpInfo."""
     cases = list(cases)
     return [case for case in cases if case.name not in lacking], Counter(c.name for c in cases if c.name in lacking)
 

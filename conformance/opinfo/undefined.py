@@ -120,8 +120,9 @@ def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) ->
 
 
 def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return a mask of gradients that may be distributed differently among equal elements, or, for an op that does not
-    order nan, among all elements next to a nan. The sums over these elements must agree.
+    """Return a mask of gradients that may be distributed differently among equal elements; their sums must agree.
+
+    For an op that does not order nan, the same holds among all elements next to a nan.
     """
     given, place = call.sample.input.detach(), TABLE["ties"][op]
     if want.shape != given.shape or not given.dim():

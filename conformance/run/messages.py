@@ -72,8 +72,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Note:
-    """Last progress of a task: the worker's pid, the number and text of the current unit, the steps since its begin,
-    the phase, and how the worker ended itself, if it did.
+    """Last progress of a task: the worker's pid, the number and text of the current unit, its steps so far, and the
+    phase. `fate` says how the worker ended itself, if it did.
     """
 
     pid: int

@@ -48,8 +48,8 @@ TOGETHER = 0.2
 
 @dataclass
 class Counters:
-    """Costs of a pool: workers started, tasks that waited for a worker to start, restarts of the whole pool, and the
-    reason, if the fork server was lost.
+    """Costs of a pool: workers started, tasks that waited for a worker to start, and restarts of the whole pool. `lost`
+    is the reason, if the fork server was lost.
     """
 
     started: int = 0

@@ -35,7 +35,7 @@ SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
 def resolve(
     spec: str, limits: Limits, place: Place = LOCAL, *, strict: float = 0.0, seconds: float = math.inf
 ) -> tuple[str, Probe | None]:
-    """Return the spec completed with the features that the device lacks, and the probe, or None without one.
+    """Return the spec and the probe, or None without one. A probe of a device completes its spec with `without=`.
 
     Targets that declare their own lacks are not probed. A profile is trusted; with `strict` above 0 it is also probed,
     for at most `strict` seconds, but its declarations remain in force. The profile's environment variables are set from

@@ -53,7 +53,7 @@ Main = Callable[..., None]
 
 
 def can_fork() -> bool:
-    """Whether workers may be forks: on Linux, where a process that has loaded torch can fork safely, and only if torch
+    """Whether workers may be forks. A process that has loaded torch can fork safely only on Linux, and only if torch
     autoloads no package that may start threads or open a device.
     """
     autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"

@@ -1,8 +1,9 @@
 """Check of each finding's script in a fresh process: does it show its headline without the run?
 
 Defines `confirm`, for findings of drawn programs and for cases of op_db. A script shows its headline if it ends with
-exit code 1 and reports the same oracle on the same tensor, or if its process ends in the way that the headline says. A
-script may hang or print without end, so its process has a time limit, and only the lines that decide are stored.
+exit code 1 and reports the same oracle on the same tensor. For a crash or a hang, its process has to end as the
+headline says. A script may hang or print without end, so its process has a time limit, and only the lines that decide
+are stored.
 """
 
 from __future__ import annotations

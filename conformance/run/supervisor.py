@@ -1,9 +1,9 @@
 """Code of a Ray actor: one isolated worker in a `LocalPool` of its node.
 
 Defines `Supervisor`. A subject runs in a child process of the actor, never in the actor. If the subject kills, hangs or
-fills that process, the actor reports a `Death` like any other answer, and Ray notices nothing. Tasks and answers pass
-through as bytes, so neither torch nor a target is imported here. ray is not imported either, so the module also runs
-without a cluster.
+fills that process, the actor reports a `Death` like any other answer, and Ray itself is not affected. Tasks and answers
+pass through as bytes, so neither torch nor a target is imported here. ray is not imported either, so the module also
+runs without a cluster.
 """
 
 from __future__ import annotations

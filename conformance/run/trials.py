@@ -1,4 +1,4 @@
-"""Trials in workers, one task each, within a time budget. A trial may crash or hang its worker.
+"""Trials in workers, one task each, within a time budget. A trial that crashes or hangs affects no other.
 
 Defines `trials`, and `still_lacking`, which checks the declarations of a target's profile. Trials that run out of time
 are reported as "not tried", so a slow device does not appear to lack features.

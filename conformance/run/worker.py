@@ -125,8 +125,8 @@ def loaded(target: str) -> Target:
 def perform(asked: bytes) -> bytes:
     """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
 
-    A task that exceeds its time or memory, or that ends the interpreter, ends the process, because the interrupted
-    work, such as an import, is half done.
+    The process ends if the task exceeds its time or memory, or ends the interpreter. The interrupted work, such as an
+    import, is half done then.
     """
     try:
         path, function, args = pickle.loads(asked)
@@ -164,8 +164,10 @@ def relay(asked: bytes) -> bytes:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file to the disk of the pool's owner, so that it survives this process: before the return if the owner is
-    on this machine, soon after otherwise. Raises ReportError, as `write_atomic` does.
+    """Write a file to the disk of the pool's owner, so that it survives this process.
+
+    On this machine, the file exists when the call returns; on another, soon after. Raises ReportError, as
+    `write_atomic` does.
     """
     if not _State.spool:
         write_atomic(path, text)
@@ -216,7 +218,7 @@ def step(text: str, phase: str = "") -> None:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise UnitTimeout in the block after so many seconds (0: never).
+    """Raise UnitTimeout in the block after `seconds` (0: never).
 
     In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
     worker without its pool ends here, before the block.

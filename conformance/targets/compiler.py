@@ -112,8 +112,8 @@ class CompileTarget(Target):
         )
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        """Run the step as a separate function, between the compiled parts of the program before and after it, because
-        an exception ends the compiled function that contains it.
+        """Compile the step as a separate function, between the parts of the program before and after it. An exception
+        ends the compiled function that contains it.
         """
         answer = self._attempt(step, *tensors)
         return torch_compat.unwrapped(answer) if isinstance(answer, Exception) else answer

@@ -2,8 +2,8 @@
 
 `tiny:RENDERER` is the same device with another of tinygrad's code generators. A failure under only one of them is not
 the device's fault. tinygrad reads this choice once per process, so a process uses only one. `tiny:REPLAYED` runs each
-subject four times and observes the last run. The first run records each call's geometry, the second queues the calls,
-the third records a schedule for the queue, and the fourth computes no graph if the queue is the same.
+subject four times and observes the last run. The first run records each call's geometry, and the second queues the
+calls. The third records how the queue is computed, and the fourth computes no graph if the queue is the same.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class TinyTarget(Target):
         """Do nothing: every copy to the host waits for tinygrad's CPU queue."""
 
     def reset_state(self) -> None:
-        """Reset the backend's record of numbers that changed between calls. Such numbers become kernel inputs, and a
-        kernel reads only a limited number of buffers.
+        """Clear the backend's record of numbers that changed between calls. It passes such numbers to kernels as data,
+        and a kernel reads only a limited number of buffers.
         """
         self.backend.reset_state()
 
