@@ -26,7 +26,7 @@ DIGITS = 200
 """Precision of mpmath in bits: float64 has 53, and cancellation as in `x - tanh(x)` takes some."""
 
 STEP = 90
-"""Distance in bits between an argument and the smaller step of its difference. The nearest pole is 53 bits away."""
+"""Bits between the magnitudes of an argument and of the step of its difference. The nearest pole is 53 bits away."""
 
 USUAL = 8.0
 """Magnitude of most numbers in networks."""

@@ -51,8 +51,8 @@ def placed(
 ) -> dict[str, Any]:
     """Return a call's inputs with values of `tier` placed in the tensors of `dtype`.
 
-    If `names` is given, only these inputs change; storages in `kept` never do. With `positive`, the extremes of a
-    floating dtype are placed among numbers of one sign. A tensor that occurs twice remains one object.
+    Only inputs in `names` change, or all if it is empty; storages in `kept` never do. With `positive`, the extremes of
+    a floating dtype are placed among numbers of one sign. A tensor that occurs twice remains one object.
     """
     made: dict[int, Any] = {}
 

@@ -60,7 +60,7 @@ def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.
 def needs_distinct(name: str) -> bool:
     """Whether an entry has no defined result on repeated elements.
 
-    LAPACK does not define results of a singular matrix, an order those of equal elements, and a search those of
+    LAPACK defines no results of a singular matrix, an order defines none among equal elements, and a search none of
     unsorted boundaries.
     """
     globs = [*TABLE["lapack"]["ops"], *TABLE["ties"], *TABLE["distinct"]["ops"]]

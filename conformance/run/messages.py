@@ -51,7 +51,7 @@ class Limits:
     memory: float | None = None
     recycle: int = 500
     grace: float = 10.0
-    """Seconds beyond the limit after which the pool kills a worker that does not handle its alarm."""
+    """Seconds beyond the limit until the pool kills a worker that does not handle its alarm."""
 
     def of(self, phase: str) -> float:
         """Return the limit of this phase of a unit, in seconds."""

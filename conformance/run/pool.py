@@ -35,7 +35,7 @@ it earlier. A short run without a crash therefore loads the target only once.
 """
 
 ATTEMPTS = 3
-"""Deaths of workers in a row, before they take a task, after which the pool reports NEVER_STARTED."""
+"""Limit on deaths of workers in a row before they take a task; the pool then reports NEVER_STARTED."""
 
 PRELOAD = ("torch", "torch._dynamo", "torch.testing._internal.common_methods_invocations")
 """Modules that the fork server imports for all workers. Many torch functions import torch._dynamo on their first call.

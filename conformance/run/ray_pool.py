@@ -43,7 +43,9 @@ WATCH = 1.0
 """Seconds that an actor waits for news of its worker before it returns without any."""
 
 SILENT = 30.0
-"""Seconds without an answer after which the pool gives up an actor: it is unreachable, or its machine hangs."""
+"""Limit in seconds on an actor's silence. Beyond it the pool gives up the actor: it is unreachable, or its machine
+hangs.
+"""
 
 UNREACHED = 5.0
 """Timeout in seconds for a connection to an address."""

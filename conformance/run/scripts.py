@@ -29,7 +29,7 @@ from conformance.run import stop
 from conformance.run.messages import exit_in_words
 
 BUDGET = 300.0
-"""Seconds after which a run starts no further script, unless the user passes another number."""
+"""Time in seconds for starting scripts, unless the user passes another number; later ones do not run."""
 
 STARTING = 30.0
 """Seconds that a script may take beyond the limit of a program or a case, for importing torch and the device."""

@@ -28,8 +28,8 @@ LAZY = ("xla", "lazy")
 class DeviceTarget(Target):
     """A torch device, compared by all oracles except kernels and insignificant strides.
 
-    Only the device itself could count its kernels. Strides that do not affect where an element lies are compared
-    nowhere, since torch promises none (pytorch#77553). Version counters are compared: torch counts writes above the
+    Only the device itself could count its kernels. Strides that do not affect where an element lies are not compared,
+    since torch does not promise them (pytorch#77553). Version counters are compared: torch counts writes above the
     device's kernels, and a kernel that counts its own writes counts them twice.
     """
 

@@ -38,8 +38,7 @@ NEEDS_VALUES = frozenset(
 
 The answer, size or error of these steps depends on values, on the number of bytes, or on overlaps, and meta kernels
 check no memory. Copies to the host and of storages, random numbers, and autocast, which does not support this device,
-are excluded too. op_db runs on meta and fake separately (`conformance opinfo`), and reports metadata that depends on
-values.
+are excluded too. op_db runs separately (`conformance opinfo`), which skips calls whose metadata depends on values.
 """
 
 
