@@ -1,8 +1,9 @@
-"""What can be run here; `nox -l` is the table of contents.
+"""Sessions of this repository; `nox -l` lists them.
 
-All sessions but `docs` share one environment, because torch alone takes most of a gigabyte: it is made on first use
-under `.nox/` and brought up to date when `pyproject.toml` or the constraints change. It is filled by plain pip,
-whatever nox itself was installed with, since other installers may resolve to another torch than the pinned one.
+Most sessions share one environment, because torch alone takes most of a gigabyte; `docs`, `backends`, `versions` and
+`replaced` create their own. The shared one is created on first use under `.nox/` and updated when `pyproject.toml` or
+the constraints change. Plain pip installs into it, whatever installer nox itself came with, since other installers may
+resolve to another torch than the pinned one.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = Path("requirements/constraints.txt")
 EXTRAS = "tiny,test,lint"
 
-# What `nox -s versions` goes through by itself, and the first torch that `tiny` can be registered with.
+# Versions that `nox -s versions` tests by default, and the first torch that `tiny` can be registered with.
 VERSIONS = ("2.9.1", "2.12.1", "2.13.0", "2.14.1", "2.15.0", "tinygrad")
 OLDEST_FOR_TINY = (2, 13)
 
-# What `nox -s conformance` runs; the suites of op_db cases are in conformance/opinfo/plan.py.
+# Presets of `nox -s conformance`; the suites of op_db cases are in conformance/opinfo/plan.py.
 FULL, QUICK = {"programs": "300", "suite": "main"}, {"programs": "30", "suite": "quick"}
 
 
 def environment(session: nox.Session) -> str:
-    """The Python of the shared environment with this checkout and the pinned versions in it."""
+    """Return the Python of the shared environment, with this checkout and the pinned versions."""
     folder = session.cache_dir.resolve().parent / f"conformance-py{sys.version_info.major}.{sys.version_info.minor}"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     contents = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", CONSTRAINTS))
     wanted, stamp = hashlib.sha256(contents).hexdigest(), folder / "installed"
-    with FileLock(f"{folder}.lock"):  # sessions in two terminals make it once
+    with FileLock(f"{folder}.lock"):  # sessions in two terminals create it once
         if not python.exists():
             # Not the standard library's venv, which Debian ships without pip; virtualenv comes with nox.
             session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
@@ -53,12 +54,12 @@ def environment(session: nox.Session) -> str:
             install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
             session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
             stamp.write_text(wanted)
-    session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes fill the cores
+    session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes use all cores
     return str(python)
 
 
 def pinned(package: str) -> str:
-    """The line of the constraints file for a package, like `torch==2.13.0`."""
+    """Return the line of the constraints file for a package, like `torch==2.13.0`."""
     lines = (ROOT / CONSTRAINTS).read_text().splitlines()
     return next(line for line in lines if line.startswith(f"{package}=="))
 
@@ -76,14 +77,16 @@ def tests(session: nox.Session) -> None:
 
 
 def browser(session: nox.Session) -> None:
-    """See to a Chromium for the tests of the report's page: the one on the PATH, else Debian's where root may ask."""
+    """Provide a Chromium for the tests of the report's page: the one on the PATH, or Debian's if this process runs as
+    root.
+    """
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if any(map(shutil.which, names)):
         return
     if shutil.which("apt-get") and os.geteuid() == 0:
         session.env["DEBIAN_FRONTEND"] = "noninteractive"
         for words in (["update", "-qq"], ["install", "-qq", "--yes", "--no-install-recommends", "chromium"]):
-            # 100: apt's own code for "not to be had"; the warning below then says so.
+            # 100: apt's own code for an unavailable package; the warning below reports it.
             session.run("apt-get", *words, external=True, success_codes=[0, 100], silent=True)
     if not any(map(shutil.which, names)):
         session.warn("No browser can be had (`apt-get install chromium`): the tests of the report's page are skipped.")
@@ -142,7 +145,9 @@ def conformance(session: nox.Session) -> None:
 
 
 def attempt(session: nox.Session, *command: str) -> dict[str, int]:
-    """Run the shared environment's Python; when it fails, its name and exit code, so that the other parts still run."""
+    """Run the shared environment's Python. If it fails, return its name and exit code, so that the next command still
+    runs.
+    """
     try:
         python(session, *command)
     except CommandFailed as failure:
@@ -151,7 +156,7 @@ def attempt(session: nox.Session, *command: str) -> dict[str, int]:
 
 
 def finish(session: nox.Session, failed: dict[str, int]) -> None:
-    """End the session by the exit rule: nox itself ends with 1 for any failed session."""
+    """End the session by the exit rule; nox itself exits with 1 for any failed session."""
     if not failed:
         return
     sys.path.append(str(ROOT))
@@ -166,7 +171,7 @@ def finish(session: nox.Session, failed: dict[str, int]) -> None:
 
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Format, style, types, import cycles, which room may import which, and how hard the prose is."""
+    """Format, style, types, import cycles, the allowed imports between folders, and the prose."""
     python(session, "-m", "ruff", "format", "--diff", ".")
     python(session, "-m", "ruff", "check", ".")
     python(session, "-m", "mypy")
@@ -185,7 +190,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def backends(session: nox.Session) -> None:
-    """Devices and compilers that somebody else wrote, each in an environment of its own: fuzzing, then op_db."""
+    """Third-party devices and compilers, each in a separate environment: fuzzing, then op_db."""
     known = nox.project.load_toml(ROOT / "requirements" / "backends.toml")
     parser = argparse.ArgumentParser("nox -s backends --", description=backends.__doc__)
     parser.add_argument("name", nargs="+", choices=sorted(known), help="one or more of %(choices)s")
@@ -221,7 +226,7 @@ def backends(session: nox.Session) -> None:
 
 
 def missing_from_debian(packages: Sequence[str]) -> list[str]:
-    """Those of Debian's packages that are not installed; none where there is no dpkg to ask."""
+    """Return the Debian packages that are not installed, or none if there is no dpkg."""
     if not shutil.which("dpkg-query"):
         return []
     command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *packages]
@@ -230,7 +235,7 @@ def missing_from_debian(packages: Sequence[str]) -> list[str]:
 
 
 def backend_environment(session: nox.Session, backend: dict[str, Any], folder: Path) -> str:
-    """The Python of an environment with a backend, the torch that it wants, and the harness without `tiny`."""
+    """Return the Python of an environment with a backend, the torch that it needs, and the harness without `tiny`."""
     python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
     ours = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["dependencies"]
     wanted = json.dumps([backend["packages"], backend.get("checkout"), ours])
@@ -250,7 +255,9 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
 
 @nox.session(python=False, default=False)
 def versions(session: nox.Session) -> None:
-    """Other releases of torch, or `tinygrad` for its newest with the pinned torch: the tests that matter there."""
+    """Other releases of torch, or `tinygrad` for its newest with the pinned torch: the tests that depend on the
+    version.
+    """
     failed: dict[str, int] = {}
     for asked in session.posargs or VERSIONS:
         folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{asked}")
@@ -264,8 +271,9 @@ def versions(session: nox.Session) -> None:
 
 
 def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
-    """The Python of an environment with this checkout and what was asked for: a release of torch, or a requirement of
-    tinygrad beside the pinned torch. It is brought up to date where our own requirements have changed."""
+    """Return the Python of an environment with this checkout and the requested version: a release of torch, or a
+    requirement of tinygrad with the pinned torch. It is updated when our own requirements have changed.
+    """
     python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
     of_tinygrad = asked.startswith("tinygrad")
     torch = pinned("torch") if of_tinygrad else f"torch=={asked}"
@@ -280,7 +288,7 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
         others.write_text("\n".join(line for line in lines if not line.startswith("torch==")) + "\n")
         install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
         session.run(*install, "--constraint", str(others), torch, "--editable", f".[{extras}]", external=True)
-        if of_tinygrad:  # beyond our own range, too, which pip only warns of
+        if of_tinygrad:  # also beyond our own range; pip only warns
             session.run(*install, "--upgrade", asked, external=True)
         stamp.write_text(wanted)
     return str(python)
@@ -288,7 +296,9 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
 
 @nox.session(python=False, default=False)
 def replaced(session: nox.Session) -> None:
-    """Another package replaces torch under an installed conformance: timm does, by torchvision, or what is named."""
+    """Another package replaces torch under an installed conformance: timm, through torchvision, or the
+    named packages.
+    """
     folder = session.cache_dir.resolve().parent / "replaced"
     session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -314,7 +324,7 @@ def replaced(session: nox.Session) -> None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, such as (2, 13, 0)."""
+    """Return the numbers of a version, such as (2, 13, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
@@ -329,5 +339,5 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def mutants(session: nox.Session) -> None:
-    """The fuzzer's power: how soon it finds each planted fault. Options go to the command."""
+    """The fuzzer's power: the programs until it finds each planted fault. Options go to the command."""
     python(session, "-m", "conformance.mutants", *session.posargs)

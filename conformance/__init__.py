@@ -1,7 +1,8 @@
-"""Find out whether a PyTorch device tells the truth, op by op and program by program, against torch CPU.
+"""Conformance tests of a PyTorch device or compiler, op by op and program by program, against torch CPU.
 
-Defines the version and the names users may import from the top. Those are resolved on first use, because a target has
-to register its device before torch's test machinery is imported: importing `conformance` must import no torch.
+Defines the version and the names users may import from the top. These names are resolved on first use, because a target
+has to register its device before torch's test machinery is imported. Importing `conformance` must therefore not import
+torch.
 """
 
 from __future__ import annotations

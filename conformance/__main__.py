@@ -1,7 +1,7 @@
-"""The `conformance` command: one word for each job, each the same as ``python -m conformance.<module>``.
+"""The `conformance` command: one word for each job, equivalent to ``python -m conformance.<module>``.
 
-Defines `main` and the table of jobs. A job runs as its own module would, so that spawned workers find it again by
-name; nothing is imported but the job that was asked for.
+Defines `main` and the table of jobs. A job runs as its own module would, so that spawned workers find it again by name.
+Only the requested job is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ JOBS = {
 
 
 def main() -> int:
-    """Run the job named by the first argument with the rest; 2 when there is no such job, 130 at Ctrl-C."""
+    """Run the job that the first argument names, with the other arguments. Returns its exit code, 2 for an unknown job,
+    and 130 at Ctrl-C.
+    """
     job, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if job in ("-h", "--help"):
         print("usage: conformance JOB [options]        (conformance JOB --help says more)\n")

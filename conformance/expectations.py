@@ -1,6 +1,6 @@
-"""The command `python -m conformance.expectations update|check|explain`: what is known to fail on a target.
+"""The command `python -m conformance.expectations update|check|explain`: the declared failures of a target.
 
-The key insight: op cases and findings of programs stand in one file, so a command that writes one kind keeps the other.
+Op cases and findings of programs share one file, so a command that writes one kind must preserve the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from conformance.core.names import nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`update` from a run, `check` the names, `explain` one case. Exit code 1 when `check` finds something, 2 on bad
-    usage."""
+    """`update` from a run, `check` the names, or `explain` one case. Returns 1 if `check` finds a problem, 2 on bad
+    usage.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m conformance.expectations", description=(__doc__ or "").split("\n\n")[0]
     )
@@ -55,7 +56,7 @@ def _update(options: argparse.Namespace, path: Path) -> int:
 
 
 def _catalog() -> Sequence[Any]:
-    """op_db's entries, from a process that imports torch. Raises TargetError."""
+    """Return op_db's entries, from a worker process that imports torch. Raises TargetError."""
     from conformance.opinfo.isolation import Cases
     from conformance.run.messages import Limits
 

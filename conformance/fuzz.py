@@ -1,6 +1,8 @@
-"""The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs."""
+"""The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, report
+differences.
+"""
 
-if __name__ == "__main__":  # a spawned worker imports this module too, and needs nothing of the command
+if __name__ == "__main__":  # spawned workers import this module too, and do not need the command
     import sys
 
     from conformance.core.errors import UserError
@@ -11,7 +13,7 @@ if __name__ == "__main__":  # a spawned worker imports this module too, and need
     try:
         with uncollected():
             from conformance.fuzzing.command import main
-    except UserError as error:  # the installed torch lacks what nothing here can do without
+    except UserError as error:  # the installed torch lacks a required symbol
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         sys.exit(2)
     sys.exit(main())

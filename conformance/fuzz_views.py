@@ -1,4 +1,6 @@
-"""Drawing programs of view and in-place steps: `programs`, a Hypothesis strategy, and `Drawing`, a numbered stream."""
+"""Generator of programs with view and in-place steps: `programs`, a Hypothesis strategy, and `Drawing`, numbered
+programs.
+"""
 
 from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError, Tally, programs
 

@@ -1,4 +1,6 @@
-"""The command `python -m conformance.mutants`: how soon the fuzzer finds each planted fault, and how small it gets."""
+"""The command `python -m conformance.mutants`: programs until the fuzzer finds each planted fault, and their minimal
+size.
+"""
 
 import sys
 
@@ -6,7 +8,7 @@ from conformance.core.errors import UserError
 
 try:
     from conformance.selftest.mutants import MutantTarget, main
-except UserError as error:  # the installed torch lacks what nothing here can do without
+except UserError as error:  # the installed torch lacks a required symbol
     if __name__ != "__main__":
         raise
     print(f"conformance.mutants: {error}", file=sys.stderr)

@@ -1,17 +1,17 @@
-"""PyTorch's op_db against a target: `python -m conformance.opinfo_runner`, and `run` for use as a library."""
+"""Runner of PyTorch's op_db against a target: `python -m conformance.opinfo_runner`, and `run` as a library call."""
 
 import sys
 
 from conformance.core.errors import UserError
 
-if __name__ == "__main__":  # before all imports that take long
+if __name__ == "__main__":  # before the imports that take long
     from conformance.run.stop import ends_imports
 
     ends_imports("opinfo_runner")
 
 try:
     from conformance.opinfo.runner import main, run
-except UserError as error:  # the installed torch lacks what nothing here can do without
+except UserError as error:  # the installed torch lacks a required symbol
     if __name__ != "__main__":
         raise
     print(f"opinfo_runner: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The former place of the target protocol: import from `conformance.core.target` and `conformance.core.names`."""
+"""Former module of the target protocol: import from `conformance.core.target` and `conformance.core.names`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command `conformance accuracy --target ...`: the errors of a target and of torch CPU, side by side.
 
-The key insight: this process plans, collects and writes only. Each case is measured in a worker with limits, so that a
-crash of the device is one finding; and results, expectations, exit code and reports are those of every other command.
+This process only plans, collects and writes. A worker with limits measures each case, so a crash of the device is one
+finding. Results, expectations, exit code and reports are the same as for every other command.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from conformance.run.probe import resolve
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 LISTED = 10
-"""Cases that the terminal shows, the worst."""
+"""Number of cases that the terminal shows, the worst first."""
 
 
 JOB = Job(worker.described, worker.run, worker.MODULES)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     does = "Measure the errors of a target and of torch CPU against float64 or mpmath, in ulp."
     findings = "an error of more than 4 times torch CPU's"
     made = running.options(ACCURACY, does, findings, LIMITS, "ops of the table")
@@ -45,7 +45,7 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code."""
+    """Run the command and return its exit code."""
     return running.command(ACCURACY, arguments_parser(), _run_command, arguments)
 
 

@@ -1,7 +1,7 @@
-"""Errors in ulp, and the answers that they are of; scripts of findings carry these functions as their own source.
+"""Errors in ulp, and the answers that they measure; scripts of findings carry the source of these functions.
 
-The key insight: the exact answer is kept as the sum of two float64 numbers, so that an error in float64 itself can be
-told, and one subtraction in float64 is exact enough for every dtype.
+An exact answer is stored as the sum of two float64 numbers, so that an error in float64 itself is measurable. One
+subtraction in float64 is then exact enough for every dtype.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ SEED = 1234
 
 
 def widened_inputs(given: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The inputs with those of them that are floating in this dtype."""
+    """Return the inputs with floating tensors converted to this dtype."""
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
 
 
 def answers(
     program: Callable[..., Any], given: Mapping[str, Any], wanted: Collection[str], along_ones: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The results of the call, or the gradients of the `wanted` inputs where there are any, by name: along cotangents
-    that are drawn on the CPU, or along ones."""
+    """Return the results of the call by name, or the gradients of the `wanted` inputs if there are any.
+
+    The CPU draws the cotangents; with `along_ones` they are ones.
+    """
     given = {name: x.requires_grad_(name in wanted) for name, x in given.items()}
     made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x) and x.is_floating_point()]
     if not wanted:
@@ -41,8 +43,11 @@ def answers(
 
 
 def errors(got: torch.Tensor, high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype, each: bool) -> torch.Tensor:
-    """How far the answers are from the exact ones, `high + low` in float64, in ulp of `dtype`: of each exact answer, or
-    of the largest. An answer that is no number is off by NO_NUMBER."""
+    """Return the distances of the answers from the exact ones, `high + low` in float64.
+
+    The unit is the ulp of `dtype` at each exact answer (`each`), or at the largest one. The error of an infinite or nan
+    answer is NO_NUMBER.
+    """
     size = high.abs() if each else high.abs().max() if high.numel() else high
     info = torch.finfo(dtype)
     ulp = torch.ldexp(torch.full_like(size, info.eps), torch.frexp(size.clamp(min=info.tiny)).exponent - 1)
@@ -51,10 +56,10 @@ def errors(got: torch.Tensor, high: torch.Tensor, low: torch.Tensor, dtype: torc
 
 
 def rms(found: torch.Tensor) -> float:
-    """The root of the mean of the squares."""
+    """Return the root mean square."""
     return float(found.square().mean().sqrt())
 
 
 def beyond(off: torch.Tensor, usual: torch.Tensor) -> bool:
-    """Whether errors of the target are a finding beside these of torch CPU."""
+    """Whether errors `off` of the target are a finding, compared with torch CPU's errors `usual`."""
     return bool(off.max() > limit(float(usual.max())) or rms(off) > limit(rms(usual)))

@@ -1,8 +1,8 @@
-"""One case measured: the errors of the target and of torch CPU at the same points, by result and kind of points.
+"""Measurement of one case: the errors of the target and of torch CPU at the same points, by result and kind of points.
 
-Defines `measure`. The key insight: torch CPU is no judge here but a competitor. It and the target make the same call on
-the same inputs of the dtype, and both are compared with what is exact: mpmath's answer where the op is an elementary
-function, else torch CPU's own in float64, on the very same inputs.
+Defines `measure`. Torch CPU is not the reference here but a second competitor. It and the target make the same call on
+the same inputs of the dtype, and both are compared with the exact answer. For an elementary function this is mpmath's
+answer; otherwise it is torch CPU's own answer in float64 on the same inputs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target
 
 Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""By the name of an answer, the sum of two float64 tensors that it should be."""
+"""Exact answers by name, each the sum of two float64 tensors."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What was measured of one answer: the errors, where the target's is the largest, and there the arguments (of an
-    elementary function) and the three numbers: the exact one, torch CPU's and the target's. `wanted` are the inputs
-    whose gradients were taken."""
+    """Measurement of one answer: the errors, and the index of the target's largest error.
+
+    At that index, it holds the arguments (of an elementary function), the exact number, torch CPU's and the target's.
+    `wanted` are the inputs whose gradients were taken.
+    """
 
     accuracy: Accuracy
     answer: str
@@ -48,33 +50,33 @@ class Part:
 
 @dataclass
 class Measured:
-    """The executor's subject: a case's call on its inputs, observed by its answers alone."""
+    """The executor's subject: a case's call on its inputs, observed only by its answers."""
 
     case: Case
     given: dict[str, torch.Tensor]
     program: Callable[..., Any]
 
     def inputs(self) -> tuple[dict[str, torch.Tensor], set[int]]:
-        """The inputs, all of which move."""
+        """Return the inputs and an empty set: no input stays on the CPU."""
         return self.given, set()
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
-        """The call on inputs that lie on the target."""
+        """Begin the call on inputs that lie on the target."""
         return Running(self, inputs, transform(self.program) if transform else self.program)
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The inputs whose gradients are the answers; none forward."""
+        """The inputs whose gradients are the answers; empty for a forward case."""
         named = (name for name, x in self.given.items() if x.is_floating_point())
         return tuple(name for name in named if self.case.variant == "backward" and name not in self.case.row.constants)
 
     def on(self, given: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
-        """The answers of a program on these inputs."""
+        """Return the answers of a program on these inputs."""
         return answers(program, given, self.wanted, along_ones=bool(self.case.row.exact))
 
 
 class Running:
-    """A call under way: one step."""
+    """A call in progress: one step."""
 
     count = 1
 
@@ -83,7 +85,7 @@ class Running:
         self.outcome: Any = None
 
     def signature(self, number: int) -> Hashable:
-        """The case, and what it is given."""
+        """Return a key of the case and its inputs."""
         return (self.subject.case.id, signature_of(tensors(self.given)))
 
     def advance(self, number: int) -> None:
@@ -91,12 +93,14 @@ class Running:
         self.outcome = self.subject.on(self.given, self.program)
 
     def observe(self, target: Target) -> Observation:
-        """The answers."""
+        """Return the observation of the answers."""
         return observe(dict(self.outcome), target=target)
 
 
 def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
-    """The row's program, and what makes its inputs in float32, where it has expressions for them."""
+    """Return the row's program, and a function that creates its inputs in float32, if the row has
+    expressions for them.
+    """
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "SEED": SEED}
     lines = "\n".join(f"    {line}" for line in [*row.made(), "return given"])
     exec(f"{row.program()}\n\ndef inputs():\n{lines}", names)  # noqa: S102 - text of this package's own table
@@ -104,7 +108,7 @@ def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Te
 
 
 def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> list[Part]:
-    """All that is measured of the case, the worst first. Raises Unmeasured, Raises, and TargetError."""
+    """Return all measurements of the case, the worst first. Raises Unmeasured, Raises, and TargetError."""
     row, dtype = case.row, getattr(torch, case.dtype)
     program, inputs = built(row)
     kinds: dict[str, slice] = {"": slice(None)}
@@ -149,7 +153,7 @@ def _exact(subject: Measured) -> Exact:
 
 
 def _on_cpu(subject: Measured, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """torch CPU's answers."""
+    """Return torch CPU's answers. Raises Unmeasured."""
     try:
         return {name: x.detach() for name, x in subject.on(_copied(subject.given), subject.program).items()}
     except Exception as error:
@@ -166,8 +170,11 @@ def _compared(
     cpu: torch.Tensor,
     got: torch.Tensor,
 ) -> Iterator[Part]:
-    """What is measured of these answers, where there is anything to measure: not where the exact answer is no normal
-    number of the dtype, which devices may take for zero, nor where torch CPU has no finite one."""
+    """Yield the measurement of these answers, if any point can be measured.
+
+    Points are excluded where torch CPU has no finite answer. They are also excluded where the exact answer is no normal
+    number of the dtype, since devices may flush it to zero.
+    """
     case, dtype = subject.case, getattr(torch, subject.case.dtype)
     info, each = torch.finfo(dtype), bool(case.row.exact)
     kept = cpu.isfinite() & high.isfinite() & (high.abs() <= info.max)

@@ -1,6 +1,6 @@
-"""Why a case has no measure: it cannot be measured, or the target raises where torch CPU answers.
+"""Reasons why a case has no measurement: it cannot be measured, or the target raises where torch CPU answers.
 
-The key insight: the first is nobody's fault and is skipped with its reason, the second is a finding.
+A case that cannot be measured is skipped with its reason. An error of the target alone is a finding.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from conformance.core.target import NOT_COMPILED
 from conformance.run.worker import memory_limit, step
 
 ALLOCATION = re.compile(r"alloc\w*[ _](fail|err)|out_of_(host_)?memory|out_of_resources", re.IGNORECASE)
-"""How runtimes of devices say that they got no memory of the host."""
+"""Messages by which device runtimes report a failed allocation of host memory."""
 
 
 class Unmeasured(Exception):
-    """The case cannot be measured; the text says why, which is not the target's fault."""
+    """The case cannot be measured, and the target is not the cause; the text says why."""
 
 
 class Raises(Exception):
-    """The target raises where torch CPU answers; `oracle` is "error", or "memory" where it ran out of that."""
+    """The target raises where torch CPU answers. `oracle` is "error", or "memory" if the target ran out of memory."""
 
     def __init__(self, raised: Raised) -> None:
         text = f"{raised.kind}: {raised.text}"
@@ -31,8 +31,9 @@ class Raises(Exception):
 
 
 def short_of_memory(needed: int) -> str:
-    """Return the reason if this worker has less memory than `needed` bytes, else "". The reason is also written down as
-    a step, since the worker may die of the call."""
+    """Return the reason if this worker has less memory than `needed` bytes, else "". The reason is also noted as a
+    step, since the call may kill the worker.
+    """
     limit = memory_limit()
     if limit is None or needed <= limit * 2**30:
         return ""
@@ -42,19 +43,21 @@ def short_of_memory(needed: int) -> str:
 
 
 def _of_the_host(error: Raised) -> bool:
-    """Whether the host may be out of memory, and not an accelerator, whose errors are torch.OutOfMemoryError."""
+    """Whether the host may be out of memory, not an accelerator, whose errors are torch.OutOfMemoryError."""
     text = f"{error.kind}: {error.text}"
     return error.kind != "OutOfMemoryError" and (out_of_memory(text) or ALLOCATION.search(text) is not None)
 
 
 def raised_on_cpu(error: Exception) -> Unmeasured:
-    """The reason of a case for which torch CPU itself raises."""
+    """Return the Unmeasured of a case for which torch CPU itself raises."""
     said = f"torch CPU raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
     return Unmeasured(f"{SHORT} {memory_limit() or 0:g}: {said}" if memory_limit() and out_of_memory(said) else said)
 
 
 def require_answer(execution: Execution, short: str = "") -> None:
-    """Raises Unmeasured, or Raises, where the target has not answered. `short` says why the worker may be too small."""
+    """Raise Unmeasured or Raises if the target has no answer. `short` says why the worker may have too
+    little memory.
+    """
     if execution.unavailable:
         raise Unmeasured(f"the device has no way to make {execution.unavailable}")
     if execution.last.error is not None:

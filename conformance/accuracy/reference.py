@@ -1,8 +1,8 @@
-"""The points that an elementary function is measured at, and its exact answers there, by mpmath.
+"""Points at which an elementary function is measured, and its exact answers there, by mpmath.
 
-Defines `points` and `exact`. The key insight: an approximation is good where it was looked at; so its arguments come
-from all exponents of the dtype, from where networks have theirs, and from next to the zeros, poles and ends of the
-function, and each kind is judged by itself, or the worst kind would excuse the others.
+Defines `points` and `exact`. An approximation is good where its author tested it. The arguments therefore come from all
+exponents of the dtype, from the usual range in networks, and from next to the zeros, poles and ends of the function.
+Each kind is judged separately, since torch CPU's errors in the worst kind would otherwise hide errors in the others.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import torch
 from conformance.accuracy.table import Row
 
 POINTS = 600
-"""Of each kind. An argument more or less must not change what is found; mpmath takes about 50 microseconds for one."""
+"""Points of each kind, enough that one argument more or less does not change a finding. mpmath takes about 50
+microseconds for one.
+"""
 
 DIGITS = 200
-"""Bits that mpmath works with: float64 has 53, and cancellation as of `x - tanh(x)` takes some."""
+"""Precision of mpmath in bits: float64 has 53, and cancellation as in `x - tanh(x)` takes some."""
 
 STEP = 90
-"""Bits by which the step of a difference is smaller than the argument. The nearest pole is 53 away."""
+"""Bits between the magnitudes of an argument and of the step of its difference. The nearest pole is 53 bits away."""
 
 USUAL = 8.0
-"""The magnitude of most numbers in networks."""
+"""Magnitude of most numbers in networks."""
 
 
 def points(row: Row, dtype: torch.dtype, seed: int) -> dict[str, list[torch.Tensor]]:
-    """By kind of points, one tensor of this dtype for each argument; no number is subnormal."""
+    """Return, by kind of points, one tensor of this dtype for each argument, without subnormal numbers."""
     draw = random.Random(seed)
     info = torch.finfo(dtype)
     low, high = max(row.range[0], info.min), min(row.range[1], info.max)
@@ -57,7 +59,9 @@ def points(row: Row, dtype: torch.dtype, seed: int) -> dict[str, list[torch.Tens
 
 
 def _drawn(make: Callable[[], float], count: int, ends: tuple[float, float], dtype: torch.dtype) -> list[torch.Tensor]:
-    """POINTS numbers of each argument, rounded to the dtype, strictly between the ends and not subnormal."""
+    """Return up to POINTS numbers for each argument, rounded to the dtype, strictly between the ends and not
+    subnormal.
+    """
     made, tiny = [], torch.finfo(dtype).tiny
     for _ in range(count):
         many = torch.tensor([make() for _ in range(8 * POINTS)], dtype=torch.float64).to(dtype)
@@ -69,8 +73,9 @@ def _drawn(make: Callable[[], float], count: int, ends: tuple[float, float], dty
 
 
 def exact(row: Row, given: list[torch.Tensor], argument: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact answers as a sum of two float64 tensors, or of the derivative by the argument of this number. nan where
-    the function has no real answer, or mpmath finds none."""
+    """Return the exact answers as a sum of two float64 tensors; with `argument`, those of the derivative by this
+    argument. nan stands where the function has no real answer, or mpmath finds none.
+    """
     highs, lows = [], []
     code = compile(row.exact, row.name, "eval")
     with mpmath.workprec(DIGITS):
@@ -99,8 +104,9 @@ def _answer(code: Any, names: tuple[str, ...], given: list[Any], argument: int |
 
 
 def _derivative(function: Callable[..., Any], given: list[Any], argument: int) -> Any:
-    """A central difference so narrow that what it leaves out is beyond float64 next to a pole, too, in so many bits
-    that what it cancels is none of those."""
+    """Return a central difference. Its step is so small that the truncation error is below float64, also next to a
+    pole. Its precision is so high that cancellation does not reach these bits.
+    """
     size = mpmath.mag(given[argument])
     step = mpmath.ldexp(1, size - STEP)
     with mpmath.workprec(DIGITS + STEP + max(0, -size)):
@@ -110,6 +116,6 @@ def _derivative(function: Callable[..., Any], given: list[Any], argument: int) -
 
 
 def _evaluated(code: Any, values: dict[str, Any]) -> Any:
-    """An expression of this package's own table in mpmath. `Float` is a number that torch has as a float64."""
+    """Evaluate an expression of this package's table in mpmath. `Float` is a constant that torch stores as float64."""
     names = {**vars(mpmath), "abs": abs, "min": min, "max": max, "Float": mpmath.mpf}
     return eval(code, names | values)  # noqa: S307

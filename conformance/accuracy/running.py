@@ -1,8 +1,8 @@
-"""Cases that are measured in workers with limits: the part that `conformance accuracy` and `conformance sizes` share.
+"""Run of cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
 
 Defines the command's `options`, `command`, `limits_of`, `chosen` and `summarize`, and `Job`, `measured`, `run` and
-`recorded`. The key insight: a crash of the device, or of the harness, is the
-result of one case and of no other; a job says only what its workers do.
+`recorded`. A crash of the device, or of the harness, is the result of only one case. A `Job` defines the code that runs
+in a worker.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from conformance.run.words import kept
 
 @dataclass(frozen=True)
 class Job:
-    """What workers do: `described` gives the target's environment and the dtypes that it holds (None: all), `run` the
-    result of a case on the target of this spec; `modules` are loaded beforehand."""
+    """Code that runs in workers, by the target's spec: `run` returns the result of a case, and `described` the target's
+    environment and the dtypes that it holds (None: all). `modules` are imported beforehand.
+    """
 
     described: Callable[[str], tuple[dict[str, str], tuple[str, ...] | None]]
     run: Callable[[str, Any], Result]
@@ -52,26 +53,26 @@ class Job:
 
 
 class Measurable(Protocol):
-    """A case: an id, a dtype, what is called, and how its result is made."""
+    """A case with an id, a dtype, a call, and a method that creates its result."""
 
     @property
     def id(self) -> str:
-        """Unique in a run."""
+        """Id, unique in a run."""
 
     @property
     def dtype(self) -> str:
-        """The dtype that a target must hold."""
+        """Dtype that a target must hold."""
 
     @property
     def call(self) -> str:
-        """The call, in Python."""
+        """The call, as Python source."""
 
     def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """A result of this case."""
+        """Return a result of this case."""
 
 
 def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -> argparse.ArgumentParser:
-    """The options of `conformance NAME`, whose table has `subjects`, and whose limits are `usual`."""
+    """Return the parser of `conformance NAME`, whose table has `subjects`, and whose default limits are `usual`."""
     made = argparse.ArgumentParser(
         f"conformance {name}",
         description=does,
@@ -92,12 +93,12 @@ def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -
 
 
 def expectations_file(name: str, target: str) -> Path:
-    """Where the known findings of a target are declared; apart from those of op_db, which are about other cases."""
+    """Return the file of a target's known findings; it is separate from op_db's file, which is about other cases."""
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
 def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
-    """The known findings in a file, none where there is no file. Raises ReportError where it names what no row has."""
+    """Return the known findings in a file, none if it does not exist. Raises ReportError for a name without a row."""
     oracles = (*expectations.WORDS["oracle"], ACCURACY)
     words = expectations.WORDS | {"variant": DIRECTIONS, "layout": (name,), "oracle": oracles}
     entries = expectations.load(file)
@@ -111,7 +112,9 @@ def command(
     run_command: Callable[[argparse.Namespace, list[str]], int],
     arguments: Sequence[str] | None,
 ) -> int:
-    """`conformance NAME`, told its options and its words. Returns the exit code."""
+    """Run `conformance NAME`: parse the options and pass them to `run_command`, with the words of the command line.
+    Returns the exit code.
+    """
     given = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -127,7 +130,7 @@ def command(
 
 
 def limits_of(spec: str, given: argparse.Namespace, usual: Limits) -> Limits:
-    """The limits of a worker: as given, else as the target's profile says, else `usual`. Raises UsageError."""
+    """Return the limits of a worker: from the options, or the target's profile, or `usual`. Raises UsageError."""
     limits = replace(
         usual,
         unit=profiles.limit(spec, "seconds", given.timeout, usual.unit),
@@ -141,7 +144,9 @@ def limits_of(spec: str, given: argparse.Namespace, usual: Limits) -> Limits:
 
 
 def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
-    """The words of a list that commas part; for `all`, all. Raises UsageError for an unknown one, and for none."""
+    """Return the words of a comma-separated list, or all known ones for `all`. Raises UsageError for an unknown word,
+    and for an empty list.
+    """
     words = list(known) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in known:
@@ -152,7 +157,9 @@ def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def summarize(console: Console, made: Run, name: str, worst: Iterable[str], folder: Path) -> None:
-    """The worst cases, a line each, what was not measured, and the count of cases alone on the last line."""
+    """Print the worst cases, one line each, the cases that were not measured, and the count of cases on the
+    last line.
+    """
     for line in worst:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for result in made.results:
@@ -167,7 +174,7 @@ def summarize(console: Console, made: Run, name: str, worst: Iterable[str], fold
 
 
 def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> Iterator[Result]:
-    """The result of each case as it ends. Raises TargetError where no worker can be started, and Stopped."""
+    """Yield the result of each case as it ends. Raises TargetError if no worker can be started, and Stopped."""
     for case in cases:
         pool.submit(Task(case.id, job.run, (spec, case)))
     for task, answer in pool.ended():
@@ -190,8 +197,9 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
 
 
 def _too_small(death: Death) -> str:
-    """Return the reason if the worker died of its limit of memory before the target ran, or with less memory than the
-    call may take; "" for any other death."""
+    """Return the reason if the worker died at its memory limit before the target ran, or with less memory than the call
+    may take; "" for any other death.
+    """
     steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
@@ -208,8 +216,11 @@ def run(
     expected: Sequence[Expectation] = (),
     found: Callable[[Result], None] = lambda result: None,
 ) -> Run:
-    """Measure the cases on `target`; at a stop, those that there are. `found` is told each result as the expectations
-    declare it. Raises TargetError for a target that cannot be loaded or has no values."""
+    """Measure the cases on `target` and return the run; at a stop, with the results so far.
+
+    `found` receives each result after the expectations are applied. Raises TargetError for a target that cannot be
+    loaded or has no values.
+    """
     begin = time.monotonic()
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     made = Run(target, started=started, identity=profiles.identity(target))
@@ -238,8 +249,10 @@ def run(
 
 
 def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: argparse.Namespace) -> bool:
-    """Write the run of `conformance NAME WORDS`, and with `--update-expectations` first declare in `file` what fails.
-    False, with nothing written, where it was stopped before anything was measured."""
+    """Write the run of `conformance NAME WORDS`. With `--update-expectations`, first declare its failures in `file`.
+
+    Returns False, without writing, if the run was stopped before it measured anything.
+    """
     made.command = shlex.join(["conformance", name, *words])
     if not made.complete and not made.results:
         print(f"conformance {name}: interrupted before anything was measured; no report is written.", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""A finding of accuracy as a standalone script: the call on torch CPU and on the target, and both errors in ulp.
+"""Standalone script of an accuracy finding: the call on torch CPU and on the target, and both errors in ulp.
 
-The key insight: of an elementary function one number is enough, in a tensor long enough for a vectorized loop and its
-rest; any other op runs on the very inputs that it was measured on, with its float64 answer as the exact one. The
-functions that make and measure answers are carried as their own source (`core/script.py`).
+For an elementary function one number is enough, in a tensor long enough for a vectorized loop and its tail. Any other
+op runs on the inputs of the measurement, with its float64 answer as the exact one. The script carries the source of the
+functions that compute and measure answers (`core/script.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from conformance.core.accuracy import limit
 from conformance.core.script import carried, defined, inert
 
 LENGTH = 1003
-"""Elements that hold the one number: more than any vector has, and no multiple of it."""
+"""Elements that hold the one number: more than any vector register has, and no multiple of its length."""
 
 MARKER = "# The errors in ulp: exit code 1 where the target's is beyond what is allowed beside torch CPU's."
 
 
 def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], finding: str) -> str:
-    """The script; its exit code is 1 where the target's error is beyond the rule, else 0. `setup` is the target's
-    `script()`, `wanted` the inputs whose gradients are measured, and `finding` says in words what was found."""
+    """Return the script; its exit code is 1 if the target's error exceeds the limit, else 0.
+
+    `setup` is the target's `script()`, `wanted` the inputs whose gradients are measured, and `finding` a sentence about
+    the finding.
+    """
     row, known, each = case.row, defined(setup), bool(case.row.exact)
     full = f"torch.full(({LENGTH},), {{!r}}, dtype={{}})".format
     lines, exact, low = row.made(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
@@ -59,7 +62,7 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], findin
     )
     accuracy = part.accuracy
     beyond = "beyond(off, usual)"
-    if each:  # one number has no mean, and what is allowed follows from torch CPU's error at all of them
+    if each:  # one number has no mean; the limit follows from torch CPU's error at all points
         largest = limit(accuracy.cpu)
         beyond = f"bool(off.max() > {largest if accuracy.target > largest else limit(accuracy.cpu_rms)!r})"
     end = [

@@ -1,7 +1,7 @@
-"""The table of ops: what is called, on inputs of which sizes, and what is exact.
+"""Table of ops: the call, its inputs and their sizes, and the exact answer.
 
-Defines `Row`, `Case`, `load` and `select`. The key insight: a row is text, from which one Python program is made; the
-worker runs that program and a finding's script shows it, so the two cannot differ. This module must not import torch.
+Defines `Row`, `Case`, `load` and `select`. A row is text that becomes one Python program. The worker runs this
+program and a finding's script shows it, so the two cannot differ. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Row:
-    """One op: `call` is an expression of the `inputs`, which are expressions, too. Where `exact` is given, it is the
-    same in mpmath of `x` and perhaps `y`, which are drawn from `range`, and `near` are points that are approached."""
+    """One op: `call` is an expression of the `inputs`, which are expressions, too.
+
+    `exact` is the same function in mpmath, of `x` and possibly `y`. These are drawn from `range`, and `near` are points
+    that some arguments approach.
+    """
 
     name: str
     family: str
@@ -38,12 +41,12 @@ class Row:
     near: tuple[str, ...] = ()
     backward: bool = True
     constants: tuple[str, ...] = ()
-    """Inputs that torch does not differentiate by."""
+    """Inputs without a gradient."""
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The names of the inputs, in order."""
+        """Names of the inputs, in order."""
         return tuple(self.inputs) or (("x", "y") if self.binary else ("x",))
 
     @property
@@ -52,17 +55,17 @@ class Row:
         return bool(self.exact) and ("(y" in self.call or "y)" in self.call or " y" in self.call)
 
     def program(self) -> str:
-        """The text of the function `program`, of the inputs."""
+        """Return the source of the function `program`, which takes the inputs."""
         return f"def program({', '.join(self.arguments)}):\n    return {self.call}"
 
     def made(self) -> list[str]:
-        """The lines that make the inputs of an op of some size, in `given`."""
+        """Return the lines that create the inputs as the dict `given`, for an op with expressions for its inputs."""
         parts = ", ".join(f"{name!r}: {text}" for name, text in self.inputs.items())
         return ["torch.manual_seed(SEED)", f"given = {{{parts}}}"]
 
 
 class OfRow(Named):
-    """A case of a row of a table, which has a name, a family and a call."""
+    """Base class of a case of a table row, which has a name, a family and a call."""
 
     row: Any
 
@@ -73,11 +76,11 @@ class OfRow(Named):
 
     @property
     def call(self) -> str:
-        """What is called."""
+        """The row's call, as Python source."""
         return str(self.row.call)
 
     def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """The result of this case."""
+        """Return a result of this case."""
         return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)
 
 
@@ -94,7 +97,7 @@ class Case(OfRow):
 
 @functools.cache
 def load() -> tuple[tuple[Row, ...], Mapping[str, Sequence[str]]]:
-    """The rows, and by reason the ops of op_db that have none."""
+    """Return the rows, and the ops of op_db without a row, by reason."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
     reasons = tables.pop(NOT_JUDGED, {})
     rows = [_row(name, family, dict(data)) for family, table in tables.items() for name, data in table.items()]
@@ -111,8 +114,10 @@ def _row(name: str, family: str, data: dict[str, Any]) -> Row:
 
 
 def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -> list[Case]:
-    """The cases of these globs of ops (none: all), each dtype and direction that the row has; float64 can be judged for
-    elementary functions only. Raises UsageError for a glob without a match, and where nothing is left."""
+    """Return the cases of these globs of ops (empty: all), in each dtype and direction that the row supports.
+
+    Only elementary functions have float64 cases. Raises UsageError for a glob without a match, and if no case remains.
+    """
     rows, reasons = load()
     for glob in ops:
         if not any(fnmatch.fnmatchcase(row.name, glob) for row in rows):

@@ -1,7 +1,7 @@
-"""What a worker does: measure one case, and say what was found as a result.
+"""Worker functions of `conformance accuracy`: measure one case and return its result.
 
-The key insight: the process that collects results names these functions without importing torch, so everything that
-they need is imported inside of them.
+The process that collects results refers to these functions by name without importing torch. Each function therefore
+imports its dependencies itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from conformance.core.target import Target
 
 TARGET = "target"
-"""The step of a worker that runs the target."""
+"""Step of a worker that runs the target."""
 
 MODULES = (__name__, "conformance.accuracy.script")
 
 
 def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
-    """The target's environment, and the dtypes that it holds (None: all). Raises TargetError where it cannot be
-    used, or has no values to measure."""
+    """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError if it cannot be
+    used, or has no values to measure.
+    """
     under_test = loaded(target)
     if not under_test.shows_values:
         raise TargetError(
@@ -43,15 +44,15 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
 
 
 def environment_of(under_test: Target) -> tuple[dict[str, str], tuple[str, ...] | None]:
-    """The target's environment, and the dtypes that it holds (None: all)."""
+    """Return the target's environment, and the dtypes that it holds (None: all)."""
     held = under_test.dtypes
-    # As plain text: torch's version is an object, and reading it back would import torch in the parent.
+    # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
     environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
     return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
 
 
 def run(target: str, case: Case) -> Result:
-    """The case's result."""
+    """Return the case's result."""
     from conformance.accuracy.measure import measure
 
     return judged_by(_judged, measure, "reference", target, case)
@@ -69,13 +70,17 @@ def judged_by(
     case: C,
     script: Callable[[C, str, str], str] = lambda case, setup, headline: "",
 ) -> Result:
-    """What `judge` makes of the measure of a case, the lines that a script needs for the target in between; where there
-    is none, the reason, or the failure with its `script`. `first` names what is done before the target is asked."""
+    """Measure a case and return the result of `judge`, which receives the case, the target's script lines and the
+    measurement.
+
+    If the case cannot be measured, the result is a skip with the reason. If the target raises, it is a failure with its
+    `script`. `first` names the step before the target runs.
+    """
     under_test, begin = loaded(target), time.perf_counter()
     from conformance.accuracy.outcomes import Raises, Unmeasured
 
     with unit(case.id), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of functions at the ends of their ranges
+        warnings.simplefilter("ignore")  # about functions at the ends of their ranges
         step(first)
         try:
             found = measure(case, under_test, lambda number, builds: step(TARGET, COMPILING if builds else TARGET))

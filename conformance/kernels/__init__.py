@@ -1,7 +1,7 @@
-"""Counting that explains: what a block of code ran on the tiny device, where in the code, and why there.
+"""Kernel counts by line: the work of a block of code on the tiny device, the lines that caused it, and the reasons.
 
-`count`, `budget` and the other names are resolved on first use (PEP 562): the command must be able to say that packages
-of the device are not installed. `counting` defines them; ``python -m conformance.kernels SCRIPT.py`` prints the count.
+`count`, `budget` and the other names are resolved on first use (PEP 562), so that the command can report missing
+packages of the device. `counting` defines them; ``python -m conformance.kernels SCRIPT.py`` prints the count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["BUDGETS", "Count", "OverBudget", "Place", "budget", "count", "trace"
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use. Raises ImportError with one sentence where the device cannot be used."""
+    """Import a public name on first use. Raises ImportError with one sentence if the device cannot be used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from conformance.kernels import counting

@@ -1,4 +1,4 @@
-"""The command ``python -m conformance.kernels SCRIPT.py``: what a script runs on the tiny device, line by line."""
+"""The command ``python -m conformance.kernels SCRIPT.py``: the device work of a script on the tiny device, by line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 try:
     from conformance.backend.runtime import trace
     from conformance.kernels.counting import Count, Place, count
-except ImportError as error:  # the device's packages are missing, or too old for it
+except ImportError as error:  # the device's packages are missing or too old
     print(f"conformance.kernels: {error}", file=sys.stderr)
     sys.exit(2)
 
@@ -32,14 +32,14 @@ WHY = {
 
 
 def kinds(kernels: Sequence[str]) -> str:
-    """Kernels by what bounds them: reductions (tinygrad's r_), elementwise work (E_), copies."""
+    """Count kernels by kind: reductions (tinygrad's r_), elementwise work (E_), copies."""
     names = {"r": "reduction", "E": "elementwise"}
     found = Counter(names.get(kernel.split("_")[0], kernel) for kernel in kernels)
     return ", ".join(f"{n} {kind}" for kind, n in found.items())
 
 
 def tables(counted: Count) -> Iterator[Table]:
-    """What ran in all, and line by line, the line with the most kernels first."""
+    """Yield the total, and a table by line, the line with the most kernels first."""
     total = Table("what", "count", "detail", title="In all")
     seconds = f"{counted.schedule_s:.3f} s scheduling, {counted.compile_s:.3f} s code, {counted.run_s:.3f} s running"
     total.add_row("kernels", str(counted.kernels), seconds)
@@ -64,7 +64,9 @@ def tables(counted: Count) -> Iterator[Table]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a script and print what it ran on the device; its own exit code, 2 where there is no such script."""
+    """Run a script and print its kernels and copies on the device. Returns the script's exit code, or 2 if it does not
+    exist.
+    """
     parser = argparse.ArgumentParser("python -m conformance.kernels", description=main.__doc__)
     parser.add_argument("script", type=Path, help="a Python file that uses the tiny device")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")

@@ -1,4 +1,4 @@
-"""The command `conformance cache`: how much the device keeps on disk, and packs of it for another machine."""
+"""The command `conformance cache`: the size of the device's disk cache, and packs of it for another machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ try:
     from tinygrad.helpers import CACHEDB
 
     from conformance.backend.runtime.cache_packs import Held, PackError, Rows, export, held, prune, take_in
-except ImportError as error:  # the device's packages are missing, or too old for it
+except ImportError as error:  # the device's packages are missing or too old
     print(f"conformance cache: {error}", file=sys.stderr)
     sys.exit(2)
 
@@ -20,12 +20,12 @@ has met before costs neither scheduling nor compiling."""
 
 
 def size(rows: Rows) -> str:
-    """As the command prints it."""
+    """Return the size as the command prints it."""
     return f"{rows.number:,} rows, {rows.nbytes / 1e6:,.1f} MB"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser("conformance cache", description=ABOUT)
     jobs = made.add_subparsers(dest="job", required=True, metavar="JOB")
     jobs.add_parser("info", help="how many rows there are, and how many can be used by this version on this processor")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one job; 2 where it cannot be done, in one sentence."""
+    """Run one job. Returns 2 and prints one sentence if it fails."""
     asked = parser().parse_args(arguments)
     try:
         if asked.job == "info":

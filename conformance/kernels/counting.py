@@ -1,10 +1,10 @@
-"""Counting that explains: what a block of code ran on the tiny device, where in the code, and why there.
+"""Kernel counts by line: the work of a block of code on the tiny device, the lines that caused it, and the reasons.
 
 Defines `count` (a context manager that yields a `Count`) and `budget` (which fails when a workload takes more than its
 file allows).
 
-The key insight: a lazy device computes at boundaries, and a boundary has a line of the program that crossed it. The
-line with the most kernels is the line to change.
+The key insight: a lazy device computes at boundaries, and each boundary belongs to a line of the program. The line with
+the most kernels is the line to change.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Place(NamedTuple):
 
 @dataclass
 class Count:
-    """What ran while a block of `count` was open. Times are seconds, sizes bytes."""
+    """Device work while a block of `count` was open. Times are seconds, sizes bytes."""
 
     kernels: int = 0
     schedules: int = 0
-    replayed: int = 0  # schedules that were remembered, their graph having been met before
-    loaded: int = 0  # of these, those that came from disk: another process met it
+    replayed: int = 0  # schedules found in the cache for a known graph
+    loaded: int = 0  # replayed schedules loaded from disk, which another process stored
     stored: int = 0  # writes into a buffer's own memory
     copies_in: int = 0
     copies_out: int = 0
@@ -55,7 +55,7 @@ class Count:
     boundaries: list[tuple[Place, trace.Event]] = field(default_factory=list)
 
     def add(self, event: trace.Event) -> None:
-        """Take in one event of the device."""
+        """Add one event of the device."""
         match event:
             case trace.Copy(direction="in", nbytes=n):
                 self.copies_in, self.bytes_in = self.copies_in + 1, self.bytes_in + n
@@ -73,13 +73,13 @@ class Count:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a budget limits."""
+        """The counts that a budget limits."""
         return {"kernels": self.kernels, "copies_in": self.copies_in, "copies_out": self.copies_out}
 
 
 @contextlib.contextmanager
 def count() -> Iterator[Count]:
-    """Count what the block runs on the device; blocks may nest.
+    """Count the device work of the block; blocks may nest.
 
     with conformance.kernels.count() as k:
         step()
@@ -99,9 +99,9 @@ class OverBudget(AssertionError):
 
 @contextlib.contextmanager
 def budget(workload: str, file: Path = BUDGETS) -> Iterator[Count]:
-    """`count`, and OverBudget after the block if it took more than `file` allows for this workload.
+    """Count as `count` does; raise OverBudget after the block if it took more than `file` allows for this workload.
 
-    Raises ValueError where the file has no such workload.
+    Raises ValueError if the file has no such workload.
     """
     allowed = json.loads(file.read_text()).get(workload) if file.exists() else None
     if allowed is None:
@@ -114,7 +114,7 @@ def budget(workload: str, file: Path = BUDGETS) -> Iterator[Count]:
 
 
 def _place() -> Place:
-    """The innermost line that lies neither in torch nor here."""
+    """Return the innermost line outside of torch and this package."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back

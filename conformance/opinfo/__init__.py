@@ -1,4 +1,5 @@
-"""PyTorch's operator database as test cases: planning, sampling, running one case, and isolating it from the others.
+"""PyTorch's operator database as test cases: planning, sampling, running one case, and isolating cases.
 
-`plan`, `isolation` and `worker` do not import torch, so that the process that collects results survives what it tests.
+`plan`, `isolation` and `worker` do not import torch, so a crash of a tested op cannot end the process that collects
+results.
 """

@@ -1,8 +1,8 @@
-"""One case: every sample of an OpInfo run on torch CPU and on the target, observed, and compared.
+"""One case: the samples of an OpInfo, run on torch CPU and on the target, observed and compared.
 
-Defines `run_case`. The key insight: the CPU runs first, on its own copy of the inputs, and whatever it does, raising
-included, is what the target must do; a sample without an answer from the CPU is skipped and counted, never passed.
-This module decides nothing about what equal means; that is the oracle's.
+Defines `run_case`. The CPU runs first, on its own copy of the inputs. The target must give the same answer, an error
+included. A sample without an answer from the CPU is skipped and counted, and never passes. The judge and the oracles
+define equality, not this module.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ class _Tally:
     allowed: int | None = None
 
     def skip(self, reason: str, excused: bool = False) -> None:
-        """Leave a sample out; `excused` where that is no failure, even of all samples."""
+        """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample."""
         self.skipped[reason] += 1
         self.excused += excused
 
     def fail(self, failure: Failure) -> None:
-        """Keep the first failure of each oracle."""
+        """Store the first failure of each oracle."""
         self.failures.setdefault(failure.oracle, failure)
 
     def count(self, kernels: int, eager: int, moved: int, call: Call) -> None:
-        """Add what one call ran and what it may have run; remember the call that went furthest beyond."""
+        """Add the kernels of one call and the kernels that it was allowed; remember the call with the
+        largest excess.
+        """
         self.kernels = (self.kernels or 0) + kernels
         self.eager = (self.eager or 0) + eager
         self.allowed = (self.allowed or 0) + eager + moved
@@ -70,19 +72,22 @@ class _Tally:
 
 
 class Note(Protocol):
-    """Is told the sample and the phase of a case, and whether the target may build kernels in it."""
+    """Callback that receives the sample index, the phase, and whether the target may compile kernels in it."""
 
     def __call__(self, sample: int, phase: str, builds: bool = False) -> None: ...
 
 
 def run_case(case: Case, target: Target, note: Note = lambda sample, phase, builds=False: None) -> Result:
-    """Compare up to `case.samples` samples of the case. `note` is told the sample and the phase before each step that
-    may crash, so that somebody outside can say where it happened."""
+    """Compare up to `case.samples` samples of the case.
+
+    `note` receives the sample and the phase before each step that may crash, so that another process can report the
+    place.
+    """
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     target.reset_state()
     tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
-    # A compiler must see the op and not a wrapper that sets a seed; each run of a call begins with the seed anyway.
+    # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
     with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
@@ -100,7 +105,8 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     _judge_kernels(case, target, dtype, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or _excused(tally)):
-        # Only what the target declares beforehand may be skipped whole; anything else must be among the expectations.
+        # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
+        # it.
         tally.fail(Failure("skip", "the whole case", "a comparison", "none", reason))
     calls, now = _since(before, target.counted_calls()), target.scheduled()
     extents = {"compiled": COMPILED, "partly_compiled": PARTLY, "not_compiled": NOT_COMPILED}
@@ -125,20 +131,24 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
 
 
 def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally) -> None:
-    """Hold the samples together to what the oracle allows them together, as a case's kernels are compared with the
-    baseline: a small sample may cost a kernel more where another saves it."""
+    """Compare the kernels of all samples with their summed allowance, since a case's total is also compared with the
+    baseline. One sample may then cost a kernel more if another saves one.
+    """
     if case.variant == "error_inputs":
         return
     allowed, ran = Observation(kernels=tally.allowed), Observation(kernels=tally.kernels)
     for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
-        assert tally.worst is not None  # the sum can only be too large where a part is
+        assert tally.worst is not None  # the sum exceeds the allowance only if one call does
         found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
         tally.fail(failure_of(case, target, tally.worst, found, allowed, ran, dtype))
 
 
 def _excused(tally: _Tally) -> bool:
-    """Whether nothing could be compared for reasons that are no failure: the target's declarations, samples that have
-    nothing to compare, or a compiler that was handed nothing of any sample that has."""
+    """Whether nothing was compared for reasons that are no failure.
+
+    Such reasons are declarations of the target, samples with nothing to compare, and a compiler that received no ops
+    from any other sample.
+    """
     return bool(tally.extent[NOT_COMPILED]) or (0 < tally.excused == sum(tally.skipped.values()))
 
 
@@ -153,7 +163,7 @@ def _outcome(tally: _Tally) -> Outcome:
 def _since(
     before: Mapping[str, Mapping[str, int]] | None, after: Mapping[str, Mapping[str, int]] | None
 ) -> dict[str, Counter[str]]:
-    """The calls of each kind by op, in between; nothing where the target cannot count."""
+    """Return the calls of each kind by op between two counts; empty if the target cannot count."""
     return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after} if before and after else {}
 
 
@@ -176,7 +186,7 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     expected = Executor(reference()).run(call)
     error = expected.last.error
     if expected.failed_step == 0:
-        # Nothing declares this skip, so it fails until the expectations do.
+        # No declaration covers this skip, so it is a failure until an expectation declares it.
         tally.failed += 1
         text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
         return tally.fail(Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
@@ -190,11 +200,11 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     def watch(number: int, builds: bool) -> None:
         note(index, "target", builds)
 
-    # On the CPU itself counting means a dispatch mode, under which some composite ops take other paths.
+    # On the CPU, counting needs a dispatch mode, and some composite ops take other paths under one.
     actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
     if actual.unavailable:
         return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
-    # Where one side alone raises, which the judge has a word on, the other has made more of the call.
+    # If only one side raises, which the judge reports, the kernel counts of the two sides are not comparable.
     if actual.last.kernels is not None and (error is None) == (actual.last.error is None):
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
     found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
@@ -202,7 +212,7 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
         return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
     if not found and not reached:
-        # Counted apart, and never a pass: torch CPU would be compared with itself.
+        # Counted separately, and never a pass: torch CPU would be compared with itself.
         return tally.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
     tally.compared += 1
     tally.arbitrated += arbitrated
@@ -214,8 +224,9 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
 
 
 def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
-    """Whether the call went through the target's compiler, in part at least; counts how far it did. An error that comes
-    while the compiler traces the call is the compiler's own answer."""
+    """Whether the target's compiler received at least a part of the call; counts the extent. An error during tracing
+    counts as the compiler's own answer.
+    """
     if actual.capture is None:
         return True
     extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
@@ -224,7 +235,7 @@ def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
 
 
 def _undeclared(target: Target, call: Call) -> str:
-    """Why the target need not take this call, by its own declaration; empty when it must."""
+    """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     found = tensors(call.tree)
     if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
         return "the target declares that it does not support sparse tensors"
@@ -244,13 +255,15 @@ def _undeclared(target: Target, call: Call) -> str:
 
 
 def transfers(seen: Observation) -> int:
-    """A kernel for each storage that is sent or fetched: what moving data may cost, beside computing it."""
+    """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
     fetched = {one.alias for one in seen.tensors.values()}
     return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
 
 
 def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether inputs whose elements share memory have changed; not all operators that write say so in their schema."""
+    """Whether inputs whose elements share memory have changed. The schema cannot answer this: some operators write to
+    inputs without declaring it.
+    """
     for old, new in zip(tensors(before), tensors(after), strict=True):
         strides = zip(old.stride(), old.shape, strict=True) if old.layout is torch.strided else ()
         shared = any(stride == 0 and size > 1 for stride, size in strides)
@@ -260,8 +273,9 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 
 class _Watched(Target):
-    """Torch CPU with a mode around the call alone, not around the moves. In a run of its own: a mode that counts ops
-    changes what some of them do."""
+    """Torch CPU with a dispatch mode around the call, but not around the moves. It needs a separate run, because a mode
+    that counts ops changes the behaviour of some ops.
+    """
 
     name = "cpu"
 
@@ -270,19 +284,19 @@ class _Watched(Target):
         self.mode = mode
 
     def active(self) -> Any:
-        """The mode."""
+        """Return the mode."""
         return self.mode
 
 
 def _eager_ops(call: Call) -> int:
-    """How many aten ops the call takes on torch CPU."""
+    """Return the number of aten ops that the call runs on torch CPU."""
     ops = AtenOps()
     Executor(_Watched(ops)).run(call)
     return ops.total
 
 
 def depends_on_values(call: Call) -> bool:
-    """Whether the call, on torch CPU, runs an aten op whose result's metadata follows from the values of its inputs."""
+    """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
     ops = Tagged(VALUE_DEPENDENT)
     Executor(_Watched(ops)).run(call)
     return ops.found

@@ -1,10 +1,10 @@
-"""The operator database: OpInfos by name, their tolerances, and what of them has no defined value.
+"""Operator database: OpInfos by name, their tolerances, and ops whose results have no defined value.
 
-Import this only after the target's `prepare()`, which may replace functions of torch. The process that forks workers
-has imported op_db itself before: of it only classes of PyTorch's tests, which are not used here, depend on devices.
+Import this only after the target's `prepare()`, which may replace functions of torch. The fork server has imported
+op_db itself before. Only op_db's test classes depend on devices, and this module does not use them.
 
-The key insight: every tolerance used anywhere in this project is one that PyTorch's own tests state; an operator's is
-the largest of torch.testing's default and what its OpInfo grants on the CPU to a comparison of two runs.
+Every tolerance in this project is one that PyTorch's own tests state. An operator's tolerance is the larger of
+torch.testing's default and the one that its OpInfo grants on the CPU to a comparison of two runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.opinfo.plan import Case, Entry
 
 _op_db = op_db()
 
-# PyTorch's tests that run an op twice, in two ways, and compare the values: their tolerances are for what we do.
+# PyTorch tests that run an op twice, in two ways, and compare the values; their tolerances apply here.
 COMPARISONS = {
     "TestCommon": (None, "test_compare_cpu", "test_noncontiguous_samples", "test_numpy_refs", "test_out",
                    "test_variant_consistency_eager"),
@@ -35,7 +35,7 @@ COMPARISONS = {
     None: (None,),
 }  # fmt: skip
 
-# More OpInfos whose results hold uninitialized memory without saying so themselves, in any version.
+# Further OpInfos whose results hold uninitialized memory although no torch version marks them so.
 UNDEFINED = frozenset({"resize_", "resize_as_"})
 
 FAMILIES = {
@@ -46,7 +46,7 @@ CLASS_FAMILY = {"UnaryUfuncInfo": "unary", "BinaryUfuncInfo": "binary", "Reducti
 
 
 def family(op: Any) -> str:
-    """A word for the kind of operator, for grouping in the report: by OpInfo's class, else by its name."""
+    """Return the family of an operator, which groups ops in the report: by its OpInfo class, or by its name."""
     by_class = CLASS_FAMILY.get(type(op).__name__)
     by_name = next((name for name, pattern in FAMILIES.items() if pattern.search(op.name)), None)
     if by_class and (by_name is None or by_name in ("activations", "casts", "shape and views", "linalg")):
@@ -56,7 +56,7 @@ def family(op: Any) -> str:
 
 @functools.cache
 def by_name() -> dict[tuple[str, str], Any]:
-    """OpInfos by (name, overload); of several with one name the second is `#2` and so on: none hides another."""
+    """Return OpInfos by (name, overload). If several share a name, the second gets the suffix `#2`, and so on."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for op in _op_db.ops:
@@ -67,7 +67,7 @@ def by_name() -> dict[tuple[str, str], Any]:
 
 
 def find(case: Case) -> Any:
-    """The OpInfo of a case, or what stands in for one."""
+    """Return the OpInfo of a case, or the `Overload` that stands in for one."""
     return by_name().get((case.op, case.overload)) or overloads.infos()[case.op]
 
 
@@ -92,7 +92,7 @@ def _variants(op: Any) -> frozenset[str]:
 
 
 def entries(beside: bool = False) -> list[Entry]:
-    """All of op_db, for the planner; with `beside` the entries beside it as well."""
+    """Return all entries of op_db for the planner; with `beside`, also the entries outside op_db."""
     found = {**by_name(), **({(name, ""): op for name, op in overloads.infos().items()} if beside else {})}
     return [
         Entry(
@@ -108,7 +108,7 @@ def entries(beside: bool = False) -> list[Entry]:
 
 
 def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]:
-    """(rtol, atol) that OpInfo grants beyond torch.testing's defaults for `dtype`, (None, None) when it grants none.
+    """Return the (rtol, atol) that OpInfo grants beyond torch.testing's defaults for `dtype`, or (None, None).
 
     As in TestCase.assertEqual of torch.testing._internal.common_utils, an override widens the default and never narrows
     it.
@@ -130,5 +130,5 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]
 
 
 def has_value(op: Any) -> bool:
-    """Whether the op's result has a defined value; that of `empty` and its kin is compared by metadata only."""
+    """Whether the op's result has a defined value; results of `empty` and similar ops are compared by metadata only."""
     return not (nondeterministic(op) or op.name in UNDEFINED)

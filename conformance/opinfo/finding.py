@@ -1,7 +1,7 @@
-"""A mismatch as the report shows it: the call, both answers side by side, the geometry, and the script that shows it.
+"""A mismatch as the report shows it: the call, both answers, the geometry, and the script that shows it.
 
-The key insight: everything is taken down at once, as text and numbers, since neither tensors nor the target outlive the
-worker. Nothing is decided here; the oracle has decided.
+Everything is converted to text and numbers right after the comparison, since neither tensors nor the target outlive the
+worker. This module makes no decisions; the oracles have decided.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.opinfo.plan import Case
 from conformance.opinfo.variants import Call
 
 LONGEST_TEXT = 2_000
-"""Characters kept of an exception's text or of printed values."""
+"""Limit in characters on an exception's text and on printed values."""
 
 
 def failure_of(
@@ -72,7 +72,9 @@ def failure_of(
 
 
 def _undefined(case: Case, call: Call) -> list[str]:
-    """Answers that the judge leaves out: what nothing defines, and what lies about a result that the op allocated."""
+    """Return the answers that the judge excludes: results without a defined value, and the storage of a result that the
+    op allocated for an empty out=.
+    """
     facts = ["storage of"] if call.note == "out empty" else []
     facts = facts if catalog.has_value(catalog.find(case)) else ["value of", "storage of"]
     return [f"{fact} {name}" for fact in facts for name in ("result", "out")]
@@ -81,8 +83,9 @@ def _undefined(case: Case, call: Call) -> list[str]:
 def _rows(
     want: torch.Tensor, got: torch.Tensor, rtol: float | None, atol: float | None
 ) -> tuple[tuple[str, str, str, bool], ...]:
-    """Values side by side as (index, expected, actual, differs): all of a small tensor, else those around the first
-    difference."""
+    """Return values as (index, expected, actual, differs): all of a small tensor, or those around the first
+    difference.
+    """
     if want.shape != got.shape or want.dtype != got.dtype or not want.numel():
         return ()
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))

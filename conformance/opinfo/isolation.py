@@ -1,8 +1,8 @@
-"""Cases in processes of their own: a crash, a hang or a memory explosion is the outcome of one case and of no other.
+"""Cases in worker processes: a crash, a hang or running out of memory affects only one case.
 
-Defines `Cases`. The key insight: a worker notes each sample and phase before it runs it, so the result of a case whose
-worker died says where. This process imports neither torch nor the target, and decides nothing about what passes; the
-processes are a pool's.
+Defines `Cases`. A worker notes each sample and phase before it runs it, so the result of a case whose worker died names
+the place. This process imports neither torch nor the target, and makes no decision about passes; a pool manages the
+processes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FATES = {
     Fate.MEMORY: (Outcome.CRASH, "memory"),
     Fate.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
 }
-"""The outcome and the oracle of a case whose worker died."""
+"""Outcome and oracle of a case, by the fate of its worker."""
 
 
 class Cases(PlacedPool):
-    """Workers that run cases on one target, as many at a time as `jobs`. Use as a context manager."""
+    """Workers that run up to `jobs` cases at a time on one target. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
         super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.opinfo.case"])
@@ -38,8 +38,9 @@ class Cases(PlacedPool):
         self.loops: list[float] = []
 
     def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
-        """All of op_db as the workers see it, with `beside` the entries beside it as well, and the target's
-        environment. Raises TargetError, also where the target cannot show one of the `variants`."""
+        """Return all of op_db as the workers load it, and the target's environment; with `beside`, also the entries
+        outside op_db. Raises TargetError, also if the target cannot show one of the `variants`.
+        """
         try:
             with self.place.loading(self.target, self.limits):
                 self.ask(os.getpid)
@@ -52,12 +53,13 @@ class Cases(PlacedPool):
 
     @property
     def calibration(self) -> float:
-        """The median of the calibration loops that ran so far, in seconds; 0 when none did."""
+        """Median of the calibration loops so far, in seconds; 0 without any."""
         return statistics.median(self.loops) if self.loops else 0.0
 
     def run(self, cases: Iterable[Case]) -> Iterator[Result]:
-        """The results of the cases, in the order in which they finish; they begin in the order given. Raises
-        TargetError where no worker can be started, and Stopped."""
+        """Yield the results of the cases as they finish; cases begin in the given order. Raises TargetError if no
+        worker can be started, and Stopped.
+        """
         for case in cases:
             self.submit(Task(case.id, worker.run, (self.target, case)))
         for task, answer in self.ended():
@@ -77,7 +79,7 @@ class Cases(PlacedPool):
                 yield result
 
     def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
-        """The result of a case whose worker is gone, from what the worker noted last."""
+        """Return the result of a case whose worker is gone, from the worker's last note."""
         last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
         number, _, phase = last.partition("\t")
         sample = int(number)

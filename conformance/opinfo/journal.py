@@ -1,8 +1,8 @@
-"""The journal of an OpInfo run: each result on disk as soon as it is known, and taken up again by `--resume`.
+"""Journal of an OpInfo run: each result is on disk as soon as it is available, and `--resume` reads it again.
 
-Defines `Journal`. The key insight: a line is written whole or it is not there, so a run that was killed has each of its
-cases either in the journal or still to run. The first line says which run it is: not the commit, so that a fault that
-was mended meanwhile shows in the cases that are left.
+Defines `Journal`. A line is either complete or ignored, so after a kill each case is either in the journal or still to
+run. The first line identifies the run. It does not contain the commit, so that a fix made meanwhile shows in the
+remaining cases.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ NAME = "opinfo-progress.jsonl"
 
 
 class Journal:
-    """The file in `folder`, for a run of this identity. With `resume`, the results that are in it are `finished` and
-    `seconds` is the time that they took; otherwise it begins anew, with the first result.
+    """Journal file in `folder`, for a run of this identity.
 
-    Raises UsageError where it is of another run, and ReportError where it cannot be read or written."""
+    With `resume`, `finished` holds the results in it, and `seconds` the time that they took. Otherwise the file starts
+    empty. Raises UsageError if it belongs to another run, and ReportError if it cannot be read or written.
+    """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], resume: bool = False) -> None:
         self.path, self.identity = folder / NAME, {"schema": SCHEMA, **identity}
         self.finished: list[Result] = []
         self.seconds, self.complete = 0.0, False
-        """Set when the report is written, which has all that the journal has."""
+        """Set once the report is written, which holds the same results."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if resume and self.path.exists():
@@ -67,7 +68,7 @@ class Journal:
         return {"seconds": round(seconds, 3), "result": model.result_to_json(result)}
 
     def add(self, result: Result) -> None:
-        """Write a result down. Raises ReportError."""
+        """Append a result. Raises ReportError."""
         line = self._line(result, self.seconds + time.monotonic() - self.began)
         try:
             self.file.write(f"{json.dumps(line, ensure_ascii=False)}\n")
@@ -80,7 +81,7 @@ class Journal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(OSError):  # what a full disk refused was said when it was written
+        with contextlib.suppress(OSError):  # `add` has already reported a full disk
             self.file.close()
         if self.complete or not self.wrote:
             self.path.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
-"""How two runs of one op_db call differ: the judge's comparison, under what OpInfo says of the op's results.
+"""Comparison of two runs of one op_db call, under OpInfo's statements about the op's results.
 
-Defines `CallPolicy` and `judge_call`. The key insight: OpInfo's word (values that nothing defines, signs and phases
-that are free, the text of an error) can only take mismatches away or add some; what 'equal' means remains the oracles'.
-Where only rounding is in question, the call in float64 is asked."""
+Defines `CallPolicy` and `judge_call`. OpInfo states which values are undefined, which signs and phases are free, and
+the text of an error. These statements can only remove or add mismatches; the oracles still define equality. If only
+rounding is in question, the same call in float64 decides.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +34,17 @@ from conformance.opinfo.variants import Call, reference
 _PROCESSED = "processed"
 
 LARGE = ("specials_extremes", "specials_large")
-"""The tiers in which torch CPU's own rounding, or an overflow on the way, may be all that is left of a result."""
+"""Tiers where torch CPU's own rounding, or an overflow on the way, may dominate a result."""
 
 AS_GOOD = 4.0
-"""So many times torch CPU's largest error from float64 a target's may be in these, as of any operator's accuracy."""
+"""Factor on torch CPU's largest error from float64 that a target's error may reach in these tiers, as in the accuracy
+of any operator.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallPolicy(Policy):
-    """An op_db call's comparison; `expected` and `actual` are both runs of it."""
+    """Comparison policy of one op_db call; `expected` and `actual` are its two runs."""
 
     op: Any
     case: Case
@@ -51,7 +54,9 @@ class CallPolicy(Policy):
     actual: Execution
 
     def undefined(self, mismatch: Mismatch) -> bool:
-        """Storage that the op allocated itself for an empty out=, outside of the result; and values without meaning."""
+        """Whether the mismatch is about storage outside of the result that the op allocated for an empty out=, or about
+        values without a defined meaning.
+        """
         values = mismatch.oracle in ("value", "storage", "grad") and "elements differ" in mismatch.detail
         if values and "random" in self.target.lacks and self.draws:
             return True
@@ -67,8 +72,11 @@ class CallPolicy(Policy):
         return mismatch.oracle in ("value", "storage") and not catalog.has_value(self.op)
 
     def _undecided(self, mismatch: Mismatch) -> bool:
-        """Whether target and CPU differ only where the CPU decides nothing: where it differs from itself, as its
-        vectorized and its scalar loops do for some special values, and where `undefined` says so."""
+        """Whether target and CPU differ only where the CPU's answer decides nothing.
+
+        That holds where the CPU differs from itself, as its vectorized and scalar loops do for some special values, and
+        where `undefined` says so.
+        """
         want, got = (subject(mismatch, seen) for seen in (self.expected.last, self.actual.last))
         if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
             return False
@@ -80,15 +88,15 @@ class CallPolicy(Policy):
         truth = self.in_float64((), self.expected.last) if rounds else None
         right = subject(mismatch, truth) if truth is not None else None
         if right is not None and right.shape == want.shape and want.numel():
-            # Of very large numbers little is left of what cancels, and what overflows on the way is gone: the CPU's own
-            # error in the whole result bounds what is asked of any element.
+            # Sums of very large numbers may cancel or overflow on the way. The CPU's own largest error in the whole
+            # result therefore bounds the error allowed for each element.
             bound = AS_GOOD * _distance(want, right.to(want.dtype)).max().nan_to_num(nan=torch.inf)
             wrong &= ~(_distance(got, right.to(want.dtype)) <= bound) & bool(bound.isfinite())
         left = ~undefined.open_to(self.case, self.call, mismatch.oracle, want, got)
         return not bool((wrong & left).any())
 
     def zeros_of_other_sign(self) -> list[Mismatch]:
-        """The results with a zero of the other sign than on the CPU, where all of the CPU's loops agree on it."""
+        """Return mismatches for zeros whose sign differs from the CPU's, where all of the CPU's loops agree on it."""
         again, found = Executor(reference()).run(self._with_gaps()).last, []
         for name, seen in self.expected.last.tensors.items():
             other, got = again.tensors.get(name), self.actual.last.tensors.get(name)
@@ -102,7 +110,7 @@ class CallPolicy(Policy):
         return found
 
     def _with_gaps(self) -> Call:
-        """The call on inputs with gaps, for which the CPU has no vectorized loops."""
+        """Return the call on inputs with gaps, for which the CPU has no vectorized loops."""
         made: dict[int, Any] = {}
         kept = self.call.sample.kept
         return self.call.on(
@@ -111,7 +119,7 @@ class CallPolicy(Policy):
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether the op draws random numbers; a device with a generator of its own draws others than the CPU."""
+        """Whether the op draws random numbers; a device with its own generator draws other numbers than the CPU."""
         tree = moved(self.call.sample.tree, reference().send, reference().device, self.call.sample.kept)
         with Tagged(DRAWS_NUMBERS) as seen:
             self.op.op(tree["input"], *tree["args"], **tree["kwargs"])
@@ -120,8 +128,9 @@ class CallPolicy(Policy):
     def processed(
         self, expected: Observation, actual: Observation, found: Sequence[Mismatch]
     ) -> tuple[Observation, Observation, list[Mismatch]] | None:
-        """OpInfo's own processing of both results, applied to the values brought to the CPU, so that its ops are not
-        under test."""
+        """Apply OpInfo's own processing to both results, on the CPU so that the ops of the processing are not under
+        test, and compare again. Returns None if there is no processing or no difference in values.
+        """
         free = [m for m in found if m.oracle == "value" and self._of_result(m)]
         if self.call.sample.process is None or not free:
             return None
@@ -135,14 +144,14 @@ class CallPolicy(Policy):
         return mismatch.where.startswith(("result", "out")) and mismatch.where in self.expected.last.tensors
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
-        """The call's answer in float64."""
+        """Return the call's answer in float64."""
         truth = truth_of(self.call)
         if truth is None or not any(name.startswith(_PROCESSED) for name in (*expected.tensors, *expected.others)):
             return truth and truth[0]
         return self._with_processed(truth[0], Execution((truth[0],), outcome=truth[1]), reference())
 
     def _with_processed(self, seen: Observation, run: Execution, target: Target) -> Observation:
-        """What was seen, and under names of its own what OpInfo's processing leaves of the outcome."""
+        """Return the observation, extended by the outcome after OpInfo's processing under separate names."""
         process = self.call.sample.process
         assert process is not None
         with target.entered():
@@ -153,7 +162,7 @@ class CallPolicy(Policy):
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The absolute differences in float64, 0 where both are the same, nan included."""
+    """Return absolute differences in float64, 0 where both values are equal or both are nan."""
     wide = widened(one.dtype)
     same = (one == other) | (one.isnan() & other.isnan())
     return (one.to(wide) - other.to(wide)).abs().where(~same, 0.0)
@@ -162,9 +171,9 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def judge_call(
     case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, expected: Execution, actual: Execution
 ) -> Judgement:
-    """The mismatches between the CPU's run and the target's."""
+    """Return the mismatches between the CPU's run and the target's."""
     rtol, atol = catalog.tolerances(op, dtype)
-    # What lies in an out= tensor after a refused call is nobody's promise.
+    # PyTorch does not define the content of an out= tensor after a refused call.
     oracles = {"error"} if case.variant == "error_inputs" else target.oracles
     sides: dict[str, Any] = {"expected": expected, "actual": actual}
     policy = CallPolicy(oracles, rtol=rtol, atol=atol, op=op, case=case, call=call, target=target, **sides)
@@ -173,7 +182,7 @@ def judge_call(
     if expected.last.error is None and actual.last.error is None:
         found += _misplaced(target, call, actual.outcome)
         found += policy.zeros_of_other_sign() if undefined.has_signed_zeros(case) and not found else []
-    # What raised has left its inputs unwritten: the error is the cause, and comes first.
+    # A call that raised did not write its inputs: the error is the cause, and comes first.
     found.sort(key=lambda mismatch: mismatch.oracle not in ("memory", "error"))
     return Judgement(found, arbitrated and not found)
 
@@ -181,7 +190,9 @@ def judge_call(
 def _misworded(
     case: Case, call: Call, expected: Observation, actual: Observation, found: list[Mismatch]
 ) -> list[Mismatch]:
-    """An error input whose error on the CPU has OpInfo's text, and on the target another."""
+    """Return a mismatch for an error input whose error text matches OpInfo's pattern on the CPU but not on
+    the target.
+    """
     if case.variant != "error_inputs" or expected.error is None or actual.error is None or found:
         return []
     pattern = call.sample.error_regex or ""
@@ -192,7 +203,9 @@ def _misworded(
 
 
 def _misplaced(target: Target, call: Call, wrong: Any) -> list[Mismatch]:
-    """A result that lies on the wrong device. A sample that names the CPU itself wants its result there."""
+    """Return a mismatch for a result on the wrong device. If a sample names the CPU itself, its result
+    belongs there.
+    """
     if target.device.type == "cpu":
         return []
     given = leaves((call.sample.args, call.sample.kwargs))

@@ -1,9 +1,8 @@
-"""Arguments for aten overloads that take more than their types say: sizes that must agree, indices, weights.
+"""Arguments for aten overloads whose schema types are not enough: sizes that must agree, indices, weights.
 
-Defines `ROWS`: for each overload a function of `t` that gives the positional arguments. `t(2, 3)` is a tensor of that
-size of the dtype that is asked for; `ints(…)` are int64, and `host(…)` the same where an operator wants them on the
-CPU. The key insight: an out= or an in-place overload is called with the arguments of the functional one, so it needs no
-row.
+Defines `ROWS`: for each overload a function of `t` that returns the positional arguments. `t(2, 3)` is a tensor of that
+size in the tested dtype; `ints(…)` are int64, and `host(…)` are int64 on the CPU for operators that require it. An out=
+or in-place overload takes the arguments of the functional one, so it needs no row.
 """
 
 from __future__ import annotations
@@ -19,34 +18,37 @@ Make = Callable[..., torch.Tensor]
 
 
 def ints(*values: int) -> torch.Tensor:
-    """A vector of int64."""
+    """Return a vector of int64."""
     return torch.tensor(values, device=MARKER)
 
 
 def host(*values: int) -> torch.Tensor:
-    """A vector of int64 that stays on the CPU: lengths of rows."""
+    """Return a vector of int64 that stays on the CPU, for lengths of rows."""
     return torch.tensor(values)
 
 
 def ones(*values: float) -> torch.Tensor:
-    """A vector of float32."""
+    """Return a vector of float32."""
     return torch.tensor(values, device=MARKER)
 
 
 def _cell(t: Make, gates: int) -> tuple[Any, ...]:
-    """Input, state, and the weights and biases of a recurrent cell with 3 inputs and 4 units."""
+    """Return input, state, and the weights and biases of a recurrent cell with 3 inputs and 4 units."""
     return t(2, 3), t(2, 4), t(gates * 4, 3), t(gates * 4, 4), t(gates * 4), t(gates * 4)
 
 
 def _layer(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
-    """A recurrent layer over 5 steps of 2 rows: input, states, parameters, has_biases, num_layers, dropout, train,
-    bidirectional, batch_first."""
+    """Return arguments of a recurrent layer over 5 steps of 2 rows: input, states, parameters, has_biases, num_layers,
+    dropout, train, bidirectional, batch_first.
+    """
     weights = [t(gates * 4, 3), t(gates * 4, 4), t(gates * 4), t(gates * 4)]
     return t(5, 2, 3), states, weights, True, 1, 0.0, False, False, False
 
 
 def _packed(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
-    """The same over packed rows of 3 and 2 steps: data, batch_sizes, states, parameters and the rest."""
+    """Return the same over packed rows of 3 and 2 steps: data, batch_sizes, states, parameters and the other
+    arguments.
+    """
     _, _, weights, *rest = _layer(t, gates, states)
     return t(5, 3), host(2, 2, 1), states, weights, *rest[:-1]
 
@@ -148,4 +150,6 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "_amp_update_scale": lambda t: (ones(1.0), ints(1).int(), ones(0.0), 2.0, 0.5, 3),
     "_amp_foreach_non_finite_check_and_unscale": lambda t: ([t(2, 3), t(3)], ones(0.0), ones(0.5)),
 }  # fmt: skip
-"""Arguments by overload; those that only keyword arguments of optimizers need are drawn by their types."""
+"""Arguments by overload. Overloads that need only the keyword arguments of optimizers have no row; those arguments are
+drawn by type.
+"""

@@ -1,12 +1,13 @@
-"""Aten overloads that no OpInfo of op_db calls, each as an entry of its own: `ops.aten.hann_window.periodic`.
+"""Aten overloads that no OpInfo of op_db calls, one entry each: `ops.aten.hann_window.periodic`.
 
-Defines `infos`, the entries by name, and `Overload`, which stands in for an OpInfo. The key insight: what an overload
-is called with need not be written down. PyTorch has OpInfos of foreach operators in lists beside op_db. An alias, an
-in-place or an out= overload takes what op_db gives to another function of the same schema, or what its calls hand to
-one further down. For the rest, arguments follow from the schema's types. `overloads.toml` says which of these holds for
-which overload, and why what is left is not called; `scripts/overloads.py` checks it and writes docs/overloads.md.
+Defines `infos`, the entries by name, and `Overload`, which stands in for an OpInfo. Most arguments of an overload come
+from existing sources. PyTorch has OpInfos of foreach operators in lists outside op_db. An alias, an in-place or an out=
+overload takes op_db's arguments for another function of the same schema, or arguments recorded further down in its
+calls. Otherwise, arguments follow from the schema's types.
 
-Imported by the catalog only, so after the target's `prepare()`.
+`overloads.toml` says which source applies to which overload, and why the remaining ones are not called.
+`scripts/overloads.py` checks the table and writes docs/overloads.md. Only the catalog imports this module, so the
+import comes after the target's `prepare()`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from conformance.opinfo.seeding import seed
 TABLE = tomllib.loads((Path(__file__).parent / "overloads.toml").read_text())
 PREFIX = "ops.aten."
 CALLS_OF_A_SAMPLE = 3
-"""How many calls of one operator below a sample's call are taken."""
+"""Number of recorded calls of one operator that are used from each sample's call."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -47,7 +48,7 @@ class Overload:
     op: Any
     dtypes: frozenset[torch.dtype]
     calls: Callable[[torch.dtype], Iterator[Arguments]]
-    """Positional and keyword arguments of calls, out= tensors left out."""
+    """Positional and keyword arguments of calls, without out= tensors."""
 
     variant_test_name: str = ""
     method_variant: None = None
@@ -61,17 +62,19 @@ class Overload:
     has_nondeterministic_output: bool = False
 
     def supported_backward_dtypes(self, device: str) -> frozenset[torch.dtype]:
-        """None: an overload is called as the dispatcher's table has it, without a gradient."""
+        """Return an empty set: an overload is called as the dispatcher's table has it, without a gradient."""
         return frozenset()
 
     def sample_inputs(self, device: Any, dtype: torch.dtype, requires_grad: bool = False, **rest: Any) -> Iterator[Any]:
-        """Samples as OpInfo draws them; for an out= overload with tensors of the result's sizes to write into."""
-        only = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")  # as OpInfo's own iterators do
+        """Yield samples as OpInfo draws them. For an out= overload, they include tensors of the result's sizes to write
+        into.
+        """
+        only = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")  # as in OpInfo's own iterators
         bounds = (0, None) if only is None else (int(only), int(only) + 1)
         for args, kwargs in itertools.islice(self.calls(dtype), *bounds):
             outs = _outs(self.op, args, kwargs)
             if any(one is None for one in outs.values()):
-                continue  # a result that this call leaves out cannot be written
+                continue  # the call does not return this result, so it cannot be written
             given = {**kwargs, **outs}
             if not args:  # an entry's first argument is positional
                 first = next(iter(given), None)
@@ -83,7 +86,7 @@ class Overload:
 
 @functools.cache
 def infos() -> dict[str, Any]:
-    """The entries by name, as far as the installed torch has them: foreach operators, then overloads."""
+    """Return the entries by name that the installed torch supports: foreach operators, then overloads."""
     made: dict[str, Any] = {op.name: _narrowed(op) for op in foreach_op_db()}
     for name, source in TABLE["calls"].items():
         op = overload(name)
@@ -93,7 +96,7 @@ def infos() -> dict[str, Any]:
 
 
 def _narrowed(foreach: Any) -> Any:
-    """A foreach operator's OpInfo, which claims every dtype, with those that op_db has for the operator itself."""
+    """Restrict a foreach operator's OpInfo, which claims every dtype, to op_db's dtypes of the operator itself."""
     near = next((op for op in op_db().ops if op.name == foreach.name.removeprefix("_foreach_")), None)
     if near is None:
         return foreach
@@ -103,7 +106,9 @@ def _narrowed(foreach: Any) -> Any:
 
 
 def overload(name: str) -> Any:
-    """`torch.ops.aten.add.Tensor` for `add.Tensor`, `.default` for a name without one; None where torch has none."""
+    """Return `torch.ops.aten.add.Tensor` for `add.Tensor`, `.default` for a name without overload, or None if torch has
+    none.
+    """
     packet, _, rest = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), rest or "default", None)
 
@@ -131,7 +136,7 @@ def _entry(name: str) -> Any:
 
 
 def _seeded(drawn: Iterator[Any]) -> Iterator[Any]:
-    """Each sample drawn from the seed, whoever looks at which."""
+    """Yield samples, each drawn after seeding, so that its values do not depend on earlier samples."""
     drawn = iter(drawn)
     while True:
         seed()
@@ -142,7 +147,7 @@ def _seeded(drawn: Iterator[Any]) -> Iterator[Any]:
 
 
 def samples_of(op: Any, entry: Any, dtype: torch.dtype) -> Iterator[Arguments]:
-    """What op_db gives to a function of the same meaning, where the overload's schema takes it."""
+    """Yield op_db's arguments for a function of the same meaning, if torch CPU accepts them for the overload."""
     for sample in _seeded(entry.sample_inputs_func(entry, MARKER, dtype, False)):
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
         if fits(op, args, kwargs):
@@ -150,7 +155,7 @@ def samples_of(op: Any, entry: Any, dtype: torch.dtype) -> Iterator[Arguments]:
 
 
 def calls_below(entry: Any, below: Any, dtype: torch.dtype, backward: bool) -> Iterator[Arguments]:
-    """What reaches an operator below autograd when op_db's entry is called, and differentiated."""
+    """Yield the arguments of calls of an operator below autograd while op_db's entry is called and differentiated."""
     for sample in _seeded(entry.sample_inputs_func(entry, MARKER, dtype, backward)):
         recorder = Recorder(below)
         with recorder:
@@ -163,7 +168,7 @@ def calls_below(entry: Any, below: Any, dtype: torch.dtype, backward: bool) -> I
 
 @dataclass
 class Recorder(TorchDispatchMode):
-    """Keeps copies of the arguments that one operator is called with."""
+    """Mode that copies the arguments of each call of one operator."""
 
     operator: Any
     calls: list[Arguments] = field(default_factory=list)
@@ -182,7 +187,7 @@ def _copied(tree: Any) -> Any:
 
 
 def fits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch CPU takes these arguments for the overload, out= aside."""
+    """Whether torch CPU accepts these arguments for the overload, without out=."""
     plain = functional(op)
     try:
         plain(*_copied(args), **_copied(kwargs))
@@ -192,7 +197,7 @@ def fits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def functional(op: Any) -> Any:
-    """The overload that is told no out=, of the same arguments otherwise; itself where it is one."""
+    """Return the overload of the same arguments without out=, or the overload itself if it has none."""
     if not any(argument.is_out for argument in op._schema.arguments):
         return op
     packet = op._schema.name.partition("::")[2]
@@ -205,7 +210,7 @@ def functional(op: Any) -> Any:
 
 
 def types(op: Any) -> list[str]:
-    """The types of its arguments, but those that only say where and in which dtype the result is to be."""
+    """Return the types of its arguments, without out= arguments and those for the result's dtype, layout and device."""
     return [
         str(one.type)
         for one in op._schema.arguments
@@ -214,7 +219,7 @@ def types(op: Any) -> list[str]:
 
 
 def _outs(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Tensors for out=, filled with sevens so that an element that is not written shows."""
+    """Return tensors for out=, filled with sevens so that an unwritten element shows."""
     names = [argument.name for argument in op._schema.arguments if argument.is_out]
     if not names:
         return {}
@@ -231,7 +236,7 @@ def _outs(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
 
 
 def by_schema(op: Any, dtype: torch.dtype, most: int = 8) -> Iterator[Arguments]:
-    """Up to `most` calls with arguments of the schema's types: sizes with an empty and a scalar one among them."""
+    """Yield up to `most` calls with arguments of the schema's types; the sizes include an empty tensor and a scalar."""
     taken = 0
     for turn in range(4 * most):
         args = tuple(_drawn(one, dtype, turn, place) for place, one in enumerate(_positional(op)))
@@ -244,7 +249,7 @@ def by_schema(op: Any, dtype: torch.dtype, most: int = 8) -> Iterator[Arguments]
 
 
 def by_row(op: Any, row: Callable[[Any], tuple[Any, ...]], dtype: torch.dtype) -> Iterator[Arguments]:
-    """The call that is written down, if torch CPU takes it in this dtype."""
+    """Yield the call of a row of `ROWS`, if torch CPU accepts it in this dtype."""
     places = itertools.count()
     args, kwargs = row(lambda *size: _filled(size, dtype, next(places))), _keywords(op, dtype, 0)
     if fits(op, args, kwargs):
@@ -256,7 +261,7 @@ def _positional(op: Any) -> list[Any]:
 
 
 def _keywords(op: Any, dtype: torch.dtype, turn: int) -> dict[str, Any]:
-    """Those keyword arguments that must be given, and the device."""
+    """Return the required keyword arguments, and the device."""
     asked = [one for one in op._schema.arguments if one.kwarg_only and not one.is_out]
     needed = {one.name: one for one in asked if not one.has_default_value() or one.name == "device"}
     return {
@@ -270,12 +275,12 @@ DRAWN: dict[str, tuple[Any, ...]] = {
     "number": (2, 1, 3, 0), "int": (4, 1, 7, 0), "float": (0.5, 0.25, 2.5), "bool": (True, False),
     "Optional[str]": ("trunc", "floor", None), "Optional[number]": (2, None, 0), "List[number]": ([2, 3],),
 }  # fmt: skip
-"""What an argument that is no tensor may be, by its type in the schema."""
+"""Values of arguments that are no tensors, by type in the schema."""
 
 
 def _drawn(argument: Any, dtype: torch.dtype, turn: int, place: int) -> Any:
     kind = str(argument.type)
-    if argument.name == "scalars" and kind == "Tensor":  # which every device wants on the host
+    if argument.name == "scalars" and kind == "Tensor":  # every device expects these on the host
         return torch.tensor([2, 3], dtype=dtype)
     if kind in ("Tensor", "List[Tensor]"):
         made = _filled(SHAPES[turn % len(SHAPES)], dtype, place)
@@ -291,7 +296,7 @@ def _drawn(argument: Any, dtype: torch.dtype, turn: int, place: int) -> Any:
 
 
 def _filled(size: Sequence[int], dtype: torch.dtype, place: int) -> torch.Tensor:
-    """Small numbers, other ones at each place among the arguments."""
+    """Return small numbers that differ by place among the arguments."""
     values = torch.arange(1 + place, 1 + place + math.prod(size)) % 5
     return (values / 2 + 0.25 if dtype.is_floating_point else values).to(dtype).reshape(tuple(size))
 
@@ -300,7 +305,7 @@ KERNELS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunc
 
 
 def excluded(name: str) -> str:
-    """Why this overload is not called, by the first reason whose pattern fits; nothing where there is none."""
+    """Return why this overload is not called: the first matching reason, or a missing CPU kernel; else ""."""
     found = next((reason for pattern, reason in _reasons() if pattern.search(name)), "")
     if found:
         return found
@@ -313,7 +318,7 @@ def excluded(name: str) -> str:
 
 
 def name_of(op: Any) -> str:
-    """`add.Tensor`, as the table has it."""
+    """Return `add.Tensor`, the name in the table."""
     return str(op).removeprefix("aten.").removesuffix(".default")
 
 

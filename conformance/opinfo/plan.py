@@ -1,8 +1,8 @@
-"""Which cases to run: the catalogue of OpInfos crossed with what the user asked for.
+"""Selection of cases: the catalogue of OpInfos crossed with the user's options.
 
-Defines `Entry` (what the planner must know of one OpInfo), `Case` (one op x dtype x variant x layout), `Selection`
-(what is asked for), the named `SUITES`, and `select`. The key insight: a plan is made of names only, so it is made
-without torch, and it is the same on every machine of a matrix.
+Defines `Entry` (the planner's view of one OpInfo), `Case` (one op x dtype x variant x layout), `Selection` (the user's
+choice), the named `SUITES`, and `select`. A plan consists of names only, so it needs no torch, and it is the same on
+every machine of a matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conformance.core.result import Named, Outcome, Result
 
 @dataclass(frozen=True)
 class Entry:
-    """One OpInfo as the planner sees it: `dtypes` and `backward_dtypes` by name, `variants` those it has."""
+    """One OpInfo for the planner: `dtypes` and `backward_dtypes` by name, and the `variants` that it has."""
 
     op: str
     overload: str
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Case(Named):
-    """One op x dtype x variant x layout, with the most samples to take of it (None: all)."""
+    """One op x dtype x variant x layout, with a limit on its samples (None: all)."""
 
     op: str
     overload: str
@@ -57,15 +57,16 @@ class Case(Named):
     samples: int | None = 20
 
     def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """The result of this case."""
+        """Return a result of this case."""
         names = ("op", "overload", "family", "dtype", "variant", "layout")
         return Result(**{name: getattr(self, name) for name in names}, outcome=outcome, **rest)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases: globs of ops (none: all of op_db) crossed with dtypes, variants and layouts, and the most samples of
-    each (None: all)."""
+    """A choice of cases: globs of ops (empty: all of op_db) crossed with dtypes, variants and layouts, and a limit on
+    the samples of each (None: all).
+    """
 
     ops: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32",)
@@ -74,24 +75,23 @@ class Selection:
     samples: int | None = 20
 
     def __str__(self) -> str:
-        """In words, so that runs with the same words can be compared over time."""
+        """Return the selection in words; runs with the same words can be compared over time."""
         names = (self.ops or ("all ops",), self.dtypes, self.variants, self.layouts)
         return "; ".join([*(",".join(each) for each in names), self.most])
 
     @property
     def most(self) -> str:
-        """The most samples of an op, in words."""
+        """Limit on the samples of an op, in words."""
         return "all samples" if self.samples is None else f"{self.samples} samples"
 
 
 BESIDE = ("_foreach*", "ops.aten.*")
-"""What the names of the entries beside op_db look like: foreach operators, and overloads that op_db does not call."""
+"""Globs of the names of entries outside op_db: foreach operators, and overloads that op_db does not call."""
 
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
-# What is run by name. The main suite is made for two cores and a quarter of an hour: all samples that a float32 forward
-# run is usually judged by; fewer where the same shapes come again in another dtype, in place, or with a gradient. The
-# sweep is the whole of op_db: every dtype, and every variant and layout in float32. The suite overloads is what there
-# is beside op_db.
+# Named suites. "main" fits two cores and a quarter of an hour: 20 samples for a float32 forward run, as usual, and
+# fewer where the same shapes come again in another dtype, in place, or with a gradient. "sweep" is the whole of op_db:
+# every dtype, and every variant and layout in float32. "overloads" holds the entries outside op_db.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
@@ -116,19 +116,22 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
 
 
 HALVES = ("float16", "bfloat16")
-"""The dtypes of two bytes, of which the usual selections take the first that the target holds."""
+"""Dtypes of two bytes; the default selections take the first that the target holds."""
 
 
 def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
-    """The selections where the user chooses no dtypes: float32, and at fewer samples the dtypes whose kernels are
-    others. `held` are the dtypes that the target holds; None means all."""
+    """Return the default selections: float32, and with fewer samples dtypes that need other kernels. `held` are the
+    dtypes that the target holds; None means all.
+    """
     half = [name for name in HALVES if held is None or name in held][:1]
     more = [name for name in (*half, "int64", "bool") if held is None or name in held]
     return (Selection(), *([Selection(dtypes=tuple(more), samples=6)] if more else []))
 
 
 def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[str]:
-    """The names in a comma-separated list, or every known one for `all`. Raises UsageError for one that is unknown."""
+    """Return the names in a comma-separated list, or every known name for `all`. Raises UsageError for an
+    unknown name.
+    """
     known = list(known)
     words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked) if word.strip()]
     if words == ["all"]:
@@ -146,17 +149,19 @@ def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[
 
 
 def asks_beside(selections: Iterable[Selection]) -> bool:
-    """Whether entries beside op_db are asked for: by a glob that begins as their names do."""
+    """Whether a selection has a glob for entries outside op_db."""
     return any(is_beside(*one.ops) for one in selections)
 
 
 def is_beside(*globs: str) -> bool:
-    """Whether one of these names, or globs, begins as the names of entries beside op_db do."""
+    """Whether one of these names or globs starts like the names of entries outside op_db."""
     return any(glob.startswith(tuple(one.rstrip("*") for one in BESIDE)) for glob in globs)
 
 
 def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:
-    """The entries whose full name, or op name, matches one of the globs. Raises UsageError for a glob without match."""
+    """Return the entries whose full name, or op name, matches one of the globs. Raises UsageError for a glob without
+    match.
+    """
     if not globs:
         return list(catalog)
     taken: dict[Entry, None] = {}
@@ -171,7 +176,7 @@ def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:
 
 
 def add_options(add: Callable[..., Any]) -> None:
-    """Add the options that choose cases, by argparse's `add_argument` or pytest's `addoption`."""
+    """Add the options that choose cases, with argparse's `add_argument` or pytest's `addoption`."""
     add("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
     for name, usual, among in (
         ("dtype", "float32; of fewer samples float16 or bfloat16, int64, bool", ()),
@@ -189,8 +194,11 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def asked(options: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
-    """What these options ask for: a suite, perhaps of fewer ops or samples, else one selection of the dtypes that are
-    named, else the usual ones of a target that holds these dtypes. Raises UsageError."""
+    """Return the selections of these options. Raises UsageError.
+
+    A suite comes first, narrowed to the given ops or samples; then one selection of the named dtypes; otherwise the
+    default selections for a target that holds the dtypes `held`.
+    """
     samples, suite = options.samples, options.suite
     if samples not in (None, "all") and not (samples.isdigit() and int(samples) > 0):
         raise UsageError(f"--samples {samples!r} is neither a number above 0 nor 'all'")
@@ -211,7 +219,7 @@ def asked(options: Any, held: Collection[str] | None = None) -> tuple[Selection,
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`2/4` as (2, 4). Raises UsageError unless 1 <= i <= n."""
+    """Parse `2/4` into (2, 4). Raises UsageError unless 1 <= i <= n."""
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise UsageError(f"--shard {text!r} is not i/n with 1 <= i <= n; write for example 2/4")
@@ -221,11 +229,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 def select(
     catalog: Sequence[Entry], selections: Sequence[Selection] = (Selection(),), shard: tuple[int, int] = (1, 1)
 ) -> list[Case]:
-    """The cases that exist among those asked for, in op_db's order, each once. Raises UsageError when there is none."""
+    """Return the existing cases of these selections, in op_db's order and without duplicates. Raises UsageError if
+    there is none.
+    """
     cases: dict[Any, Case] = {}
     for selection in selections:
         for case in _cases(catalog, selection):
-            # Error inputs choose their dtypes themselves: the first selection has them.
+            # Error inputs choose their dtypes themselves, so only the first selection takes them.
             key = (case.name, case.variant, case.layout) if case.variant == "error_inputs" else case.id
             cases.setdefault(key, case)
     if not cases:
@@ -242,7 +252,7 @@ def select(
 
 
 def without(cases: Iterable[Case], lacking: Collection[str]) -> tuple[list[Case], Counter[str]]:
-    """The cases but those of the OpInfos that are declared lacking, and how many each of these has."""
+    """Return the cases of OpInfos that are not declared lacking, and the removed cases by OpInfo."""
     cases = list(cases)
     return [case for case in cases if case.name not in lacking], Counter(c.name for c in cases if c.name in lacking)
 
@@ -263,22 +273,27 @@ def _cases(catalog: Sequence[Entry], wanted: Selection) -> Iterable[Case]:
 
 
 SORTED = {"bucketize": ("input",), "searchsorted": ("args",)}
-"""What may be special of the arguments of an op of which another must be sorted."""
+"""Arguments that may take special values, for ops that need another argument sorted."""
 
 ADDING_UP = frozenset(
     {"convolution", "fft", "layers", "linalg", "losses", "matrix products", "normalization", "pooling and resampling",
      "reductions", "scans", "special", "other"}
 )  # fmt: skip
-"""Families whose results are sums. Of the largest and the least of a dtype the order says what a sum is."""
+"""Families whose results are sums. If the largest and the least value of a dtype are both among the terms, the order of
+summation decides the sum.
+"""
 
 
 def takes_specials(op: str, family: str, dtype: str) -> tuple[str, ...]:
-    """Which arguments take special values; empty for all. An integer argument is as often an index, which torch CPU
-    need not check, as a number."""
+    """Return the arguments that take special values; empty means all. An integer argument may be an index, which torch
+    CPU need not check.
+    """
     return SORTED.get(op, () if dtype.startswith(("float", "bfloat", "complex")) or family == "binary" else ("input",))
 
 
 def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:
-    """The cases by the time that they took before, so that no long one begins last; an unknown one counts as usual."""
+    """Return the cases sorted by their earlier time, so that no long case begins last. A case without one counts as
+    average.
+    """
     usual = statistics.fmean(seconds.values()) if seconds else 0.0
     return sorted(cases, key=lambda case: -seconds.get(case.id, usual))

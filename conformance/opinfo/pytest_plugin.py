@@ -1,9 +1,9 @@
-"""op_db as pytest items: `pytest --pyargs conformance.opinfo --target NAME -n auto`.
+"""Pytest items of op_db: `pytest --pyargs conformance.opinfo --target NAME -n auto`.
 
-Defines the options, and the parameters of `test_op_db.test_op`. The key insight: a case runs in a worker process of its
-own pool, as in `conformance.opinfo_runner`, so a crash is that item's failure and pytest, or an xdist worker, lives on.
-This process imports neither torch nor the target. As an entry point it is loaded by every pytest beside which the
-package is installed, so it stays out of the way of all that do not name `conformance.opinfo`.
+Defines the options, and the parameters of `test_op_db.test_op`. A case runs in a worker process of a pool, as in
+`conformance.opinfo_runner`. A crash is therefore a failure of one item, and pytest, or an xdist worker, continues. This
+process imports neither torch nor the target. As an entry point, every pytest in the environment loads this module, so
+it does nothing unless the arguments name `conformance.opinfo`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUITE = "conformance.opinfo"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
-    """Add the options; here and not in `pytest_addoption`, since another suite may have a `--target` of its own."""
+    """Add the options here and not in `pytest_addoption`, since another suite may define its own `--target`."""
     if not any(word.replace("/", ".").startswith(SUITE) for word in args):
         return
     from conformance.opinfo import plan
@@ -69,7 +69,7 @@ def _cases(config: pytest.Config) -> list[Any]:
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """A failure that passed when it was run again has a word of its own, and fails the run."""
+    """Report a failure that passed when it ran again as `flaky`; it fails the run."""
     if report.when == "call" and report.failed and ("outcome", "FLAKY") in report.user_properties:
         return "flaky", "K", ("FLAKY", {"yellow": True})
     return None
@@ -77,7 +77,9 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing compared is exit code 2, never an empty pass; under xdist only the first process sees all reports."""
+    """Exit with code 2 if nothing was compared, never with an empty pass. Under xdist only the controller has all
+    reports.
+    """
     if not hasattr(session.config.option, "case_timeout"):
         return
     from conformance.core.result import exit_code

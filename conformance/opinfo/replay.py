@@ -1,7 +1,7 @@
-"""One case of op_db, or one sample of it, run again: `conformance opinfo --replay add::float32::forward::as_sampled#3`.
+"""Replay of one op_db case, or one sample of it: `conformance opinfo --replay add::float32::forward::as_sampled#3`.
 
-The key insight: a case's id is all that it takes to run it, since op_db draws the same samples everywhere. It runs as
-in any run, in a worker that may die of it, under the same judge; what is shown has the form of `core/replay.py`.
+A case's id is enough to run it, since op_db draws the same samples everywhere. The case runs as in any run: in a worker
+that may die, under the same judge. `core/replay.py` defines the output format.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from conformance.core.result import Outcome, Result, Run
 from conformance.opinfo.plan import Selection, chosen
 
 ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
-"""The variable by which OpInfo itself draws one sample only."""
+"""Environment variable that makes OpInfo draw only one sample."""
 
 
 def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:
-    """Run the case that `words` name again, an id alone or a result file and an id in it, and show it. `run` runs
-    selections on a target. Returns the exit code; raises UsageError for an id that nothing has."""
+    """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
+    target. Returns the exit code; raises UsageError for an unknown id.
+    """
     *files, word = words
     if len(files) > 1:
         raise UsageError(f"--replay takes a case id, or a result file and an id, and not {len(words)} words")
@@ -47,7 +48,7 @@ def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequenc
 
 
 def selection_of(word: str, index: str) -> tuple[str, Selection]:
-    """A case's id, checked, and the selection that runs it. Raises UsageError with the nearest names."""
+    """Check a case's id and return it with the selection that runs it. Raises UsageError with the nearest names."""
     parts = word.split("::")
     if len(parts) != 4 or (index and not index.isdecimal()):
         raise UsageError(

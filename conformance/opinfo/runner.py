@@ -1,8 +1,8 @@
-"""PyTorch's op_db against a target: `python -m conformance.opinfo_runner`, and `run` for use as a library.
+"""Runner of PyTorch's op_db against a target: `python -m conformance.opinfo_runner`, and `run` as a library call.
 
-The key insight: this process only plans, collects and writes. It imports neither torch nor the target, so nothing that
-an op does can take the results along: each is on disk as soon as it is known, and the page is written from what there
-is, also after Ctrl-C.
+This process only plans, collects and writes. It imports neither torch nor the target, so a crash of an op cannot lose
+results. Each result is on disk as soon as it is available, and the report is written from the results so far, also
+after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from conformance.run.trials import BUDGET
 from conformance.run.words import kept
 
 LIMITS = Limits(unit=120.0, memory=8.0)
-"""Of a case, where the user does not say otherwise."""
+"""Default limits of a case."""
 
 WORDS = "opinfo-workers.log"
-"""The file in --reports for what workers print."""
+"""File in --reports for worker output."""
 
 
 def run(
@@ -74,15 +74,17 @@ def run(
     ended: Callable[[Result], None] = lambda result: None,
     found: Callable[[Result], None] = lambda result: None,
 ) -> Run:
-    """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, those that there are.
+    """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, the results so far.
 
-    `variants` are those asked for by name, which the target must be able to show; others are left out where it cannot.
-    `times` are seconds of cases in an earlier run, by id, so that the longest can begin first; `finished` are results
-    that an interrupted run left, whose cases do not run again. Cases of what the target's profile declares lacking run
-    only with `lacking`. What fails in the same way on a target of `without_backend` is PyTorch's own, and fails the run
-    only with `fail_on_torch_bugs`. `listed` is told the entries of op_db, `started` the run and the number of its
-    cases, `ended` each new result, and `found` each result as the expectations declare it. Raises UsageError for names
-    that nothing has and TargetError for a target that cannot be loaded.
+    The target must be able to show `variants`, which the user named; other variants that it cannot show are excluded.
+    `times` are seconds of cases in an earlier run, by id; the longest begin first. `finished` are results of an
+    interrupted run, whose cases do not run again. Cases that the target's profile declares lacking run only with
+    `lacking`.
+
+    A case that fails in the same way on a target of `without_backend` is a bug of PyTorch, and fails the run only with
+    `fail_on_torch_bugs`. `listed` receives the entries of op_db, and `started` the run and the number of its cases.
+    `ended` receives each new result, and `found` each result after the expectations are applied. Raises UsageError for
+    unknown names, and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -151,7 +153,7 @@ def run(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of the command's options."""
     made = argparse.ArgumentParser(
         prog="python -m conformance.opinfo_runner",
         description="Run PyTorch's op_db on a target and on torch CPU, compare all that can be seen, write a report.",
@@ -196,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code."""
+    """Run the command and return its exit code."""
     options = parser().parse_args(arguments)
     try:
         versions.check()
@@ -228,7 +230,7 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
     expected_file = expectations.file_of(options, expectations.path_for(options.target))
     baseline_file = options.baseline or report.baseline_for(options.target)
     expected = expectations.expected(expected_file)
-    wanted = options.baseline and not options.update_baseline  # a first baseline is made by accepting a run
+    wanted = options.baseline and not options.update_baseline  # a first baseline is created by accepting a run
     baseline = model.load(baseline_file) if wanted or baseline_file.exists() else None
     if options.kernels and not options.kernels.exists():
         raise ReportError(f"{options.kernels} does not exist; write it with benchmarks/kernel_counts.py --json.")
@@ -289,7 +291,9 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
 
 
 def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
-    """Raises ReportError where the file names what nothing has. Entries beside op_db are known where they are run."""
+    """Raise ReportError if the file names an unknown op. Entries outside op_db are checked only in runs that include
+    them.
+    """
     names = [entry.name for entry in catalog]
     there = plan.is_beside(*names)
     entries = [entry for entry in expectations.load(file) if there or not plan.is_beside(entry.op)]
@@ -325,12 +329,12 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _by_name(options: argparse.Namespace) -> set[str]:
-    """The variants that the user has named; a suite and `all` take those that there are."""
+    """Return the variants that the user named. A suite or `all` takes every variant that the target can show."""
     return {name for words in options.variant or () for name in words.split(",")} - {"all"}
 
 
 def _environment() -> dict[str, str]:
-    """What the run was made with, beyond what the target says of itself."""
+    """Return facts about the run that the target does not report: Python, machine and commit."""
     made = {
         "python": sys.version.split()[0],
         "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
@@ -344,7 +348,7 @@ def _environment() -> dict[str, str]:
 
 
 def _selection(suite: str | None, chosen: dict[str, Any]) -> str:
-    """What was asked for, in words: runs with the same words can be compared over time."""
+    """Return the user's selection in words; runs with the same words can be compared over time."""
     words = [" + ".join(map(str, chosen["selections"]))]
     if suite:
         narrowed = zip(chosen["selections"], plan.SUITES[suite], strict=True)
@@ -355,13 +359,13 @@ def _selection(suite: str | None, chosen: dict[str, Any]) -> str:
 
 
 def _narrowed(mine: Selection, usual: Selection) -> list[str]:
-    """In what a part of a suite differs from the suite's own."""
+    """Return the differences of a part of a suite from the suite's own definition."""
     ops = [",".join(mine.ops)] if mine.ops != usual.ops else []
     return ops + ([mine.most] if mine.samples != usual.samples else [])
 
 
 def _over(baseline: Run | None, made: Run) -> Run:
-    """The new run, with the baseline's results for cases that it did not run."""
+    """Return the new run, completed with the baseline's results for cases that it did not run."""
     new = {result.id for result in made.results}
     rest = [result for result in baseline.results if result.id not in new] if baseline else []
     return replace(made, results=[*made.results, *rest])

@@ -1,8 +1,8 @@
-"""What a sample's script carries beside `core/script_runtime.py`: op_db's samples on a device, gradients, processing.
+"""Runtime of a sample's script, added to `core/script_runtime.py`: op_db's samples on a device, gradients, processing.
 
-The key insight: a call is more than a function for some variants (gradients are drawn, duals are made, OpInfo processes
-results whose sign or phase is free), and all of that happens around the function, so that a compiler is given the
-function alone. `gradients`, `derivatives` and `processed` are each a `call` of `script_runtime.compare`.
+Some variants need more than one function call: gradients are drawn, dual tensors are made, and OpInfo processes results
+whose sign or phase is free. All of that happens around the function, so that a compiler receives the function alone.
+`gradients`, `derivatives` and `processed` are each a `call` of `script_runtime.compare`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from conformance.opinfo.sampling import laid_out
 
 Process = Callable[[Any], Any]
 Place = Callable[..., "torch.Tensor | None"]
-"""Makes a view of a 1-d tensor, of a size, strides and an offset."""
+"""Function that makes a view of a 1-d tensor from a size, strides and an offset."""
 
 
 def sent(tree: Any, device: str) -> Any:
-    """The tree on the device, for tensors that are dense, each on a storage of its own."""
+    """Return the tree on the device, for dense tensors, each with a new storage."""
     return tree_map(
         lambda x: x.detach().to(device, copy=True).requires_grad_(x.requires_grad) if torch.is_tensor(x) else x, tree
     )
 
 
 def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (), place: Place | None = None) -> Any:
-    """The tree on the device, each storage whole, so that layout and aliasing are kept; those in `stays` stay. `place`
-    makes views where the device has no `as_strided`."""
+    """Return the tree on the device. Whole storages move, so that layout and aliasing stay the same; inputs in `stays`
+    do not move. `place` makes views if the device has no `as_strided`.
+    """
     made: dict[int, Any] = {}
     flats: dict[int, torch.Tensor] = {}
     kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
@@ -59,24 +60,24 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
 
     def once(leaf: Any) -> Any:
         if id(leaf) not in made:
-            made[id(leaf)] = (one(leaf), leaf)  # the leaf lives, so that its id is no other's
+            made[id(leaf)] = (one(leaf), leaf)  # keeps the leaf alive, so that its id stays unique
         return made[id(leaf)][0]
 
     return map_leaves(tree, once)
 
 
 def differentiable(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree that require a gradient."""
+    """Return the tensors of a tree that require a gradient."""
     return [x for x in tree_leaves(tree) if torch.is_tensor(x) and x.requires_grad]
 
 
 def draws(found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Random numbers for each, drawn on the CPU."""
+    """Return random numbers for each tensor, drawn on the CPU."""
     return [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in found]
 
 
 def gradients(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
-    """The call, and then the gradients of its inputs."""
+    """Make the call, then compute the gradients of its inputs."""
     made = program(*given.values())
     found = differentiable(process(made["result"]))
     torch.manual_seed(1234)
@@ -84,12 +85,12 @@ def gradients(program: Any, given: dict[str, Any], process: Process = lambda res
         torch.autograd.backward(found, draws(found))
     for x in differentiable(given):
         if x.grad is not None and torch._is_zerotensor(x.grad):
-            x.grad = x.grad.clone()  # which has no memory, and may not be read before
+            x.grad = x.grad.clone()  # a zero tensor has no memory and cannot be read
     return made
 
 
 def derivatives(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
-    """The derivatives of the gradients along drawn tangents, in forward mode."""
+    """Return the derivatives of the gradients along drawn tangents, in forward mode."""
     with forward_ad.dual_level():
         duals = {id(x): forward_ad.make_dual(x, draws([x])[0]) for x in differentiable(given)}
         found = differentiable(process(program(*tree_map(lambda x: duals.get(id(x), x), [*given.values()]))["result"]))
@@ -99,11 +100,11 @@ def derivatives(program: Any, given: dict[str, Any], process: Process = lambda r
 
 
 def processed(program: Any, given: dict[str, Any], process: Process, call: Any = plain_call) -> Any:
-    """The call, and beside its result what OpInfo's processing leaves of it, on the CPU."""
+    """Make the call, and add its result after OpInfo's processing, on the CPU."""
     made = call(program, given)
     return {**made, "processed": process(tree_map(lambda x: on_host(x) if torch.is_tensor(x) else x, made["result"]))}
 
 
 def with_gaps(result: Any, device: str) -> Any:
-    """Tensors to be given as out=, of the result's sizes, every other element of their storages."""
+    """Return out= tensors of the result's sizes, each of every other element of its storage."""
     return tree_map(lambda x: torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0], result)

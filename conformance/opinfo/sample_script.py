@@ -1,7 +1,7 @@
 """Scripts that take their sample from op_db: for a call without a public name or with large inputs, and for a crash.
 
-The key insight: op_db draws the same samples everywhere, so the number of a sample is enough to make it again, and a
-process that never imported torch can write the script.
+op_db draws the same samples everywhere, so the number of a sample is enough to reproduce it. A process that never
+imported torch can therefore write the script.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ AROUND = {
     "forward_over_backward": "derivatives",
     **dict.fromkeys(SPECIALS_BACKWARD, "gradients"),
 }
-"""The function that makes the call, by variant."""
+"""Function that makes the call, by variant."""
 
 UNSEEDED = """from torch.testing._internal import common_methods_invocations as invocations
 
 invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # which no compiler traces
 """
-"""Makes the entries of op_db that set a seed call their op itself, as the harness does (`torch_compat`)."""
+"""Code that makes op_db entries which set a seed call their op directly, as the harness does (`torch_compat`)."""
 
 
 def from_op_db(
@@ -50,10 +50,12 @@ def from_op_db(
     plain: bool = False,
     lacks: Collection[str] = (),
 ) -> str:
-    """The script that takes sample number `index` from op_db; also for a crash, where nothing else is known. `out` are
-    the lines that make the tensors for out=, the last an expression; `stays` are inputs that stay on the CPU,
-    `processed` says that OpInfo processes the result before it is compared, and `plain` that all tensors are dense;
-    `lacks` are the features that the device lacks."""
+    """Return the script that takes sample number `index` from op_db. It also works for a crash, without a mismatch.
+
+    `out` are the lines that make the out= tensors, the last one an expression. `stays` are inputs that stay on the CPU.
+    `processed` means that OpInfo processes the result before the comparison, and `plain` that all tensors are dense.
+    `lacks` are the features that the device lacks.
+    """
     usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
     drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
     name, _, number = case.overload.partition("#")

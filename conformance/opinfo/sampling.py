@@ -1,8 +1,8 @@
 """Sample inputs: from op_db on the CPU, in the wanted layout.
 
-The key insight: OpInfo writes `device=device` for what belongs on the device and nothing, or "cpu", for what must stay
-on the CPU (the indices of `tensor_split`). Sampling with the device `cpu:0`, which equals no default, keeps the two
-apart although all of it lies on the CPU. This module knows nothing of oracles or results.
+OpInfo writes `device=device` for tensors that belong on the device, and nothing or "cpu" for tensors that must stay on
+the CPU (the indices of `tensor_split`). Sampling with the device `cpu:0`, which equals no default, distinguishes the
+two although all tensors lie on the CPU. This module does not depend on oracles or results.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from conformance.opinfo.plan import ADDING_UP, takes_specials
 
 @dataclass
 class Sample:
-    """One call's inputs on the CPU. `kept` holds storages that OpInfo keeps on the CPU; `process` is OpInfo's
-    post-processing of outputs whose sign or phase is free, None when there is none."""
+    """Inputs of one call on the CPU. `kept` holds storages that OpInfo keeps on the CPU. `process` is OpInfo's
+    post-processing of outputs whose sign or phase is free, or None.
+    """
 
     index: int
     input: Any
@@ -45,12 +46,12 @@ class Sample:
         return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
 
     def take(self, tree: dict[str, Any]) -> None:
-        """Let these be the inputs."""
+        """Replace the inputs by the leaves of `tree`."""
         self.input, self.args, self.kwargs = tree["input"], tree["args"], tree["kwargs"]
 
 
 class KeptOnCpu(TorchFunctionMode):
-    """Records the storages of tensors that are made without the sampling device, and so stay on the CPU."""
+    """Mode that records the storages of tensors made without the sampling device, which therefore stay on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class KeptOnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.device) and args and isinstance(args[0], torch.Tensor):
-            # `device=x.device` in a sampler means the sampling device, of which the tensor has lost the index.
+            # `device=x.device` in a sampler means the sampling device, but the tensor has lost its index.
             known = args[0].layout is torch.strided and storage_key(args[0]) in self.alive
             return result if known or result.type != "cpu" else MARKER
         if isinstance(result, torch.Tensor) and result.layout is torch.strided:
@@ -72,14 +73,15 @@ class KeptOnCpu(TorchFunctionMode):
 
 
 def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
-    """Up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
-    # OpInfo's iterators honour PYTORCH_OPINFO_SAMPLE_INPUT_INDEX by giving that sample only; on the way to it they must
-    # seed by themselves, otherwise `seeding.seed` does the same in less time.
+    """Yield up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
+    # OpInfo's iterators yield only one sample if PYTORCH_OPINFO_SAMPLE_INPUT_INDEX is set. They must then set the seed
+    # themselves for each sample before it; otherwise `seeding.seed` does the same in less time.
     wanted = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")
     only, seeds = int(wanted or "0"), wanted is not None
     with op_db_outside_tests():
         if variant == "error_inputs":
-            # Some of these samplers read the device as a string; what must stay on the CPU does not matter to an error.
+            # Some of these samplers read the device as a string. For an error it does not matter which tensors stay on
+            # the CPU.
             drawn = iter(op.error_inputs("cpu", set_seed=seeds))
         elif variant == "reference_inputs":
             drawn = iter(op.reference_inputs(MARKER, dtype, set_seed=seeds))
@@ -113,15 +115,17 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
 
 
 def _lay_out(sample: Sample, layout: str) -> None:
-    """Change the layout of the sample's tensors; a tensor that occurs twice stays one object."""
+    """Change the layout of the sample's tensors; a tensor that occurs twice remains one object."""
     laid: dict[int, Any] = {}
     sample.take(map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept))))
 
 
 def laid_out(leaf: Any, layout: str, kept: Iterable[int] = ()) -> Any:
-    """A tensor's values in another layout, with `requires_grad` kept; anything else, and what stays on CPU, as it is.
+    """Return a tensor's values in another layout, with the same `requires_grad`. Other leaves, and tensors that stay on
+    the CPU, are returned unchanged.
 
-    `expanded` also changes values: it repeats the first entry along one dimension, so only floating tensors take it.
+    `expanded` also changes values: it repeats the first entry along one dimension, so only floating and complex tensors
+    take it.
     """
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or storage_key(leaf) in kept:
         return leaf
@@ -137,7 +141,7 @@ def _strided_copy(values: torch.Tensor, stride: list[int], offset: int, rest: in
 
 
 def contiguous_stride(shape: Iterable[int], step: int = 1) -> list[int]:
-    """The strides of this shape without gaps, or with every `step`th element of the storage taken."""
+    """Return the strides of this shape without gaps, or with every `step`th element of the storage."""
     sizes = [max(size, 1) for size in shape]
     return [step * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 

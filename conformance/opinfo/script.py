@@ -1,8 +1,8 @@
-"""Standalone scripts: a failing call as Python that needs torch and the target only, and a one-line summary of it.
+"""Standalone scripts: a failing call as Python code that needs only torch and the target, and a one-line summary.
 
-The key insight: an input is its storage's values and a geometry on it, so a script rebuilds storages and views, and
-what it shows does not depend on how the sample was drawn. Where that would be long, or the call has no public name, the
-script takes the sample from op_db instead. Its shape is `core/script.py`'s, as that of a program's script is.
+An input is the values of a storage and a geometry on it. A script rebuilds storages and views, so its result does not
+depend on how the sample was drawn. If that would be long, or the call has no public name, the script takes the sample
+from op_db instead. As for programs, `core/script.py` defines the form of a script.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from conformance.opinfo.sample_script import AROUND, from_op_db
 from conformance.opinfo.sampling import Sample
 
 LONGEST = 400
-"""Inputs with more storage elements than this are taken from op_db rather than written out."""
+"""Limit on storage elements of written inputs; a script takes larger inputs from op_db."""
 
 
 def function_name(op: Any) -> str | None:
-    """`torch.add`, when that is what the OpInfo calls; None for a wrapper, which has no name outside op_db."""
+    """Return `torch.add` if the OpInfo calls it; None for a wrapper, which has no name outside op_db."""
     try:
         named = functools.reduce(getattr, op.name.split("."), torch)
     except AttributeError:
@@ -40,7 +40,7 @@ def function_name(op: Any) -> str | None:
 
 
 def method_name(op: Any, suffix: str) -> str | None:
-    """`torch.Tensor.add_`, when that is the OpInfo's method or in-place variant."""
+    """Return `torch.Tensor.add_` if it is the OpInfo's method or in-place variant, else None."""
     name = f"{op.name}{suffix}"
     variant = op.inplace_variant if suffix else op.method_variant
     if name.startswith("_foreach"):
@@ -49,7 +49,7 @@ def method_name(op: Any, suffix: str) -> str | None:
 
 
 def summary(name: str, tree: dict[str, Any]) -> str:
-    """The call in one line, tensors by size, dtype and, where not contiguous, their strides."""
+    """Return the call in one line: tensors by size, dtype and, if not contiguous, their strides."""
     items = [_brief(tree["input"]), *map(_brief, tree["args"])]
     named = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
     return f"{name}({', '.join(items + [f'{key}={_brief(value)}' for key, value in named.items()])})"
@@ -83,8 +83,11 @@ def standalone(
     undefined: Collection[str] = (),
     sparse: bool = False,
 ) -> str:
-    """The script that makes the call on the CPU and on the target and prints both answers. `undefined` are beginnings
-    of mismatches that mean nothing, such as `value of result`; `sparse` says that a result is sparse."""
+    """Return the script that makes the call on the CPU and on the target and prints both answers.
+
+    `undefined` are beginnings of mismatches without meaning, such as `value of result`; `sparse` says that a result is
+    sparse.
+    """
     own_process = sample.process is not None
     undefined = (*undefined, "value of result") if own_process else tuple(undefined)
     options = {
@@ -98,7 +101,7 @@ def standalone(
     around = AROUND.get(case.variant, "")
     found = [leaf for leaf in leaves(tree).values() if isinstance(leaf, torch.Tensor)]
     if sparse or any(tensor.layout is not torch.strided for tensor in found):
-        mismatch = None  # what it is about may be a part of a sparse tensor, which has no such name
+        mismatch = None  # it may be about a component of a sparse tensor, which has no such name
     try:
         if source is None or around == "derivatives" or own_process:
             raise NoSource(case.id)
@@ -128,7 +131,7 @@ def standalone(
 
 
 def again(case: Case, target: str, index: int) -> str:
-    """The command that runs this sample again."""
+    """Return the command that runs this sample again."""
     words = ["python", "-m", "conformance.opinfo_runner", "--target", target, "--replay", f"{case.id}#{index}"]
     return shlex.join(words)
 
@@ -138,7 +141,7 @@ def _kept(tensor: torch.Tensor, sample: Sample) -> bool:
 
 
 def _plain(tree: dict[str, Any]) -> bool:
-    """Whether `.to(device)` keeps all that its tensors are: each dense, and on a storage of its own."""
+    """Whether `.to(device)` preserves all properties of the tensors: each is dense and has a separate storage."""
     found = tensors(tree)
     dense = all(
         one.layout is torch.strided
@@ -154,7 +157,9 @@ def _plain(tree: dict[str, Any]) -> bool:
 def _written(
     source: str, tree: dict[str, Any], sample: Sample, target: Target
 ) -> tuple[list[str], dict[str, str], str]:
-    """The lines of the inputs, their names in the tree with those in the script, and the call. Raises NoSource."""
+    """Return the lines of the inputs, their names in the tree with their names in the script, and the call. Raises
+    NoSource.
+    """
     named: dict[int, tuple[str, str, torch.Tensor]] = {}
     for name, leaf in leaves(tree).items():
         if isinstance(leaf, torch.Tensor) and id(leaf) not in named:

@@ -1,7 +1,7 @@
-"""Seeding the generators that op_db's samplers draw from: random, numpy, torch, and a device's own.
+"""Seeding of the generators that op_db's samplers draw from: random, numpy, torch, and a device's own.
 
-The key insight: a sample's values follow from the seed alone if it is set before each is drawn, so that both sides, a
-script and a replay of one sample draw the same.
+If the seed is set before each sample, its values follow from the seed alone. Both sides, a script, and a replay of one
+sample then draw the same values.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SEED: int = op_db().seed
 
 
 def seed(device: torch.device | None = None) -> None:
-    """Seed the generators that op_db's samplers draw from, and those of `device`.
+    """Seed the generators that op_db's samplers draw from, and the generators of `device`.
 
-    `torch.manual_seed` also queues a call, with a formatted traceback, for each kind of device that was never used:
-    more than a millisecond each time, for nothing.
+    `torch.manual_seed` also queues a call, with a formatted traceback, for each kind of device that was never used.
+    That costs more than a millisecond each time, without any use here.
     """
     random.seed(SEED)
     numpy.random.seed(SEED)

@@ -1,8 +1,8 @@
-"""Special values among a sample's: zeros of both signs, ties, subnormals, the extremes of the dtype, inf, nan.
+"""Special values in a sample: zeros of both signs, ties, subnormals, the extremes of the dtype, inf, nan.
 
-Defines `placed`. The key insight: a clean sample says what an op accepts, so its shapes and arguments stay and
-only elements change, at places drawn from the tensor's position and size: the same on every machine, and in a script.
-A complex number takes special values in its real part, in its imaginary part, or in both.
+Defines `placed`. A clean sample has shapes and arguments that the op accepts, so these remain and only elements change.
+The places follow from the tensor's position and size, so they are the same on every machine and in a script. A complex
+number takes special values in its real part, in its imaginary part, or in both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from conformance.core.moving import map_leaves, storage_key
 
 SHARE = 3
-"""One of so many elements becomes special, and one at least."""
+"""One of this many elements becomes special, and at least one."""
 
 FLOAT_TIERS: dict[str, Callable[[torch.finfo], Sequence[float]]] = {
     "specials_zeros": lambda info: (0.0, -0.0),
@@ -34,11 +34,11 @@ INTEGER_TIERS: dict[str, Callable[[torch.iinfo], Sequence[int]]] = {
     "specials_negative": lambda info: (-1, -2, -7) if info.min else (),
     "specials_extremes": lambda info: (info.max, info.min, info.max - 1, info.min + 1),
 }
-"""The values of a tier, of a dtype's limits; a tier that is missing leaves integers as they are."""
+"""Values of a tier as a function of a dtype's limits; integers do not change in tiers that are missing here."""
 
 
 PARTS = ((0,), (1,), (0, 1))
-"""Which parts of a complex number become special: the real, the imaginary, or both; a real number has the first."""
+"""Parts of a complex number that become special: the real, the imaginary, or both; a real number has only the first."""
 
 
 def placed(
@@ -49,14 +49,16 @@ def placed(
     names: Container[str] = (),
     positive: bool = False,
 ) -> dict[str, Any]:
-    """A call's inputs with the values of `tier` among those of its tensors of `dtype`, under `names` if given; all but
-    these, and storages in `kept`, as they are. With `positive` the extremes of a floating dtype come among numbers of
-    one sign. A tensor that occurs twice stays one object."""
+    """Return a call's inputs with values of `tier` placed in the tensors of `dtype`.
+
+    Only inputs in `names` change, or all if it is empty; storages in `kept` never do. With `positive`, the extremes of
+    a floating dtype are placed among numbers of one sign. A tensor that occurs twice remains one object.
+    """
     made: dict[int, Any] = {}
 
     def replaced(leaf: Any) -> Any:
         if id(leaf) not in made:
-            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept, positive), leaf  # it lives: its id is its own
+            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept, positive), leaf  # alive: unique id
         return made[id(leaf)][0]
 
     return {name: map_leaves(part, replaced) if not names or name in names else part for name, part in tree.items()}
@@ -77,7 +79,7 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
             share = 1 if tier == "specials_ties" else SHARE
             places = [at for at in range(len(flat)) if drawn.randrange(share) == 0] or [drawn.randrange(len(flat))]
             parts = torch.view_as_real(flat).unbind(-1) if dtype.is_complex else (flat,)
-            # Complex numbers are equal in both parts only.
+            # Complex numbers are equal only if both parts are.
             which = PARTS if tier != "specials_ties" else PARTS[2:]
             chosen = [drawn.choice(which) if dtype.is_complex else PARTS[0] for _ in places]
             for part, numbers in enumerate(parts):
@@ -90,8 +92,9 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
 
 
 def special_values(dtype: torch.dtype, tier: str) -> Sequence[float]:
-    """The values of a tier in a dtype, of a complex one those of a part; any where all are to be equal; none where it
-    has none, as a bool."""
+    """Return the values of a tier in a dtype, or in one part of a complex dtype. `specials_equal` returns one arbitrary
+    value; a dtype without the tier, such as bool, returns none.
+    """
     if tier == "specials_equal":
         return (1,)
     if dtype.is_floating_point or dtype.is_complex:

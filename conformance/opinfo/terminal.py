@@ -1,7 +1,7 @@
-"""The OpInfo run in the terminal: progress while it goes on, and a short summary that ends in one line of counts.
+"""Terminal output of an OpInfo run: progress, and a short summary that ends in one line of counts.
 
-The key insight: where nobody watches, a progress bar is noise; there each failure and every tenth of the way is a line.
-Nothing here runs or judges an op.
+If the output is not a terminal, lines replace the progress bar: one for each failure, and one for every tenth of the
+cases. This module runs and judges no op.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _STYLE = {
 
 
 class Watched:
-    """Progress as a bar with failures above it; where nobody watches, as lines: each failure, and every tenth of the
-    way."""
+    """Progress as a bar with failures above it. Without a terminal, progress is a line for each failure and for every
+    tenth of the cases.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console, self.planned, self.done, self.bad = console, 0, 0, 0
@@ -55,13 +56,13 @@ class Watched:
         self.task = self.bar.add_task("starting workers", total=None, bad=0)
 
     def start(self, run: Run, planned: int) -> None:
-        """Say what runs, and how many cases there are."""
+        """Show the target and the number of cases."""
         self.planned = planned
         self.bar.update(self.task, description=escape(run.title), total=planned)
         self._line(f"{planned} cases on {run.title}")
 
     def add(self, result: Result) -> None:
-        """Count a result."""
+        """Count a result, and show it if it is unexpected."""
         self.done += 1
         if result.outcome in UNEXPECTED:
             self.bad += 1
@@ -82,18 +83,18 @@ class Watched:
 
 @contextlib.contextmanager
 def progress(console: Console) -> Iterator[Watched]:
-    """Shows the run in the block."""
+    """Context that shows the progress of the run."""
     watched = Watched(console)
     with watched.bar:
         yield watched
 
 
 MOST_CAUSES = 20
-"""Causes that are listed in the terminal; the others are on the page."""
+"""Limit on causes listed in the terminal; the page lists all."""
 
 
 def _show_causes(console: Console, made: Run) -> None:
-    """The causes of the failures, the worst first, each with its smallest example."""
+    """Print the causes of the failures, the worst first, each with its smallest example."""
     causes = causes_of(result for result in made.results if result.outcome in UNEXPECTED and not result.layer)
     if not causes:
         return
@@ -107,7 +108,9 @@ def _show_causes(console: Console, made: Run) -> None:
 
 
 def summarize(console: Console, made: Run, changes: compare.Diff | None, folder: Path) -> None:
-    """What a run found, the count of tests alone on the last line; what is wrong with the run itself goes to stderr."""
+    """Print the findings of a run, with the count of cases on the last line; problems of the run itself go
+    to stderr.
+    """
     counts = made.counts()
     table = Table("outcome", "cases")
     for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
@@ -135,7 +138,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
         console.print(f"fell back to the CPU: {escape(names)}", highlight=False)
     if changes is not None:
-        # A case and what became of it stay one line in a log, where a search for FAIL must find the name too.
+        # In a log, a case and its outcome stay on one line, so that a search for FAIL also finds the name.
         text = f"since the baseline:\n{escape(compare.text(changes))}"
         console.print(text, highlight=False, soft_wrap=not console.is_terminal)
     if os.environ.get("GITHUB_ACTIONS"):

@@ -1,4 +1,4 @@
-"""Each case of op_db as one item, with ids like `add::float32::inplace::transposed`; see `pytest_plugin.py`."""
+"""Pytest items, one per case of op_db, with ids like `add::float32::inplace::transposed`; see `pytest_plugin.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(0)
 
 
 def test_op(opinfo_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]) -> None:
-    """The target does what torch CPU does, or what the expectations declare."""
+    """The target agrees with torch CPU, or with the expectations."""
 
     pool, expected = pytestconfig.stash[POOL], pytestconfig.stash[EXPECTED]
     (result,) = expectations.apply(pool.run([opinfo_case]), expected)

@@ -1,7 +1,7 @@
-"""One trial of an OpInfo on a target: its first sample, forward, in the first dtype that the device holds.
+"""Trial of an OpInfo on a target: its first sample, forward, in the first dtype that the device holds.
 
-The key insight: what `conformance init` tries and what each run tries again of the profile must be the same call. This
-module imports torch only in a worker.
+`conformance init` and the checks of a profile in each run must make the same call. This module imports torch only in a
+worker.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")
 
 
 def task(spec: str, name: str) -> Task:
-    """The trial of the OpInfo of this name, as a pool runs it."""
+    """Return the trial of this OpInfo as a task for a pool."""
     return Task(name, trial, (spec, name))
 
 
 def contradictions(
     spec: str, limits: Limits, rows: Sequence[Lacking], seen: Probe | None = None, place: Place = LOCAL
 ) -> tuple[list[Result], list[str]]:
-    """What speaks against the target's profile: an XPASS for each operator of these rows of its table that one trial
-    finds, and for each feature and dtype that it leaves out and the probe has `seen`; and notes on what could not be
-    tried, and on what is lacking and not declared."""
+    """Return evidence against the target's profile, and notes.
+
+    An XPASS stands for each operator of `rows` for which one trial succeeds, and for each feature or dtype that the
+    profile excludes and the probe has `seen`. The notes list trials that were not made, and lacks that are not
+    declared.
+    """
     profile, operators = profiles.load(spec), {row.operator for row in rows}
     names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
     tasks = [task(spec, name) for name in names]
@@ -48,7 +51,7 @@ def contradictions(
 
 
 def names(spec: str) -> list[str]:
-    """Every OpInfo, in a worker that has loaded the target."""
+    """Return the names of all OpInfos, in a worker that has loaded the target."""
     loaded(spec)
     from conformance.opinfo import catalog
 
@@ -56,7 +59,7 @@ def names(spec: str) -> list[str]:
 
 
 def trial(spec: str, name: str) -> Trial:
-    """In a worker: the trial of the OpInfo of this name."""
+    """Run, in a worker, the trial of the OpInfo of this name."""
     target = loaded(spec)
     import torch
 
@@ -72,7 +75,7 @@ def trial(spec: str, name: str) -> Trial:
         return Trial(name, Outcome.UNTRIED, said="the device holds none of its dtypes")
     op = catalog.find(Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled"))
     with unit(name):
-        step(name, COMPILING)  # the first kernel is built here
+        step(name, COMPILING)  # the first kernel is compiled here
         sample = next(samples(op, "forward", getattr(torch, dtype), "as_sampled", 1), None)
         try:
             call = next(VARIANTS["forward"](op, sample), None) if sample is not None else None

@@ -1,9 +1,9 @@
-"""The truth of a call: what torch CPU answers on the same inputs in float64 and complex128.
+"""Truth of a call: torch CPU's answer on the same inputs in float64 and complex128.
 
-Defines `truth_of`. The key insight: where target and CPU differ beyond the tolerance, the CPU's own rounding may be
-what is wrong; the same call in a wider dtype can tell, as PyTorch's own tests do with a float64 reference. A call that
-does not run in float64, or answers differently with another seed, has no truth, and then the CPU stays right.
-What the truth decides is the oracle's; nothing is compared here.
+Defines `truth_of`. If target and CPU differ beyond the tolerance, the CPU's own rounding may be the cause. The same
+call in a wider dtype decides this, as the float64 references of PyTorch's own tests do. A call that does not run in
+float64, or answers differently with another seed, has no truth, and then the CPU's answer stands. This module compares
+no target; the judge uses the truth.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from conformance.opinfo.variants import Call
 
 
 def truth_of(call: Call) -> tuple[Observation, Any] | None:
-    """What is seen of the call in float64, and its outcome; None where it has no answer in float64 or a random one.
+    """Return the observation of the call in float64 and its outcome, or None if it has no answer in float64 or a random
+    one.
 
-    Dtypes among the arguments are widened too; integer inputs stay as they are.
+    Dtypes among the arguments are widened too; integer inputs stay unchanged.
     """
     named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(call.tree)]
     if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
         return None
     try:
         first, again = (_run(call, seed) for seed in (seeding.SEED, seeding.SEED + 1))
-    except Exception:  # whatever it is, it says nothing about the target: the finding stands
+    except Exception:  # says nothing about the target: the finding stands
         return None
     return None if compare(first[0], again[0], exact=True) else first
 
 
 def _run(call: Call, seed: int) -> tuple[Observation, Any]:
     wide = Float64Reference()
-    # Nothing is kept apart here: what OpInfo keeps on the CPU is widened with the rest.
+    # `kept` is not passed: tensors that OpInfo keeps on the CPU are widened too.
     tree = moved(call.tree, wide.send, wide.device)
     tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
     seeding.seed()

@@ -1,7 +1,7 @@
-"""What torch CPU's answer leaves open where inputs hold special values: ties, the spread of a nan, torch CPU's faults.
+"""Undefined parts of torch CPU's answer on special values: ties, the spread of a nan, and torch CPU's own faults.
 
-Defines `open_to` and `fault_of`, by the table `undefined.toml`. The key insight: what is left open is said for each
-element of a result, so that an op which may spread a nan over its result may still not drop one.
+Defines `open_to` and `fault_of`, by the table `undefined.toml`. The rules apply to single elements of a result. An op
+that may spread a nan over its result still may not drop one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ TABLE: dict[str, Any] = tomllib.loads((Path(__file__).parent / "undefined.toml")
 
 
 def fault_of(case: Case) -> tuple[str, bool]:
-    """Why torch CPU is known to be wrong in this case, and whether it dies of it; empty where it is not."""
+    """Return why torch CPU is known to be wrong in this case, and whether it ends its process; an empty reason if it is
+    right.
+    """
     for fault in TABLE["fault"]:
         if _among(case, fault["ops"]) and TIERS.get(case.variant) in fault["variants"]:
             return f"torch CPU is wrong here: {fault['why']}", fault.get("dies", False)
@@ -32,7 +34,9 @@ def fault_of(case: Case) -> tuple[str, bool]:
 
 
 def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """A bool tensor, true at the elements of a result or a gradient for which torch CPU's answer decides nothing."""
+    """Return a bool tensor that is true at elements of a result or gradient for which torch CPU's answer decides
+    nothing.
+    """
     if case.op in TABLE["loops"]["gradient_at_nan"] and oracle == "grad":
         given = call.sample.input.detach()
         return given.isnan() if given.shape == want.shape else torch.zeros(want.shape, dtype=torch.bool)
@@ -54,26 +58,30 @@ def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.
 
 
 def needs_distinct(name: str) -> bool:
-    """Whether an entry promises nothing where elements are repeated: LAPACK nothing of a singular matrix, an order
-    nothing of equal elements, a search nothing of boundaries that are in no order."""
+    """Whether an entry has no defined result on repeated elements.
+
+    LAPACK defines no results of a singular matrix, an order defines none among equal elements, and a search none of
+    unsorted boundaries.
+    """
     globs = [*TABLE["lapack"]["ops"], *TABLE["ties"], *TABLE["distinct"]["ops"]]
     return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
 def has_signed_zeros(case: Case) -> bool:
-    """Whether the sign of a zero is a part of the answer."""
+    """Whether the sign of a zero is part of the answer."""
     signed = TABLE["zeros"]
     return case.variant == "specials_zeros" and case.family in signed["families"] and not _among(case, signed["but"])
 
 
 def cancels(case: Case) -> bool:
-    """Whether results are sums of products, in which torch CPU's own rounding may be most of what is left."""
+    """Whether results are sums of products, where torch CPU's own rounding may dominate the result."""
     return case.family in TABLE["cancels"]["families"]
 
 
 def of_rounding(case: Case, expected: Observation, actual: Observation) -> bool:
-    """Whether one side alone calls a matrix singular, which is a matter of rounding: then nothing can be compared, and
-    the other side alone has results and gradients."""
+    """Whether only one side reports a singular matrix, which depends on rounding. Nothing can be compared then, since
+    only the other side has results and gradients.
+    """
     kinds = [side.error.kind if side.error is not None else "" for side in (expected, actual)]
     return kinds[0] != kinds[1] and "_LinAlgError" in kinds and _among(case, TABLE["lapack"]["ops"])
 
@@ -83,7 +91,7 @@ def _among(case: Case, globs: Collection[str]) -> bool:
 
 
 def _tied(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Where two indices name equal elements of the input; nan equals nan."""
+    """Return a mask of indices that name equal elements of the input on both sides; nan equals nan."""
     given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
     if want.dtype != torch.int64 or call.sample.kwargs.get("stable") or not given.dim():
         return none
@@ -96,7 +104,9 @@ def _tied(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torc
 
 
 def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Where a nan is among the elements that a result was chosen from, and this one is one of them, or its index."""
+    """Return a mask of results chosen among elements that include a nan, if the target's result is one of these
+    elements or its index.
+    """
     given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
     if not given.dim() or not given.is_floating_point():
         return none
@@ -110,8 +120,10 @@ def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) ->
 
 
 def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Where the gradient of the element that was chosen may be that of another which equals it, or of any beside a nan
-    where that is in no order: as much must reach them all."""
+    """Return a mask of gradients that may be distributed differently among equal elements; their sums must agree.
+
+    For an op that does not order nan, the same holds among all elements next to a nan.
+    """
     given, place = call.sample.input.detach(), TABLE["ties"][op]
     if want.shape != given.shape or not given.dim():
         return torch.zeros(want.shape, dtype=torch.bool)
@@ -123,12 +135,12 @@ def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch
     if op in TABLE["unordered"]:
         equal |= x.isnan().any(-1)[..., None, None]
     sums = [torch.where(equal, side.unsqueeze(-2), 0).sum(-1) for side in sides]
-    # rtol is torch.testing's for float32; the terms of a sum are few, and of the size of the gradient that came in.
+    # rtol is torch.testing's for float32. The sums have few terms, each of the size of the incoming gradient.
     same = torch.isclose(sums[0], sums[1], rtol=1.3e-6, atol=1e-6, equal_nan=True)
     return same.view(want.shape) if whole else same.transpose(dim, -1)
 
 
 def _dim(call: Call, place: int) -> int:
-    """The dimension that a call names, among its arguments after the input at `place`, or the last."""
+    """Return the dimension that a call names, at `place` among its arguments after the input, or the last one."""
     args = call.sample.args
     return int(call.sample.kwargs.get("dim", args[place] if len(args) > place else -1))

@@ -1,8 +1,9 @@
-"""What to call for a sample, by variant: the function, the method, in place, into out=, or backward.
+"""Calls of a sample, by variant: the function, the method, in place, into out=, or backward.
 
-Defines `Call`, `VARIANTS` and `reference`. The key insight: a call is a function of inputs that may lie anywhere, so
-the CPU and the target make the very same one; and of what a call does only the function under test goes through a
-target's transform. What is compared afterwards is not known here."""
+Defines `Call`, `VARIANTS` and `reference`. A call is a function of inputs that may lie anywhere, so the CPU and the
+target make the same call. Only the function under test goes through a target's transform, not the code around it.
+Comparison is not part of this module.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +36,16 @@ OUT_FORMS = ("right-sized", "empty", "with gaps")
 
 
 class Draws:
-    """Tangents and cotangents, which a call draws by itself, on the CPU from the seed, in the dtype of what they are
-    for; `repeated` gives those of the last run once more, to a run whose dtypes would draw other numbers."""
+    """Tangents and cotangents of a call, drawn on the CPU from the seed, in the dtype of the tensor that they belong
+    to. Under `repeated`, a run gets those of the last run, since other dtypes would draw other numbers.
+    """
 
     def __init__(self) -> None:
         self.last: list[torch.Tensor] = []
         self.given: Iterator[torch.Tensor] | None = None
 
     def start(self) -> None:
-        """A run of the call begins."""
+        """Begin a run of the call."""
         self.last = self.last if self.given else []
 
     def __call__(self, like: torch.Tensor) -> torch.Tensor:
@@ -54,7 +56,7 @@ class Draws:
 
     @contextlib.contextmanager
     def repeated(self) -> Iterator[None]:
-        """Within, runs of the call draw nothing."""
+        """Context in which runs of the call draw nothing and get the last run's tensors."""
         self.given = iter(self.last)
         try:
             yield
@@ -70,9 +72,9 @@ Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Call:
     """One call to compare, as the executor's subject.
 
-    `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere; the function that it
-    compares goes through `apply`, what it does around it (drawing cotangents, going backward) does not. `source` is how
-    the call reads in a script, None when it has no name.
+    `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere. The function under
+    test goes through `apply`; code around it, such as drawing cotangents or running backward, does not. `source` is the
+    function's name in a script, or None if it has no name.
     """
 
     sample: Sample
@@ -83,20 +85,20 @@ class Call:
     draws: Draws = field(default_factory=Draws)
 
     def on(self, tree: dict[str, Any]) -> Call:
-        """The same call on other inputs."""
+        """Return the same call on other inputs."""
         return replace(self, tree=tree)
 
     def inputs(self) -> tuple[dict[str, Any], set[int]]:
-        """The inputs, and the storages of those that stay on the CPU."""
+        """Return the inputs, and the storages of inputs that stay on the CPU."""
         return self.tree, self.sample.kept
 
     def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningCall:
-        """The call on inputs that lie on the target."""
+        """Begin the call on inputs that lie on the target."""
         return RunningCall(self, inputs, target, transform or (lambda function: function))
 
 
 class RunningCall:
-    """A call under way: one step, whose error is an answer like any other."""
+    """A call in progress: one step, whose error is an answer like any other."""
 
     count = 1
 
@@ -106,12 +108,12 @@ class RunningCall:
         self.error: Exception | None = None
 
     def signature(self, number: int) -> Hashable:
-        """The function, how it is called, and the tensors that it is given; one without a name is always another."""
+        """Return a key of the function, its call form and its tensors; a function without a name gets a unique key."""
         call = self.call
         return (call.source or object(), call.note, call.run.__qualname__, signature_of(tensors(self.inputs)))
 
     def advance(self, number: int) -> None:
-        """Make the call, with the seed that every side has."""
+        """Make the call, after setting the same seed on each side."""
         seeding.seed(self.target.device)
         try:
             self.outcome = self.call.run(self.inputs, self.apply)
@@ -121,8 +123,9 @@ class RunningCall:
             self.error = error
 
     def observe(self, target: Target) -> Observation:
-        """What is seen of the result, or the error, and of the inputs. An error that comes only when a lazy device
-        computes is the answer too."""
+        """Return the observation of the result, or of the error, and of the inputs. An error that a lazy device raises
+        only when it computes is the answer too.
+        """
         inputs = observable(self.inputs, self.call.tree)
         if self.error is not None:
             return observe((), inputs, target=target, error=self.error)
@@ -139,12 +142,12 @@ class Skip(Exception):
 
 @functools.cache
 def reference() -> Target:
-    """Torch CPU, which says what is right."""
+    """Return torch CPU, the reference."""
     return load_target("cpu")
 
 
 def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
-    """A call of a function whose first argument is the sample's input."""
+    """Return a call of a function whose first argument is the sample's input."""
 
     def call(input: Any, args: Any, kwargs: Any) -> Any:
         return function(input, *args, **kwargs)
@@ -163,7 +166,7 @@ def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sam
 
 
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
-    """The call of a tensor method, or of a function of tensor lists, that the OpInfo holds under this attribute."""
+    """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
     listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
     if not (isinstance(sample.input, torch.Tensor) or listed):
         raise Skip("the first argument is no tensor, so there is no method to call")
@@ -197,13 +200,15 @@ def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
     if form == "empty":
         return torch.empty(0, dtype=like.dtype)
     step = 2 if form == "with gaps" else 1
-    # Sevens, so that an element that was not written shows, and so that a write into a gap shows.
+    # Filled with sevens, so that an unwritten element and a write into a gap both show.
     base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
     return base.as_strided(like.shape, contiguous_stride(like.shape, step))
 
 
 Derive = Callable[[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, list[torch.Tensor]]], Draws], Any]
-"""Runs the function on a tree, which gives its result and the parts of it that have gradients, and differentiates."""
+"""Function that runs the call on a tree, which returns its result and the parts with gradients, and
+differentiates it.
+"""
 
 
 def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:

@@ -1,7 +1,7 @@
-"""What a worker process of the OpInfo run does: list op_db, and run one case after the other.
+"""Worker functions of the OpInfo run: list op_db, and run one case.
 
-The key insight: the process that collects results must be able to name these functions without importing torch, so
-everything that they need is imported inside of them.
+The process that collects results must be able to name these functions without importing torch. Each function therefore
+imports its dependencies itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ CALIBRATE_EVERY = 20
 def catalog(
     target: str, variants: Collection[str] = (), beside: bool = False
 ) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...]]:
-    """op_db, and with `beside` the entries beside it, without the variants that the target cannot show; the target's
-    environment; the lines that a script needs to use it; the features that it lacks; and its `without_backend`. Raises
-    TargetError, also where the target cannot show one of `variants`, asked for by name."""
+    """Return op_db without the variants that the target cannot show, and facts about the target.
+
+    With `beside`, the entries outside op_db are included. The facts are the target's environment, the lines that set it
+    up in a script, the features that it lacks, and its `without_backend`. Raises TargetError, also if the target cannot
+    show one of `variants`, which the user named.
+    """
     under_test = loaded(target)
     left_out = under_test.unsupported_variants
     refused = [variant for variant in VARIANTS if variant in variants and variant in left_out]
@@ -39,7 +42,7 @@ def catalog(
     from conformance.opinfo import catalog as op_db
     from conformance.opinfo import seeding
 
-    # As plain text: torch's version is an object, and reading it back would import torch in the parent.
+    # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
     environment = {
         **{name: str.__str__(text) for name, text in under_test.environment().items()},
         "seed": f"{seeding.SEED}",
@@ -49,7 +52,7 @@ def catalog(
 
 
 def run(target: str, case: Case) -> tuple[Result, float]:
-    """The case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+    """Return the case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
     global _cases_run
     under_test = loaded(target)
     from conformance.opinfo.case import run_case
@@ -68,7 +71,7 @@ _cases_run = 0
 
 
 def calibration_loop() -> float:
-    """Seconds of a fixed piece of work of the kind that a run consists of: Python, and small torch calls."""
+    """Return the seconds of a fixed workload similar to a run: Python, and small torch calls."""
     import torch
 
     begin = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Writing the profile of a target: `conformance init` (`python -m conformance.profile`)."""
+"""Profile of a target, written by `conformance init` (`python -m conformance.profile`)."""

@@ -1,6 +1,6 @@
-"""The command `conformance init --target ...`: find out what a target has, and write its profile, conformance.toml.
+"""The command `conformance init --target ...`: test the features of a target, and write its profile, conformance.toml.
 
-Everything is tried in workers. The file is written whole or not at all, and never over another one without --force.
+All trials run in workers. The file is written atomically, and replaces an existing one only with --force.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ DEATHS = "not lacking but a finding: it ended or hung its process"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit code: 0, or 2 for what the user must mend."""
+    """Run the command. Returns the exit code: 0, 2 for an error that the user must fix, or 128 plus the signal of a
+    stop.
+    """
     given = arguments_parser().parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser("conformance init", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--target", required=True, help="device:NAME[,import=MODULE][,call=FUNCTION], compile:NAME, class:MODULE.CLASS")
@@ -108,7 +110,7 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def sentences(found: Found) -> list[str]:
-    """What the trials showed, in words."""
+    """Return the results of the trials in words."""
     counts = {outcome: len(found.of(outcome)) for outcome in Outcome}
     lines = [
         f"of {len(found.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "

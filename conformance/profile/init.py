@@ -1,7 +1,7 @@
-"""What a target has, found out: the probe, the dtypes, and one trial of every OpInfo and of every drawn step.
+"""Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
 
-Defines `investigate` and `Found`. The key insight: here, and nowhere else, an exception may say that something is
-lacking, and only with the dispatcher's tables for a witness (`core/attempt.py`). A crash or a hang is a finding.
+Defines `investigate` and `Found`. Only here may an exception mean that a feature is lacking, and only if the
+dispatcher's tables confirm it (`core/attempt.py`). A crash or a hang is a finding.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from conformance.run.trials import LATE, trials
 from conformance.run.worker import loaded
 
 USUAL = 60.0
-"""Seconds for a program where no trial took long."""
+"""Least limit in seconds that a profile states for a program, if no trial took long."""
 
 KINDS = ("opinfos", "steps")
 SHARE = {"opinfos": 0.7, "steps": 1.0}
-"""Of the time, when the trials of a kind end, so that a slow device leaves some for the steps."""
+"""Fraction of the time at which the trials of a kind end, so that a slow device leaves time for the steps."""
 
 
 @dataclass
 class Found:
-    """What was found of the target of this spec; `trials` by the name in a profile and what they are of."""
+    """Results about the target of this spec; `trials` by their kind in a profile and their name."""
 
     spec: str
     probe: Probe | None = None
     environment: dict[str, str] = field(default_factory=dict)
     trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
     interrupted: int = 0
-    """The number of the signal that ended it; what was not tried by then is told as such."""
+    """Number of the signal that ended it, or 0; trials not made by then are reported as "not tried"."""
 
     def of(self, outcome: Outcome) -> list[Trial]:
-        """The trials with this outcome."""
+        """Return the trials with this outcome."""
         return [trial for trial in self.trials.values() if trial.outcome is outcome]
 
     def profile(self, environment: Mapping[str, str], memory: float, file: Path) -> Profile:
-        """The profile that says so."""
+        """Return the profile with these results."""
         by_operator: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
         for (kind, _), trial in self.trials.items():
             if trial.outcome is Outcome.LACKING:
@@ -86,8 +86,9 @@ class Found:
 
 
 def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:
-    """Probe the target and try everything once, for at most so many seconds. Raises TargetError, and, where it
-    is stopped before anything was tried, Stopped."""
+    """Probe the target and try each OpInfo and step once, for at most `seconds`. Raises TargetError, and Stopped if it
+    is stopped before the first trial.
+    """
     begin = time.monotonic()
     full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
@@ -119,7 +120,7 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
 
 
 def _try(found: Found, kind: str, made: Iterator[Trial], console: Console) -> None:
-    """Take in the trials as they end, and say how far it is every ten seconds."""
+    """Record the trials as they end, and print the progress every ten seconds."""
     last = time.monotonic()
     for done, trial in enumerate(made, 1):
         found.trials[kind, trial.name] = trial
@@ -131,7 +132,7 @@ def _try(found: Found, kind: str, made: Iterator[Trial], console: Console) -> No
 
 
 def environment(spec: str) -> dict[str, str]:
-    """In a worker: what the target runs on. As plain text, since torch's version is an object."""
+    """Return, in a worker, the target's environment as plain text, since torch's version is an object."""
     return {name: str.__str__(text) for name, text in loaded(spec).environment().items()}
 
 

@@ -1,1 +1,1 @@
-"""The pool: tasks in worker processes that may die of them. It knows neither programs nor op_db."""
+"""Pools of worker processes that may die of their tasks. Independent of programs and op_db."""

@@ -1,8 +1,8 @@
-"""What Ray's nodes are given of this machine: the harness, the target's profile and module, and a run's files.
+"""Files sent from this machine to Ray's nodes: the harness, the target's profile and module, and a run's files.
 
-Defines `runtime_env`. The key insight: what is installed must be installed on every node, torch and the device first of
-all; what is not, the files in the current folder, is what somebody works on, and is sent along. All of it lies there
-below one folder under the names that it has here, so a spec or a path means the same on both sides.
+Defines `runtime_env`. Installed packages, torch and the device above all, must be installed on every node. Files of the
+current folder, which the user may be editing, are sent to the nodes. On a node they lie below one folder, under the
+names that they have here, so a spec or a path means the same on both sides.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
-    """Ray's `runtime_env` for a target and the files that its tasks read. Raises UsageError for a file outside the
-    current folder, and TargetError for a profile that cannot be read."""
+    """Return Ray's `runtime_env` for a target and the files that its tasks read. Raises UsageError for a file outside
+    the current folder, and TargetError for a profile that cannot be read.
+    """
     staged = Path(tempfile.mkdtemp(prefix="conformance-"))
     here, profile = Path.cwd(), profiles.of(spec)
     own = [Path(spec)] if profile is not None else []
@@ -44,13 +45,13 @@ def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
 
 
 def modules_of(spec: str) -> list[str]:
-    """The packages that the spec of a target names for import."""
+    """Return the packages that a target's spec names for import."""
     named = re.findall(r"(?:,import=|^class:)([A-Za-z_]\w*)", spec)
     return list(dict.fromkeys(named))
 
 
 def _sources(name: str) -> Iterator[Path]:
-    """The file or folder of a module, where it is not installed."""
+    """Yield the file or folder of a module that is not installed."""
     found = find_spec(name)
     origin = Path(found.origin).resolve() if found is not None and found.origin else None
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}

@@ -1,9 +1,9 @@
-"""What passes between a pool and its workers: a task, the note of its progress, and how it ended.
+"""Messages between a pool and its workers: a task, the note of its progress, and its end.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied`, `OutOfTime`, and `Pool`, the protocol that both halves
-of the harness work with. The key insight: a task ends in one of two ways, with an answer or with the death of its
-worker, and a death is told by the last note that the worker wrote *before* the step that killed it. All of these are
-plain picklable data, so that a pool may be on another machine.
+Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied`, `PoolLost`, `OutOfTime`, and `Pool`, the protocol that
+both halves of the harness use. A task ends in one of two ways: with an answer, or with the death of its worker. A death
+carries the last note, which the worker wrote *before* the step that killed it. All messages are plain picklable data,
+so that a pool may be on another machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, Protocol, Self
 from conformance.core.errors import TargetError, UserError
 
 COMPILING = "compiling"
-"""The phase of a unit in which `Limits.compiling` counts, and not `Limits.unit`."""
+"""Phase of a unit during which `Limits.compiling` counts instead of `Limits.unit`."""
 
 COMPILE_LIMIT = 300.0
-"""Seconds that building kernels may take within a unit; some devices need 40 for a single one on a quiet machine."""
+"""Seconds that compiling kernels may take within a unit; some devices need 40 for one kernel on a quiet machine."""
 
 
 class Fate(StrEnum):
-    """How a worker dies: by itself, at a limit of time or memory, or before it could take a task."""
+    """Kind of a worker's death: a crash, a limit of time or memory, or a failure to start."""
 
     CRASH = "CRASH"
     TIMEOUT = "TIMEOUT"
@@ -39,9 +39,11 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker may take: seconds for one unit (a program, a case), for compiling inside a unit, which are not the
-    unit's, and for starting; GiB of private memory (None: no limit; Linux only); tasks until it is replaced, so that
-    leaks do not add up."""
+    """Limits of a worker: seconds for one unit (a program or a case), for compiling inside a unit, and for starting.
+
+    Compile time does not count against the unit. `memory` is private memory in GiB (None: no limit; Linux only).
+    `recycle` is the number of tasks until the worker is replaced, so that leaks do not add up.
+    """
 
     unit: float = 60.0
     compiling: float = COMPILE_LIMIT
@@ -49,17 +51,18 @@ class Limits:
     memory: float | None = None
     recycle: int = 500
     grace: float = 10.0
-    """Seconds beyond `unit` after which a worker is ended from outside, since it hears no alarm."""
+    """Seconds beyond the limit until the pool kills a worker that does not handle its alarm."""
 
     def of(self, phase: str) -> float:
-        """Seconds that this phase of a unit may take."""
+        """Return the limit of this phase of a unit, in seconds."""
         return self.compiling if phase == COMPILING else self.unit
 
 
 @dataclass(frozen=True)
 class Task:
-    """A call of a function that the worker can import, under a name that is told in errors; it may take `seconds` as a
-    whole (None: only its units are limited)."""
+    """A call of a function that the worker can import, with a name for errors. `seconds` limits the whole task (None:
+    only its units are limited).
+    """
 
     name: str
     function: Callable[..., Any]
@@ -69,8 +72,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Note:
-    """The last progress of a task: its worker, the number and the text of the unit that it began, the steps since, the
-    phase, and how the worker ended itself, if it did."""
+    """Last progress of a task: the worker's pid, the number and text of the current unit, its steps so far, and the
+    phase. `fate` says how the worker ended itself, if it did.
+    """
 
     pid: int
     number: int = 0
@@ -81,7 +85,9 @@ class Note:
 
     @classmethod
     def parse(cls, text: str) -> Note | None:
-        """The note in a file that a worker may be writing: whole lines count. None when there is not one."""
+        """Parse the whole lines of a note file, which a worker may be writing. Return None if there is no
+        whole line.
+        """
         lines = [json.loads(line) for line in text.split("\n")[:-1]]
         if not lines:
             return None
@@ -93,7 +99,7 @@ class Note:
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
-        """The note in this file; None when there is none."""
+        """Return the note in this file, or None if there is none."""
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             return cls.parse(path.read_text(encoding="utf-8"))
         return None
@@ -101,7 +107,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Done:
-    """A task's value; or the exception that its function raised, which its worker survived."""
+    """A task's value, or the exception that its function raised without ending the worker."""
 
     value: Any = None
     error: Exception | None = None
@@ -109,7 +115,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a task whose worker died: in words, with the exit signal, and the last note, if there is one."""
+    """End of a task whose worker died: a sentence with the exit signal or limit, and the last note, if any."""
 
     fate: Fate
     said: str
@@ -117,11 +123,11 @@ class Death:
 
 
 class OutOfTime(Exception):
-    """What was asked had no answer by its deadline."""
+    """A call had no answer by its deadline."""
 
 
 class WorkerDied(UserError):
-    """The worker that was asked died of it."""
+    """The worker died during a call of `Pool.ask`."""
 
     def __init__(self, death: Death) -> None:
         super().__init__(f"the worker {death.said}")
@@ -129,32 +135,37 @@ class WorkerDied(UserError):
 
 
 class PoolLost(UserError):
-    """The pool is out of reach, with all of its workers."""
+    """The pool is unreachable, with all of its workers."""
 
 
 class Pool(Protocol):
-    """Runs tasks in workers that have loaded one target; `with` ends the workers. A task is a pure function of its
-    arguments, so a pool may run it again where its worker was lost by no fault of its own. What a task keeps
-    (`worker.keep`) is on this machine's disk before its end is told, and soon after it was kept."""
+    """Runs tasks in workers that have loaded one target; `with` ends the workers.
+
+    A task is a pure function of its arguments, so a pool may run it again if its worker was lost for another reason.
+    Files of `worker.keep` reach this machine's disk soon after the call, and before the pool reports the end of the
+    task.
+    """
 
     def submit(self, task: Task) -> None:
-        """Run a task as soon as there is room. The first may raise Stopped, while torch is imported."""
+        """Run a task as soon as a worker is free. The first call may raise Stopped while torch is imported."""
 
     def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
-        """Each submitted task as it ends, until none is left or so many seconds have passed; tasks may be submitted
-        meanwhile. Raises Stopped when a stop was asked for."""
+        """Yield each submitted task with its answer as it ends, until none is left or `seconds` have passed. The caller
+        may submit more tasks meanwhile. Raises Stopped when a stop was requested.
+        """
 
     def ask(
         self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
     ) -> Any:
-        """A function's value in a worker, at once. Raises what it raises, WorkerDied, Stopped, and OutOfTime when it is
-        `until`, in seconds since the epoch."""
+        """Return a function's value from a worker, ahead of waiting tasks. Raises the exception of the function,
+        WorkerDied, Stopped, and OutOfTime at the time `until`, in seconds since the epoch.
+        """
 
     def alive(self) -> int:
-        """How many workers stand ready, or are busy."""
+        """Return how many workers are ready or busy."""
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """End all workers, busy ones included."""
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +176,7 @@ class Pool(Protocol):
 
 
 def unusable(target: str, death: Death) -> TargetError:
-    """The error of a target whose workers die of loading it."""
+    """Return the error for a target that ends the workers that load it."""
     said = death.said if death.fate is Fate.NEVER_STARTED else f"cannot be used: its process {death.said}"
     return TargetError(f"target {target!r} {said}; load it by hand, with python -X faulthandler, to see why")
 

@@ -1,8 +1,7 @@
-"""Where the workers of a pool run: on this machine, or on Ray, as `--pool` and `--per-worker` say.
+"""Place of a pool's workers: this machine, or Ray, as `--pool` and `--per-worker` say.
 
-Defines `Place`, `LOCAL`, `PlacedPool`, `add_options` and `place_of`. The key insight: a caller asks a place for a pool
-and knows the protocol alone, so nothing but this module tells the pools apart, and `ray` is not imported where it was
-not asked for.
+Defines `Place`, `LOCAL`, `PlacedPool`, `add_options` and `place_of`. A caller gets a pool from a place and uses only
+the `Pool` protocol. Only this module distinguishes the pools, and `ray` is imported only if the user asked for it.
 """
 
 from __future__ import annotations
@@ -23,26 +22,27 @@ from conformance.run.messages import Death, Done, Limits, Pool, Task
 from conformance.run.pool import PRELOAD, LocalPool
 
 HERE = "local"
-"""The address of no Ray at all."""
+"""Address for workers on this machine, without Ray."""
 
 PATIENCE = 5.0
-"""Seconds after which a user is told that a target is still being loaded."""
+"""Delay in seconds before the message that a target is still loading."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Workers at an address: `local`, `ray`, `ray://HOST:PORT` or what `ray.init` takes; each takes `per_worker` of the
-    resources there. `files` are read by tasks, and sent along to a cluster."""
+    """Address of the workers: `local`, `ray`, `ray://HOST:PORT`, or another address that `ray.init` accepts. Each
+    worker takes `per_worker` of the resources there. Tasks read `files`, which are sent to a cluster.
+    """
 
     address: str = HERE
     per_worker: tuple[tuple[str, float], ...] = (("CPU", 1.0),)
     files: tuple[Path, ...] = ()
     words: Path | None = None
-    """The file for what workers on this machine print; on Ray's it is in Ray's own logs."""
+    """File for the output of workers on this machine; on Ray, output is in Ray's own logs."""
     starting: float | None = None
-    """Seconds that loading a target may take; None: what its `Limits` say."""
+    """Seconds that loading a target may take; None: the value of `Limits`."""
     tell: Callable[[str], None] = field(default=lambda text: None, compare=False)
-    """Told what takes long."""
+    """Callback for a line of progress about long operations."""
 
     @property
     def local(self) -> bool:
@@ -50,12 +50,14 @@ class Place:
         return self.address == HERE
 
     def limits(self, limits: Limits) -> Limits:
-        """The limits of a worker here."""
+        """Return the limits with this place's `starting`, if it is set."""
         return limits if self.starting is None else replace(limits, starting=self.starting)
 
     @contextlib.contextmanager
     def loading(self, target: str, limits: Limits) -> Iterator[None]:
-        """The target is loaded in the block, of which is told once it takes long: a device may hang at its import."""
+        """Context in which the target is loaded; it calls `tell` after `PATIENCE` seconds, since a device may hang at
+        its import.
+        """
         text = f"loading {without_features(target)}, at most {self.limits(limits).starting:g} s"
         timer = threading.Timer(PATIENCE, self.tell, [text])
         timer.daemon = True
@@ -68,7 +70,9 @@ class Place:
     def pool(
         self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), preload: Sequence[str] = PRELOAD
     ) -> Pool:
-        """A pool of workers here; the arguments are those of `LocalPool`. Raises UsageError where Ray has none."""
+        """Return a pool of workers at this place; the arguments are those of `LocalPool`. Raises UsageError if Ray has
+        none.
+        """
         limits = self.limits(limits)
         if self.local:
             return LocalPool(target, limits, jobs, modules, preload, words=self.words)
@@ -81,7 +85,7 @@ LOCAL = Place()
 
 
 class PlacedPool(Pool):
-    """The pool at a place, to be built upon."""
+    """Base class of a pool that delegates to the pool of a place."""
 
     def __init__(
         self,
@@ -119,7 +123,7 @@ class PlacedPool(Pool):
 
 
 def add_options(add: Callable[..., Any]) -> None:
-    """The options that choose a place, for a parser's `add_argument`."""
+    """Add the options that choose a place, with a parser's `add_argument`."""
     where = "where workers run: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's address"
     add("--pool", default=HERE, metavar="ADDRESS", help=f"{where} (default: {HERE})")
     each = "what a worker takes of a Ray cluster's resources, as CPU=1,GPU=1,NAME=1 (default: CPU=1)"
@@ -129,8 +133,9 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def place_of(given: argparse.Namespace, *files: Path | None) -> Place:
-    """The place that the options name, and the files that tasks read there, as far as they exist. Raises UsageError
-    where it needs Ray, and that is not installed, and for a limit that is none."""
+    """Return the place of these options, with the existing ones among `files`. Raises UsageError if Ray is needed and
+    not installed, and for an invalid limit.
+    """
     if given.starting is not None and not given.starting > 0:
         raise UsageError(f"--starting must be above 0, and is {given.starting:g}")
     there = tuple(file for file in files if file is not None and file.exists())
@@ -143,12 +148,12 @@ def place_of(given: argparse.Namespace, *files: Path | None) -> Place:
 
 
 def told(text: str) -> None:
-    """Show a line of progress at once."""
+    """Print and flush a line of progress."""
     print(text, flush=True)
 
 
 def resources(text: str) -> tuple[tuple[str, float], ...]:
-    """`CPU=1,GPU=0.5` as pairs."""
+    """Parse `CPU=1,GPU=0.5` into pairs."""
     pairs = []
     for word in text.split(","):
         name, _, amount = word.partition("=")

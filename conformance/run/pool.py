@@ -1,9 +1,8 @@
-"""The pool: tasks in worker processes, each of which ends with a value or with a death that is told.
+"""Pool of worker processes on this machine. Each task ends with a value or with the death of its worker.
 
-Defines `LocalPool`, a `Pool` on this machine. The key insight: a worker that dies must cost next to nothing. Workers
-are forks of a server that has imported torch and no target, and one more than can be busy stands ready with the target
-loaded: after a crash the next task runs at once. The processes are pebble's, which sees who has died; what a task was
-doing then, its note says.
+Defines `LocalPool`, a `Pool`. A crash has to be cheap, so workers are forks of a server that has imported torch and no
+target. One worker more than there are jobs stands ready with the target loaded. After a crash, the next task runs on it
+without delay. pebble manages the processes and detects exits; the note of a task says which step it was in.
 """
 
 from __future__ import annotations
@@ -28,27 +27,30 @@ from conformance.run import processes, stop, worker
 from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied, exit_in_words
 
 LOOK = 0.5
-"""Seconds between two looks at the notes of the workers."""
+"""Interval in seconds between reads of the workers' notes."""
 
 SPARE_AFTER = 5.0
-"""Seconds that a worker is ready before a spare one starts, unless a death asks for it earlier: a short run that no
-program crashes is not slowed down by loading the target twice."""
+"""Seconds that a worker must be ready before a spare worker starts. A death, or a task that waits for a worker, starts
+it earlier. A short run without a crash therefore loads the target only once.
+"""
 
 ATTEMPTS = 3
-"""Workers in a row that may die before they take a task."""
+"""Limit on deaths of workers in a row before they take a task; the pool then reports NEVER_STARTED."""
 
 PRELOAD = ("torch", "torch._dynamo", "torch.testing._internal.common_methods_invocations")
-"""What the process that forks workers imports for them. Many of torch's functions import torch._dynamo when they are
-first called; the last is op_db, of which every worker draws, and whose import is most of what a new one would cost."""
+"""Modules that the fork server imports for all workers. Many torch functions import torch._dynamo on their first call.
+op_db comes last: every worker samples it, and importing it dominates worker start-up.
+"""
 
 TOGETHER = 0.2
-"""Seconds in which a SIGTERM that ended a worker reaches this process too, if it was sent to all."""
+"""Seconds to wait for a SIGTERM of this process after one ended a worker, in case it was sent to the process group."""
 
 
 @dataclass
 class Counters:
-    """What a pool has cost: workers started, tasks that had to wait for a worker to start, whole restarts; and why
-    workers are no forks any longer, if so."""
+    """Costs of a pool: workers started, tasks that waited for a worker to start, and restarts of the whole pool. `lost`
+    is the reason, if the fork server was lost.
+    """
 
     started: int = 0
     waited: int = 0
@@ -58,7 +60,7 @@ class Counters:
 
 @dataclass
 class _Running:
-    """A task that was handed out, and what was last seen of it."""
+    """A task that was handed to a worker, and its last observed progress."""
 
     task: Task
     context: processes.Forking | processes.Spawning
@@ -67,10 +69,10 @@ class _Running:
     seen: tuple[int, str] = (0, "")
     since: float = 0.0
     death: Death | None = None
-    """Why it was ended from outside."""
+    """The reason, if the pool cancelled the task."""
 
     def overdue(self, limits: Limits, note: Note | None) -> Death | None:
-        """The death of a worker that cannot be waited for any longer, judged by its note."""
+        """Return a TIMEOUT death if the note shows one unit and phase for longer than the limit plus `grace`."""
         now = time.monotonic()
         if note is None:
             return None
@@ -82,12 +84,13 @@ class _Running:
 
 
 class LocalPool(Pool):
-    """Worker processes on this machine, at most `jobs` of them busy and one more that stands ready.
+    """Worker processes on this machine: at most `jobs` busy ones, and one spare.
 
-    `modules` are imported by each worker after the target; they hold the functions of the tasks. `preload` are modules
-    that may be imported before it, as torch is: once for all workers, where these can be forks. What tasks keep is
-    written where they say, or into the folder `spool`, for an owner on another machine. What workers print is
-    appended to the file `words`; without one it goes to stderr."""
+    Each worker imports `modules`, which hold the functions of the tasks, after the target. `preload` lists modules that
+    may be imported before the target, as torch is; where workers are forks, the server imports them once. Files of
+    `worker.keep` are written to their own path, or into the folder `spool` if the owner is on another machine. Output
+    of workers is appended to the file `words`, or goes to stderr without one.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class LocalPool(Pool):
         self._start_pool()
 
     def _start_pool(self) -> None:
-        """No process is started before the first task."""
+        """Create the pebble pool. pebble starts no process before the first task."""
         fork = processes.can_fork() and not self.counters.lost
         self._context = processes.Forking(self._preload) if fork else processes.Spawning()
         self._pool = pebble.ProcessPool(
@@ -126,7 +129,7 @@ class LocalPool(Pool):
         )
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """End all workers, busy ones included."""
         self._end_pool()
         self._census()
         self._folder.cleanup()
@@ -141,7 +144,7 @@ class LocalPool(Pool):
         self._hand_out()
 
     def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
-        """Each task as it ends; see `Pool.ended`."""
+        """Yield each task with its answer as it ends; see `Pool.ended`."""
         until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._running:
             stop.check()
@@ -149,7 +152,7 @@ class LocalPool(Pool):
                 return
             self._hand_out()
             for future in self._wait(self._running, until):
-                if future not in self._running:  # of a pool that was given up meanwhile
+                if future not in self._running:  # of a pool that was restarted meanwhile
                     continue
                 running = self._running.pop(future)
                 answer = self._answer(future, running)
@@ -162,7 +165,9 @@ class LocalPool(Pool):
     def ask(
         self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
     ) -> Any:
-        """A function's value in a worker; see `Pool.ask`. It may take `seconds` once it has one."""
+        """Return a function's value from a worker; see `Pool.ask`. The limit `seconds` counts from when a worker takes
+        it.
+        """
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         answer: Done | Death | None = None
         while answer is None:
@@ -192,7 +197,7 @@ class LocalPool(Pool):
         path = self._path / f"{self._handed_out}.note"
         try:
             asked = pickle.dumps((str(path), task.function, task.args))
-        except Exception as error:  # it cannot be sent
+        except Exception as error:  # the task cannot be pickled
             future: Future[Any] = Future()
             future.set_exception(error)
             return future, _Running(task, self._context, path)
@@ -201,11 +206,13 @@ class LocalPool(Pool):
             try:
                 future = self._pool.schedule(worker.perform, args=(asked,), timeout=task.seconds)
                 return future, _Running(task, self._context, path)
-            except RuntimeError:  # it broke before it was asked
+            except RuntimeError:  # the pool broke before it took the task
                 self._restart()
 
     def _wait(self, futures: dict[Future[Any], _Running], until: float) -> Collection[Future[Any]]:
-        """Those that have ended, after at most `LOOK` seconds, in which every note was looked at."""
+        """Return the futures that ended within at most `LOOK` seconds; read the workers' notes once every `LOOK`
+        seconds.
+        """
         seconds = max(min(LOOK, until - time.time()), 0.0)
         done = wait(futures, seconds, FIRST_COMPLETED).done
         if time.monotonic() - self._looked >= LOOK:
@@ -231,12 +238,14 @@ class LocalPool(Pool):
                     death = Death(Fate.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
                 running.death = death
-                if death.fate is Fate.NEVER_STARTED:  # otherwise pebble says so, when it has ended the worker
+                if death.fate is Fate.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
                     future.set_running_or_notify_cancel()
                     self._forget_starting()
 
     def _answer(self, future: Future[Any], running: _Running) -> Done | Death | None:
-        """How a task ended; None when its pool broke before it was begun, which is no task's fault."""
+        """Return the end of a task, or None if the pool broke before the task began; the caller then
+        submits it again.
+        """
         note = Note.read(running.path)
         answer: Done | Death | None
         try:
@@ -249,7 +258,7 @@ class LocalPool(Pool):
             answer = running.death or self._broken(running)
         except TimeoutError:
             answer = Death(Fate.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
-        except Exception as error:  # the task cannot be sent, or the value not be made anew here
+        except Exception as error:  # the task cannot be pickled, or its value cannot be unpickled
             answer = Done(error=error)
         self._want_spare(isinstance(answer, Death))
         self._fruitless = 0 if answer is not None else self._fruitless
@@ -257,7 +266,7 @@ class LocalPool(Pool):
         return answer
 
     def _died(self, code: int, note: Note | None) -> Death:
-        if code == -signal.SIGTERM:  # whoever sent it may mean all of us, which is no fault of the task
+        if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
             stop.check()
         if note is not None and note.fate is Fate.TIMEOUT:
@@ -267,8 +276,9 @@ class LocalPool(Pool):
         return Death(Fate.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:
-        """A worker died before it took a task, or between two, or the server did: another pool tries, unless that is so
-        every time."""
+        """Restart the pool after a worker died before or between tasks, or after the fork server ended. Return None to
+        try the task again, or NEVER_STARTED if workers keep dying.
+        """
         if running.context is self._context:
             self._restart()
         if running.context.lost:
@@ -300,7 +310,7 @@ class LocalPool(Pool):
             (self._path / worker.SPARE).touch()
 
     def _census(self) -> int:
-        """How many workers are ready, and alive; the marks of the dead are counted and taken away."""
+        """Count the workers that are ready and alive, and delete the marks of dead ones."""
         ready = 0
         marks = [each for each in self._path.iterdir() if each.suffix in (f".{worker.STARTING}", f".{worker.READY}")]
         self._pids.update(mark.stem for mark in marks)

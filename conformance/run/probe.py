@@ -1,7 +1,7 @@
-"""Probing a device before anything runs on it: every trial in a worker, so that one that kills it is an answer, too.
+"""Probe of a device before a run, with every trial in a worker.
 
-Defines `resolve` and `probe`. The key insight: a trial is a unit of its own with the limits of one, noted before it
-begins; after a death the probe is made anew without the trial that the worker died of.
+Defines `resolve` and `probe`. Each trial is a unit with its own limits, and the worker writes it to the note before it
+begins. If a trial kills the worker, that is its answer, and the probe starts again without this trial.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ if TYPE_CHECKING:
     from conformance.core.target import Target
 
 SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
-"""The kinds of targets that say themselves what they lack."""
+"""Kinds of targets that declare their own lacks."""
 
 
 def resolve(
     spec: str, limits: Limits, place: Place = LOCAL, *, strict: float = 0.0, seconds: float = math.inf
 ) -> tuple[str, Probe | None]:
-    """The spec that says what the device lacks, and the probe that found it out, in so many seconds; a target that says
-    so itself is not probed. A profile is taken at its word, or, for at most `strict` seconds, probed as well: what it
-    says remains what counts. Its environment variables are set from here on. Raises TargetError, and Stopped."""
+    """Return the spec and the probe, or None without one. A probe of a device completes its spec with `without=`.
+
+    Targets that declare their own lacks are not probed. A profile is trusted; with `strict` above 0 it is also probed,
+    for at most `strict` seconds, but its declarations remain in force. The profile's environment variables are set from
+    here on. The probe takes at most `seconds`. Raises TargetError and Stopped.
+    """
     profile = profiles.of(spec)
     if profile is not None:
         profile.activate()
@@ -60,16 +63,18 @@ def resolve(
 
 
 def _declares(profile: Profile) -> bool:
-    """Whether it leaves out anything that a probe can find."""
+    """Whether the profile declares anything lacking that a probe can find."""
     return bool(profile.lacks) or profile.dtypes is not None
 
 
 def probe(
     pool: Pool, spec: str, seconds: float = math.inf, loading: AbstractContextManager[None] | None = None
 ) -> Probe:
-    """What the device of this target has, as far as that can be tried, and within so many seconds with the target
-    loaded, `loading` around that. Raises TargetError where it cannot be loaded, or values do not survive the way to the
-    device and back."""
+    """Probe the device of this target for at most `seconds`, which count from when the target is loaded.
+
+    `loading` is a context around loading. Raises TargetError if the target cannot be loaded, or if values do not
+    survive the way to the device and back.
+    """
     fatal: dict[str, str] = {}
     begin = None
     while True:
@@ -100,7 +105,7 @@ def probe(
 
 
 def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
-    """In a worker: all trials but those that are known to end one."""
+    """Run, in a worker, all trials except those that have killed a worker before."""
     from conformance.core.probe import TRIALS, dtype_survives, trial
 
     target, declared, rows, dtypes = loaded(spec), frozenset[str](), [], []
@@ -114,7 +119,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
             row = Row(name, Answer.DIED, fatal[name])
         else:
             with unit(name):
-                step(name, COMPILING)  # the first kernels of a device are built here
+                step(name, COMPILING)  # the first kernels of a device are compiled here
                 if name not in TRIALS:
                     dtypes += [name.removeprefix("dtype ")] * dtype_survives(target, name.removeprefix("dtype "))
                     continue
@@ -126,7 +131,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
 
 
 def _without_profile(target: Target, profile: Profile) -> tuple[Target, str]:
-    """The loaded target as it was before its profile said what it lacks, and why it cannot be probed, if so."""
+    """Return the loaded target without its profile's declarations, and the reason why it cannot be probed, or ""."""
     from conformance.core.loading import describe_target
 
     plain, bare = describe_target(profile.spec), copy.copy(target)

@@ -1,9 +1,9 @@
-"""How worker processes are started and ended: each by itself, or as forks of a server that has imported torch.
+"""Worker processes for pebble, spawned or forked from a server that has imported torch.
 
-Defines `Spawning` and `Forking`, the contexts that pebble's pool is made with, and `serve`, which the fork server runs.
-The key insight: a fork inherits what the server has done, so the server must have done nothing that a fork does not
-survive. It imports torch and the harness, but no target; it opens no device; it computes nothing; and before it forks,
-it counts its threads. Where there is more than the one, it says so instead, and workers are spawned.
+Defines `Spawning` and `Forking`, the multiprocessing contexts of pebble's pool, and `serve`, the main function of the
+fork server. A fork inherits the state of the server, so that state must be safe to fork. The server imports torch and
+the harness but no target, opens no device and computes nothing. It counts its threads before it forks. If it has more
+than one, it reports that, and workers are spawned instead.
 """
 
 from __future__ import annotations
@@ -32,25 +32,30 @@ from conformance.core.uncollected import uncollected
 from conformance.run import stop
 
 RETIRED, EXIT_0 = 117, 256
-"""The exit code of a worker that ends in good order, and what pebble is told where one exits with 0 instead: pebble
-takes 0 for good order, and would wait for ever for the answer of a device that calls exit(0)."""
+"""Exit code of a worker that ends in good order, and the code given to pebble for an exit with 0. pebble takes 0 for
+good order, so it would wait forever for the answer of a device that calls exit(0).
+"""
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""numpy's OpenBLAS starts so many threads, less one, as soon as it is loaded: the server loads it with 1, and workers
-see the user's own setting."""
+"""Variable for the thread count of numpy's OpenBLAS, which starts that many threads, less one, when it is loaded. The
+server loads it with 1; workers see the user's own setting.
+"""
 
 LOOK, LONGEST_END = 0.2, 5.0
-"""Seconds between two looks for a stop while the server imports, and that it has to end its workers and itself."""
+"""Interval in seconds between checks for a stop while the server imports, and time in seconds that the server has to
+end its workers and itself.
+"""
 
 LONGEST_REQUEST, MOST_DESCRIPTORS = 2**20, 64
-"""Bytes of a request for a fork, and descriptors that come with it."""
+"""Largest size in bytes of a fork request, and the largest number of descriptors that come with it."""
 
 Main = Callable[..., None]
 
 
 def can_fork() -> bool:
-    """Whether workers may be forks: on Linux, where forks of a process that has loaded torch are safe, and where torch
-    loads no package by itself that may start threads or open a device."""
+    """Whether workers may be forks. A process that has loaded torch can fork safely only on Linux, and only if torch
+    autoloads no package that may start threads or open a device.
+    """
     autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
     return sys.platform.startswith("linux") and not (
         autoload and importlib.metadata.entry_points(group="torch.backends")
@@ -59,8 +64,9 @@ def can_fork() -> bool:
 
 @contextlib.contextmanager
 def _hashes_fixed() -> Iterator[None]:
-    """What is started in the block orders its sets as any other worker does: op_db takes the samples of some entries
-    from sets of words, and a worker on another machine has to draw the same programs."""
+    """Fix the order of sets in processes started in the block. op_db takes the samples of some entries from sets of
+    strings, and a worker on another machine has to draw the same programs.
+    """
     name = "PYTHONHASHSEED"
     given = os.environ.get(name)
     os.environ.setdefault(name, "0")
@@ -76,7 +82,7 @@ def _told(code: int | None) -> int | None:
 
 
 class _Spawned(SpawnProcess):
-    """A worker that imports everything itself."""
+    """A worker process that imports all modules itself."""
 
     def start(self) -> None:
         with stop.sigint_blocked(), _hashes_fixed():
@@ -84,7 +90,7 @@ class _Spawned(SpawnProcess):
 
     def run(self) -> None:
         super().run()
-        os._exit(RETIRED)  # taking torch down takes long
+        os._exit(RETIRED)  # destroying torch takes long
 
     @property
     def exitcode(self) -> int | None:
@@ -92,18 +98,19 @@ class _Spawned(SpawnProcess):
 
 
 class Spawning(SpawnContext):
-    """Each worker is a new process."""
+    """Context that starts each worker as a new process."""
 
     Process = _Spawned
     lost = ""
 
     def close(self) -> None:
-        """The pool has ended all."""
+        """Do nothing: the pool has already ended the workers."""
 
 
 class _Forked:
-    """A worker that the server has forked: as much of multiprocessing's `Process` as pebble uses. Its line to the
-    server brings its process id, and its exit code at its end."""
+    """A worker forked by the server, with the part of multiprocessing's `Process` that pebble uses. Its connection to
+    the server carries its process id, and later its exit code.
+    """
 
     daemon = False
 
@@ -113,7 +120,7 @@ class _Forked:
         self.exitcode: int | None = None
 
     def start(self) -> None:
-        """Raises OSError where the server cannot fork, and Stopped while it imports."""
+        """Start the worker. Raises OSError if the server cannot fork, and Stopped during its imports."""
         self._line = self._server.fork(self._target, self._args)
         try:
             self.pid = self._line.recv()
@@ -128,7 +135,7 @@ class _Forked:
         if self.exitcode is None and self.pid is not None and self._line.poll(timeout):
             try:
                 self.exitcode = _told(self._line.recv())
-            except (EOFError, OSError):  # nobody else ends it
+            except (EOFError, OSError):  # the server is gone, so this process must kill the worker
                 self._server.gone()
                 self.exitcode = -signal.SIGKILL
                 with contextlib.suppress(ProcessLookupError):
@@ -141,24 +148,26 @@ class _Forked:
 
 
 class Forking(SpawnContext):
-    """Workers are forks of a server process, which imports `preload` once for all of them. It starts with the first
-    worker; another pool of this process that asks for the same imports in the same environment has forks of it too."""
+    """Context that forks workers from a server process, which imports `preload` once for all of them.
+
+    The server starts with the first worker. Other pools of this process with the same imports and environment share it.
+    """
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._preload = tuple(preload)
         self._server: _Server | None = None
         self._workers: list[_Forked] = []
         self.lost = ""
-        """Why it forks no more, if so."""
+        """The reason, if the server can no longer fork."""
 
     def Process(self, *, target: Main, args: tuple[Any, ...], **_: Any) -> _Forked:  # type: ignore[override]
-        """A worker to be started."""
+        """Return a worker that is not started yet."""
         self._workers = [each for each in self._workers if each.exitcode is None]
         self._workers.append(_Forked(self, target, args))
         return self._workers[-1]
 
     def fork(self, target: Main, args: tuple[Any, ...]) -> Connection:
-        """The line to a new worker. Raises OSError, and Stopped."""
+        """Return the connection to a new worker. Raises OSError and Stopped."""
         if self.lost:
             raise OSError(self.lost)
         mine, theirs = multiprocessing.Pipe()
@@ -172,14 +181,14 @@ class Forking(SpawnContext):
         return mine
 
     def gone(self, why: str = "") -> OSError:
-        """The error of a server that forks no more; pebble answers it with BrokenProcessPool."""
+        """Return the error for a lost server; pebble turns it into BrokenProcessPool."""
         self.lost = self.lost or why or "the process that forks workers has ended"
         if self._server is not None:
-            self._server.end(0.0)  # its forks may live, and each is ended by whoever waits for it
+            self._server.end(0.0)  # its forks may live; `_Forked.join` kills each
         return OSError(self.lost)
 
     def close(self) -> None:
-        """End the workers. The server stands ready for the next pool."""
+        """End the workers. The server stays ready for the next pool."""
         for each in self._workers:
             each.terminate()
         for each in self._workers:
@@ -190,21 +199,21 @@ class Forking(SpawnContext):
 
 
 class _Sent:
-    """Stands for a file descriptor in a pickle that is sent to the server; the descriptor goes beside it."""
+    """Placeholder for a file descriptor in a pickle for the server; the descriptor itself travels as ancillary data."""
 
     arrived: Sequence[int] = ()
-    """In a fork, those that came with its request."""
+    """In a fork, the descriptors that came with its request."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
     def detach(self) -> int:
-        """The descriptor as it is here."""
+        """Return the descriptor as numbered in this process."""
         return self.arrived[self.index]
 
 
 class _Parcel:
-    """What multiprocessing asks how to pass a descriptor on, while a worker's arguments are pickled."""
+    """Object that multiprocessing calls to duplicate descriptors while it pickles a worker's arguments."""
 
     DupFd = _Sent
 
@@ -216,7 +225,7 @@ class _Parcel:
         return len(self.fds) - 1
 
     def pickled(self, made: Any) -> bytes:
-        """The object as bytes, its descriptors in `fds`."""
+        """Return the pickled object; its descriptors are in `fds`."""
         buffer = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
@@ -227,7 +236,7 @@ class _Parcel:
 
 
 class _Server:
-    """The process that forks, from its start on: raises OSError where it cannot, and Stopped while it imports."""
+    """Fork server process. The constructor raises OSError if the server cannot fork, and Stopped during its imports."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.users, self.ended, self._owner = 0, False, os.getpid()
@@ -247,13 +256,13 @@ class _Server:
             raise OSError(said)
 
     def fork(self, line: Connection, target: Main, args: tuple[Any, ...]) -> None:
-        """Ask for a worker. Raises OSError."""
+        """Request a worker. Raises OSError."""
         parcel = _Parcel(line.fileno())
         made = parcel.pickled((os.getcwd(), sys.path, target, args))
         socket.send_fds(self._control, [made], parcel.fds)
 
     def end(self, seconds: float = LONGEST_END) -> None:
-        """End it, and its workers: one that still imports has none, and is not waited for."""
+        """End the server and its workers. A server that still imports has no workers and gets 0 seconds."""
         if self.ended or os.getpid() != self._owner:
             return
         self.ended = True
@@ -264,21 +273,22 @@ class _Server:
 
 
 _standing: dict[tuple[Any, tuple[str, ...]], _Server] = {}
-"""The servers of this process, by what is inherited from them."""
+"""Fork servers of this process, by inherited environment and imports."""
 _starting = threading.Lock()
 
 ASKS_FOR_ACCELERATORS = {"torch.testing._internal.common_methods_invocations"}
-"""Modules that look for accelerators when they are imported, which their drivers do not forgive in forks."""
+"""Modules that look for accelerators at import; the drivers fail in forks after that."""
 DRIVERS = ("nvidiactl", "kfd", "dri", "dxg", "accel")
-"""What there is below /dev of the drivers of NVIDIA, AMD and Intel, and of those that Windows lends."""
+"""Names below /dev of the drivers of NVIDIA, AMD and Intel, and of WSL."""
 
 UNREAD = {"PYTEST_CURRENT_TEST"}
-"""Environment variables that may change under a server that stands ready: nothing reads them."""
+"""Environment variables that may change while a server stands ready, because no code reads them."""
 
 
 def _server(preload: Sequence[str]) -> _Server:
-    """A server that has imported these modules in an environment as it is now: one that stands ready, else a new one,
-    for which idle ones of other environments are ended."""
+    """Return a server that has imported these modules in the current environment: an existing one, or else a new one.
+    Before a new one starts, idle servers of other environments end.
+    """
     variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
     environment = (os.getpid(), variables)
     key = (environment, tuple(preload))
@@ -298,26 +308,28 @@ def _end_all() -> None:
 
 
 def serve(control: socket.socket, preload: Sequence[str]) -> None:
-    """Import what is to be inherited, then fork a worker at each request, which runs the function in it. Ends with its
-    workers when the other side of `control` is closed, also by SIGKILL."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it was blocked so far
+    """Import the modules to be inherited, then fork a worker for each request, which runs the requested function.
+
+    The server ends its workers and itself when the other side of `control` closes, also by SIGKILL.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it was blocked until here
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     before = os.environ.get(BLAS_THREADS)
     os.environ[BLAS_THREADS] = "1"
     unfit = _imported(preload)
     del os.environ[BLAS_THREADS]
     os.environ.update({} if before is None else {BLAS_THREADS: before})
-    with contextlib.suppress(OSError):  # nobody listens any more, as the next `recv` says too
+    with contextlib.suppress(OSError):  # the owner is gone; the next `recv` detects it too
         control.send((unfit or "ready").encode())
     request = None if unfit else _request(control)
     if request is None:
-        os._exit(0)  # the owner waits, and taking torch down takes long
+        os._exit(0)  # the owner waits, and destroying torch takes long
     control.close()
-    multiprocessing.current_process().daemon = False  # as the server is; a device may start processes
+    multiprocessing.current_process().daemon = False  # the server is a daemon; a device may start processes
     made, _Sent.arrived = request
     try:
         folder, sys.path[:], target, args = pickle.loads(made)
-    except FileNotFoundError:  # a lock's: the pool that asked for this worker has ended
+    except FileNotFoundError:  # of a lock: the pool that requested this worker has ended
         os._exit(1)
     os.chdir(folder)
     target(*args)
@@ -329,27 +341,28 @@ def _has_accelerator() -> bool:
 
 
 def _imported(preload: Sequence[str]) -> str:
-    """Import the modules; why this process must not fork, or the empty string."""
+    """Import the modules. Return the reason why this process must not fork, or the empty string."""
     try:
         with uncollected(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a worker that imports it says so, as it does where nothing is inherited
+            warnings.simplefilter("ignore")  # workers that import the module show the warning themselves
             for name in preload:
                 if name not in ASKS_FOR_ACCELERATORS or not _has_accelerator():
                     importlib.import_module(name)
-    except Exception as error:  # a worker will meet it too, and say it to the user
+    except Exception as error:  # a worker will raise it too, and report it to the user
         return f"{name} cannot be imported: {type(error).__name__}"
     threads = len(list(Path("/proc/self/task").iterdir()))
     return f"importing torch started {threads - 1} threads, which are not in a fork" if threads > 1 else ""
 
 
 def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
-    """Fork at each request: in each worker its request and the descriptors that came with it, and in the server None,
-    when the owner is gone or done."""
+    """Fork for each request. Return the request and its descriptors in each worker, and None in the server when the
+    owner is gone or done.
+    """
     lines: dict[int, Connection] = {}
     wake, wakes = socket.socketpair()
     wake.setblocking(False)
     wakes.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that `wait` hears of it
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that `wait` wakes up
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     while True:
         ready = wait([control, wake])
@@ -365,7 +378,7 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
         try:
             data, given, _, _ = socket.recv_fds(control, LONGEST_REQUEST, MOST_DESCRIPTORS)
             pid = os.fork() if data else -1
-        except OSError:  # the owner was killed, or there is no room for one more process
+        except OSError:  # the owner was killed, or no further process can be created
             pid = -1
         if pid < 0:
             break

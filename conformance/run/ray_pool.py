@@ -1,9 +1,9 @@
-"""The pool on Ray: each worker is supervised by an actor on some node, and this process hands out, collects and writes.
+"""Pool on a Ray cluster: an actor on some node supervises each worker.
 
-Defines `RayPool`, a `Pool`, and `cluster`, the connection that all pools of a command share. The key insight: whatever
-is lost, an actor, a node or the way to it, at most one task a worker is lost with it, and a task is a pure function of
-its arguments: it goes to another worker, and no late answer is heard of one that was given up, so nothing counts twice.
-This is the one module that imports ray.
+Defines `RayPool`, a `Pool`, and `cluster`, the connection that all pools of a command share. This process submits
+tasks, collects answers and writes files. When an actor, a node or the connection is lost, each lost worker loses at
+most one task. A task is a pure function of its arguments, so the pool runs it on another worker. It ignores late
+answers of an actor that it gave up, so no result counts twice. Only this module imports ray.
 """
 
 from __future__ import annotations
@@ -37,27 +37,29 @@ if TYPE_CHECKING:
     from conformance.run.place import Place
 
 OWN = "ray"
-"""The address of a Ray that is begun, and ended, by the command."""
+"""Address of a Ray instance that the command starts and ends."""
 
 WATCH = 1.0
-"""Seconds that an actor waits for news of its worker before it says that there is none."""
+"""Seconds that an actor waits for news of its worker before it returns without any."""
 
 SILENT = 30.0
-"""Seconds without a word from an actor after which it is given up: it is out of reach, or its machine stands still."""
+"""Limit in seconds on an actor's silence. Beyond it the pool gives up the actor: it is unreachable, or its machine
+hangs.
+"""
 
 UNREACHED = 5.0
-"""Seconds in which an address has to take a connection."""
+"""Timeout in seconds for a connection to an address."""
 
 STORE = 80 * 2**20
-"""Bytes of shared memory of a Ray that is begun here: all that passes are tasks and answers."""
+"""Bytes of shared memory of a Ray instance started here, which carries only tasks and answers."""
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker that asked for no device is hidden none
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # devices stay visible to a worker that asked for none
 
 
 @dataclass
 class _Seat:
-    """An actor, what it was asked last, and since when; its task, or the reason that it has none yet."""
+    """An actor, its pending call and the time of its last sign of life, and its task or None."""
 
     actor: Any
     asked: Any
@@ -69,15 +71,16 @@ class _Seat:
 
 class _Actor(Supervisor):
     def node(self) -> str:
-        """The id of the node that it is on."""
+        """Return the id of the node of this actor."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
 
 def cluster(place: Place, target: str) -> tuple[str, int] | None:
-    """Connect this process to the cluster, once, or start one: where its head listens. Raises UsageError where none
-    answers."""
+    """Connect this process to the cluster, once, or start one. Return host and port of its head. Raises UsageError if
+    the address does not answer.
+    """
     import ray
 
     if not ray.is_initialized():
@@ -94,7 +97,7 @@ def _connect(place: Place, target: str) -> None:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     handlers = {number: signal.getsignal(number) for number in stop.SIGNALS}
     if own:
-        path = os.pathsep.join(filter(None, sys.path))  # of the workers, which are begun by Ray's processes
+        path = os.pathsep.join(filter(None, sys.path))  # of the workers, which Ray's processes start
         settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = path
@@ -105,28 +108,28 @@ def _connect(place: Place, target: str) -> None:
         )
         settings |= {"address": place.address, "runtime_env": runtime_env(target, place.files)}
     try:
-        with stop.sigint_blocked():  # Ctrl-C is answered by this process alone
+        with stop.sigint_blocked():  # only this process handles Ctrl-C
             ray.init(**settings)
     except Exception as error:
         token = "" if own else "; one that takes tokens needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
         raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)}{token})") from None
     finally:
-        shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was sent
+        shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was uploaded
         if own:
             os.environ.pop("PYTHONPATH")
             os.environ.update({} if before is None else {"PYTHONPATH": before})
-        for number, handler in handlers.items():  # Ray ends the process at SIGTERM, and what was found has to be told
+        for number, handler in handlers.items():  # Ray exits at SIGTERM; a run must report its findings first
             signal.signal(number, handler)
 
 
 def _listening(address: str) -> tuple[str, int] | None:
-    """Host and port of an address; None where it is a word that ray knows, such as `auto`."""
+    """Return host and port of an address, or None for a word that ray resolves, such as `auto`."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
 def _reach(address: tuple[str, int] | None, error: Callable[[object], Exception]) -> None:
-    """Raise this error where nothing listens."""
+    """Raise this error if nothing listens at the address."""
     if address is None:
         return
     try:
@@ -138,32 +141,34 @@ def _reach(address: tuple[str, int] | None, error: Callable[[object], Exception]
 def _kill(actor: Any) -> None:
     import ray
 
-    with contextlib.suppress(Exception):  # it is gone, and so may be all of the cluster
+    with contextlib.suppress(Exception):  # the actor or the whole cluster may be gone
         ray.kill(actor)
 
 
 def _leave() -> None:
-    """End this process with 2, past the destructors of ray, which end it by SIGSEGV once its cluster is gone."""
+    """Exit with code 2 and skip ray's destructors, which end the process by SIGSEGV once the cluster is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(2)
 
 
 def _last(error: Exception) -> str:
-    """The last line of an error of Ray's, which is the one that says what was wrong."""
+    """Return the last line of a Ray error, which states the cause."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[
         :300
     ]
 
 
 def _named(resources: Mapping[str, float]) -> dict[str, float]:
-    """A node's resources without those that Ray counts for itself."""
+    """Return a node's resources without Ray's internal ones."""
     return {k: v for k, v in resources.items() if k not in ("memory", "object_store_memory") and ":" not in k}
 
 
 class RayPool(Pool):
-    """Workers on a Ray cluster, `jobs` of them as far as it has room. The arguments are those of `LocalPool`. Raises
-    UsageError where the address does not answer, or no node has what a worker takes."""
+    """Workers on a Ray cluster, at most `jobs` of them. The arguments are those of `LocalPool`.
+
+    Raises UsageError if the address does not answer, or if no node has the resources of one worker.
+    """
 
     def __init__(
         self,
@@ -176,9 +181,9 @@ class RayPool(Pool):
     ) -> None:
         self.target, self.limits, self.jobs, self._place = target, limits, jobs, place
         self.workers: dict[str, int] = {}
-        """The workers that stand ready, by node."""
+        """Number of ready workers by node."""
         self.lost: list[str] = []
-        """What became of actors and nodes that were given up, a sentence each."""
+        """One sentence for each actor that was lost and each node that was excluded."""
         self._head = cluster(place, target)
         torch = importlib.metadata.version("torch").partition("+")[0]
         self._setup = Setup(target, limits, tuple(modules), tuple(preload), torch)
@@ -191,7 +196,7 @@ class RayPool(Pool):
         self._seats: list[_Seat] = []
         self._left_out: dict[str, str] = {}
         self._failed: dict[int, int] = {}
-        """How many workers were lost with a task, by its identity."""
+        """Number of workers that were lost with a task, by the task's identity."""
         self._unstarted = 0
         self._heard = time.monotonic()
 
@@ -206,7 +211,7 @@ class RayPool(Pool):
             raise UsageError(f"no node at --pool {self._place.address} has {asked} for a worker: there is {there}")
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """End all workers, busy ones included."""
         for seat in self._seats:
             _kill(seat.actor)
         self._seats.clear()
@@ -220,7 +225,7 @@ class RayPool(Pool):
         self._waiting.append(task)
 
     def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
-        """Each task as it ends; see `Pool.ended`."""
+        """Yield each task with its answer as it ends; see `Pool.ended`."""
         until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._ended or any(seat.task for seat in self._seats):
             stop.check()
@@ -234,7 +239,7 @@ class RayPool(Pool):
     def ask(
         self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
     ) -> Any:
-        """A function's value in a worker; see `Pool.ask`."""
+        """Return a function's value from a worker; see `Pool.ask`."""
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         self._waiting.appendleft(task)
         while not (found := [answer for one, answer in self._ended if one is task]):
@@ -258,7 +263,7 @@ class RayPool(Pool):
             self._give_up(seat)
 
     def _turn(self, seconds: float) -> None:
-        """Hand out tasks, wait so long for the first news, take them over, and give up who is silent."""
+        """Submit tasks, wait up to `seconds` for the first answer, process the answers, and give up silent actors."""
         import ray
 
         busy = sum(seat.task is not None for seat in self._seats)
@@ -270,7 +275,8 @@ class RayPool(Pool):
         by_reference = {seat.asked: seat for seat in self._seats if seat.asked is not None}
         try:
             done, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
-            # Those that are there too, so that a turn takes as long with a thousand workers as with one.
+            # Collect the other finished calls in one go, so that a turn takes as long with a thousand workers as with
+            # one.
             done += ray.wait([each for each in by_reference if each not in done], num_returns=len(by_reference) - 1,
                              timeout=0)[0] if len(by_reference) > 1 else []  # fmt: skip
         except Exception as error:
@@ -308,14 +314,14 @@ class RayPool(Pool):
     def _hand(self, seat: _Seat, task: Task) -> None:
         try:
             relayed = Task(task.name, worker.relay, (pickle.dumps((task.function, task.args)),), task.seconds)
-        except Exception as error:  # it cannot be sent
+        except Exception as error:  # the task cannot be pickled
             self._ended.append((task, Done(error=error)))
             return
         seat.task = task
         seat.asked, seat.since = seat.actor.look.remote(WATCH, relayed), time.monotonic()
 
     def _hear(self, seat: _Seat) -> None:
-        """Take over what an actor has to say."""
+        """Process the answer of an actor's pending call."""
         import ray
 
         if seat not in self._seats:
@@ -324,7 +330,7 @@ class RayPool(Pool):
             news = ray.get(seat.asked)
         except ray.exceptions.RuntimeEnvSetupError as error:
             raise UsageError(f"no worker can be set up at --pool {self._place.address}: {_last(error)}") from None
-        except Exception as error:  # the actor is gone, or the way to it
+        except Exception as error:  # the actor is gone, or unreachable
             self._lose(seat, _last(error))
             return
         self._heard = seat.since = time.monotonic()
@@ -345,9 +351,9 @@ class RayPool(Pool):
         if isinstance(answer, bytes):
             try:
                 answer = pickle.loads(answer)
-            except Exception as error:  # the value cannot be made anew here
+            except Exception as error:  # the value cannot be unpickled here
                 answer = Done(error=error)
-            if isinstance(answer.error, (OSError, ReportError)):  # of the node's disk, which this task need not have
+            if isinstance(answer.error, (OSError, ReportError)):  # of the node's disk; run the task on another node
                 self._leave_out(seat, task, answer.error)
                 return
         self._failed.pop(id(task), None)
@@ -367,7 +373,7 @@ class RayPool(Pool):
         self._leave_out(seat, None, said.said if isinstance(said, Death) else said)
 
     def _leave_out(self, seat: _Seat, task: Task | None, why: object) -> None:
-        """Start no other worker on this node, and put its task to one elsewhere."""
+        """Exclude this node from now on, and run its tasks elsewhere. Raises UsageError if no node is left."""
         import ray
 
         self._left_out[seat.node] = str(why)
@@ -379,7 +385,7 @@ class RayPool(Pool):
             self._give_up(each)
 
     def _lose(self, seat: _Seat, why: str) -> None:
-        """An actor is gone: another has to be started, and run its task."""
+        """Report a lost actor and submit its task again, unless the task lost `ATTEMPTS` workers."""
         self._tell(f"a worker{f' on node {seat.node[:8]}' if seat.node else ''} was lost: {why}")
         if not seat.ready:
             self._unstarted += 1
@@ -395,7 +401,7 @@ class RayPool(Pool):
         self._give_up(seat)
 
     def _give_up(self, seat: _Seat) -> None:
-        """End an actor; its task is the next one to be handed out."""
+        """Kill an actor; its task is the next one to be submitted."""
         _kill(seat.actor)
         self._seats.remove(seat)
         if seat.ready:

@@ -1,9 +1,9 @@
-"""Scripts of findings, each run in a fresh process before a run lists it: does it show its headline without the run?
+"""Check of each finding's script in a fresh process: does it show its headline without the run?
 
-Defines `confirm`, for the findings of drawn programs and for cases of op_db. A script shows its headline if it ends
-with exit code 1 and reports the same oracle on the same tensor, or if its process ends in the way that the headline
-says. A script may hang or print without end, so its process has a limit of time, and only the lines that decide are
-kept.
+Defines `confirm`, for findings of drawn programs and for cases of op_db. A script shows its headline if it ends with
+exit code 1 and reports the same oracle on the same tensor. For a crash or a hang, its process has to end as the
+headline says. A script may hang or print without end, so its process has a time limit, and only the lines that decide
+are stored.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from conformance.run import stop
 from conformance.run.messages import exit_in_words
 
 BUDGET = 300.0
-"""Seconds after which a run starts no further script, unless the user gives another number."""
+"""Time in seconds for starting scripts, unless the user passes another number; later ones do not run."""
 
 STARTING = 30.0
-"""Seconds that a script may take beyond the limit of a program or a case, for the import of torch and of the device."""
+"""Seconds that a script may take beyond the limit of a program or a case, for importing torch and the device."""
 
 UNSEEN = ("kernels", "harness", "skip", "memory")
-"""Oracles of headlines that no script can show: it counts no kernels, and its memory is not limited."""
+"""Oracles of headlines that no script can show: scripts count no kernels and have no memory limit."""
 
 REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
-"""The beginning of a line that reports a difference (`oracles.Mismatch`)."""
+"""Start of a line that reports a difference (`oracles.Mismatch`)."""
 
 WHOLE = "the whole run"
-"""Where a script reports an error that no step expects."""
+"""Location that a script names for an error that no step expects."""
 
 MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
-"""Reported differences that are kept of a script, the characters of a line, and the last lines that are kept."""
+"""Limits on stored output: reported differences of a script, characters of a line, and last lines."""
 
 
 @dataclass
 class Ended:
-    """The end of a script's process: its exit code, None where the time was over, the differences that it reported, and
-    the last lines that it printed."""
+    """End of a script's process: its exit code (None at the time limit), its reported differences, and its
+    last lines.
+    """
 
     code: int | None
     reported: list[str]
@@ -58,9 +59,12 @@ class Ended:
 
 
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
-    """Run the script of each result that is listed and not declared, `jobs` at a time, and note in the result whether
-    it shows its headline. After `seconds` no further script starts, and the run's notes count the scripts left out. The
-    time of the run includes that of its scripts."""
+    """Run the script of each listed, undeclared result, `jobs` at a time, and note in the result whether it shows its
+    headline.
+
+    After `seconds` no further script starts, and the run's notes count the scripts that did not run. The time of the
+    run includes that of its scripts.
+    """
     chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
     if not chosen or not seconds:
         return
@@ -104,7 +108,7 @@ def _has_script(result: Result) -> bool:
 
 
 def said_of(result: Result, ended: Ended, limit: float) -> str:
-    """SHOWS where the end of a script is that of its headline, else the reason in words."""
+    """Return SHOWS if the script ended as its headline says, else the reason in words."""
     first = result.failures[0]
     dies, hangs = first.oracle == "crash", first.oracle == "timeout"
     if ended.code is None:
@@ -124,9 +128,11 @@ def said_of(result: Result, ended: Ended, limit: float) -> str:
 
 
 def _reports(line: str, headline: Failure) -> bool:
-    """Whether a line reports the headline: the oracle and the tensor. Of an error its types and the words of its text
-    have to be the same, too, since one error is not another; an error that no step expects ends the whole run of a
-    script, in whichever step it comes."""
+    """Whether a line reports the headline's oracle and tensor.
+
+    For an error, both types and the words of its text have to match too. An error that no step expects ends the whole
+    script, at any step.
+    """
     places = [headline.where.partition(" (")[0]]
     if headline.oracle != "error":
         return line.startswith(f"{headline.oracle} of {places[0]}: expected ")
@@ -139,8 +145,9 @@ def _reports(line: str, headline: Failure) -> bool:
 
 
 def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:
-    """Run a script as `python FILE` in a separate process, in the current folder. At the limit, or if `ending` says so,
-    the process and its children are killed."""
+    """Run a script as `python FILE` in a separate process, in the current folder. At the limit, or when `ending`
+    returns true, the process and its children are killed.
+    """
     with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")
@@ -165,7 +172,7 @@ def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: Fa
         code = process.wait()
         done.set()
         watcher.join()
-        _kill(process)  # its children, which may have outlived it
+        _kill(process)  # its children may have outlived it
         ended.code = None if over.is_set() else code
         return ended
 

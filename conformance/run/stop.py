@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM as one clean stop: asked for at any time, answered where a pool waits.
+"""Ctrl-C and SIGTERM as one clean stop, requested at any time and raised where a pool waits.
 
-Defines `ends_imports` for a command's first line, `deferred` and `check` for the rest of it, and `sigint_blocked` for
-the processes that it starts. The key insight: a KeyboardInterrupt between two lines of bookkeeping leaves a result
-counted once or twice, so the signal only sets a flag, and `check` raises where nothing is half done. Later signals
-are ignored, so that the report which the first one asked for is written.
+Defines `ends_imports` for the first line of a command, `deferred` and `check` for the remaining code, and
+`sigint_blocked` for the processes that the command starts. A KeyboardInterrupt in the middle of bookkeeping could lose
+a result or count it twice. The signal therefore only sets a flag, and `check` raises where the state is consistent.
+Later signals are ignored until the report is written.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _asked: list[int] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """The user, or the machine, asked the command to end."""
+    """The user or the machine asked the command to end."""
 
 
 def ends_imports(command: str) -> None:
-    """From now on SIGINT and SIGTERM end this process with one sentence, until `deferred`: a command that imports torch
-    has nothing to lose yet, and a KeyboardInterrupt in the middle of somebody's import is a traceback."""
+    """From now on, SIGINT and SIGTERM end this process with one sentence, until `deferred`. During the imports a
+    command has no results to lose, and a KeyboardInterrupt inside an import would print a traceback.
+    """
 
     def leave(number: int, _: object) -> None:
         os.write(2, f"{command}: interrupted\n".encode())
@@ -37,7 +38,7 @@ def ends_imports(command: str) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """SIGINT and SIGTERM wait, in the block, for `check`; outside of the main thread nothing changes."""
+    """Defer SIGINT and SIGTERM in the block until `check`. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,23 +58,22 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise Stopped when a stop was asked for."""
+    """Raise Stopped if a stop was requested."""
     if _asked:
         raise Stopped
 
 
 def signal_number() -> int:
-    """The signal that asked first; SIGINT where none did."""
+    """Return the number of the first signal, or SIGINT if there was none."""
     return _asked[0] if _asked else signal.SIGINT
 
 
 @contextlib.contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """The processes that are started in the block inherit that SIGINT is blocked, so that Ctrl-C tears none from its
-    imports."""
+    """Start processes in the block with SIGINT blocked, so that Ctrl-C does not interrupt their imports."""
     from multiprocessing import resource_tracker  # not before `ends_imports`, since it takes long
 
-    resource_tracker.ensure_running()  # which unblocks it again where it is started
+    resource_tracker.ensure_running()  # starting the tracker unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,8 +1,9 @@
-"""What runs inside a Ray actor: one isolated worker, watched by the pool that watches it on a single machine too.
+"""Code of a Ray actor: one isolated worker in a `LocalPool` of its node.
 
-Defines `Supervisor`. The key insight: a subject runs in a process below the actor, never in it, so what kills, hangs or
-fills that process is an answer of the actor like any other, and Ray sees none of it. Tasks and answers pass through as
-bytes: neither torch nor a target is imported here. Nor is ray, so that all of it runs without a cluster too.
+Defines `Supervisor`. A subject runs in a child process of the actor, never in the actor. If the subject kills, hangs or
+fills that process, the actor reports a `Death` like any other answer, and Ray itself is not affected. Tasks and answers
+pass through as bytes, so neither torch nor a target is imported here. ray is not imported either, so the module also
+runs without a cluster.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
 from conformance.run.pool import PRELOAD, LocalPool
 
 News = tuple[list[tuple[str, str]], bytes | Death | None]
-"""Files that the task wants on the owner's disk, by path; and its answer, if it has ended."""
+"""Files for the owner's disk as pairs of path and text, and the task's answer, if it has ended."""
 
 ROOM = 2**20
-"""Bytes that a node's temporary folder must have left."""
+"""Bytes that must be free in a node's temporary folder."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a supervisor's worker is made: the arguments of `LocalPool`, and the owner's release of torch."""
+    """Settings of a supervisor's worker: the arguments of `LocalPool`, and the owner's release of torch."""
 
     target: str
     limits: Limits
@@ -40,16 +41,17 @@ class Setup:
 
 
 class Supervisor:
-    """One worker on this node. Its methods are called one after another."""
+    """One worker on this node. Ray calls the methods one after another."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
     def start(self) -> Death | str:
-        """Load the target in the worker: the death of a worker that cannot, or why this node can have none, or the
-        empty string. It takes as long as loading does."""
+        """Load the target in the worker; this takes as long as loading does. Return the death of a worker that cannot
+        load it, or the reason why this node cannot have a worker, or the empty string.
+        """
         setup = self._setup
-        # A server that workers are forked from imports its parent's main module, which would be Ray's.
+        # A fork server imports its parent's main module, which would be Ray's.
         sys.modules["__main__"].__file__ = None
         torch = importlib.metadata.version("torch").partition("+")[0]
         if setup.torch and torch != setup.torch:
@@ -68,8 +70,11 @@ class Supervisor:
         return ""
 
     def look(self, seconds: float, task: Task | None = None) -> News:
-        """Hand a task to the worker, if one is given, and wait so long for its end, or for files that it keeps. An
-        answer is a pickled `Done`; the task's function and arguments are in it as `worker.relay` takes them."""
+        """Submit the task, if one is passed. Wait up to `seconds` for its end or for files that it keeps.
+
+        An answer is a pickled `Done`. The task must be a call of `worker.relay` with the pickled function and
+        arguments.
+        """
         if task is not None:
             self._pool.submit(task)
         until = time.monotonic() + seconds
@@ -90,7 +95,7 @@ class Supervisor:
         return found
 
     def end(self) -> None:
-        """End the worker and take its files away."""
+        """End the worker and delete its files."""
         self._pool.close()
         for path in self._spool.iterdir():
             path.unlink()

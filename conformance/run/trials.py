@@ -1,7 +1,7 @@
-"""Trials in workers, one task each, within a budget of time: a trial may end or hang its process, and only itself.
+"""Trials in workers, one task each, within a time budget. A trial that crashes or hangs affects no other.
 
-Defines `trials`, and `still_lacking`, which a run asks of what its target's profile declares. The key insight: trials
-that time did not suffice for are told as not tried, so that a slow device is never taken for a poor one.
+Defines `trials`, and `still_lacking`, which checks the declarations of a target's profile. Trials that run out of time
+are reported as "not tried", so a slow device does not appear to lack features.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from conformance.run.messages import Death, Fate, Limits, Pool, Task, WorkerDied
 from conformance.run.place import LOCAL, Place
 
 LATE = "the time was over"
-"""Said of a trial that was not made."""
+"""Reason reported for a trial that was not made."""
 
 BUDGET = 60.0
-"""Seconds that a run spends on what its profile declares lacking."""
+"""Seconds that a run spends on trials of the lacks that its profile declares."""
 
 AHEAD = 8
-"""So many trials are handed to the pool at once: what it has is run even when the time is over."""
+"""Number of trials that the pool holds at a time; it runs these even after the time is over."""
 
 RETRIES = 1
-"""A death is told after so many more tries, each in a fresh worker: the one before may have poisoned the process."""
+"""Retries after a death, each in a fresh worker, because an earlier trial may have corrupted the process."""
 
 
 def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
-    """Each task's trial as it ends, and, when the time is over, those that were not made. Raises TargetError where no
-    worker can be started, and Stopped."""
+    """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
+    TargetError if no worker can be started, and Stopped.
+    """
     left, tries = {task.name: task for task in tasks}, dict.fromkeys((task.name for task in tasks), 0)
     waiting = deque(tasks)
     for _ in range(min(AHEAD, len(waiting))):
         pool.submit(waiting.popleft())
     for task, answer in pool.ended(seconds):
-        if task not in tasks:  # of earlier trials, whose time was over
+        if task not in tasks:  # of earlier trials that ran out of time
             continue
         if waiting:
             pool.submit(waiting.popleft())
@@ -65,15 +66,16 @@ def still_lacking(
     seconds: float = BUDGET,
     place: Place = LOCAL,
 ) -> tuple[dict[str, str], list[str]]:
-    """One trial of everything that a profile declares lacking: by the name of what is there after all, the sentence
-    that says so, with what to delete (`told`); and sentences on what was not tried."""
+    """Run one trial of each declared lack. Return sentences on those that do not hold, by name, with the lines to
+    delete (`told`); and notes on trials that were not made.
+    """
     there, notes = {}, []
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
     if not tasks:
         return {}, []
     with place.pool(spec, limits, 1, modules) as pool:
         try:
-            pool.ask(os.getpid)  # the time counts from where the target is loaded
+            pool.ask(os.getpid)  # the time counts from when the target is loaded
         except WorkerDied as died:
             raise unusable(spec, died.death) from None
         made = list(trials(pool, spec, tasks, seconds))

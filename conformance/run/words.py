@@ -1,8 +1,7 @@
-"""What the workers of a run print, in a file of its own and not among what the command says.
+"""Worker output, in a separate file so that it does not mix with the command's own output.
 
-Defines `kept`, `redirected` and `limited`. The key insight: a device may print all the time, and what one prints before
-it dies is often the only reason that is given, so it must be neither shown nor lost: workers append to one file, line
-by line.
+Defines `kept`, `redirected` and `limited`. A device may print all the time, and its last lines before a crash are often
+the only reason available. Output must therefore be neither shown nor lost: workers append it to one file, line by line.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _BY_LINE = 1
 """C's `_IOLBF`."""
 
 MOST = 2**26
-"""Bytes that the file may have when a unit of work begins."""
+"""Size limit of the file in bytes, checked when a unit begins."""
 
 _has_file = False
 
@@ -35,9 +34,11 @@ def _to_stderr(text: str) -> None:
 def kept(
     path: Path, afresh: bool = True, tell: Callable[[str], None] = _to_stderr, option: str = "--reports"
 ) -> Iterator[Path]:
-    """The file for what workers print in the block, begun afresh or gone on with. In the end it is named in a sentence,
-    with its number of lines, or, where it is empty, taken away, and so is its folder. Raises ReportError where it
-    cannot be written, which names the option for another."""
+    """Context with the file for worker output in the block, truncated first if `afresh`.
+
+    At the end, `tell` gets a sentence with its path and number of lines. An empty file is deleted, and so is
+    its folder if `kept` created it. Raises ReportError, which names `option`, if the file cannot be written.
+    """
     there = path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def kept(
     try:
         yield path.absolute()
     finally:
-        with contextlib.suppress(OSError):  # somebody took it away
+        with contextlib.suppress(OSError):  # the file was deleted meanwhile
             lines = _lines(path)
             if lines:
                 tell(f"what the workers printed is in {path}: {counted(lines, 'line')}")
@@ -63,8 +64,9 @@ def _lines(path: Path) -> int:
 
 
 def redirected(path: str) -> None:
-    """From here on what this process prints, in Python or in C, is appended to the file, or goes to stderr where none
-    is named; line by line, since a process that dies writes no buffers."""
+    """Append all further output of this process, in Python or in C, to the file, or send it to stderr without one.
+    Streams are line-buffered, since a process that dies does not flush.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.flush()
@@ -76,15 +78,16 @@ def redirected(path: str) -> None:
             os.dup2(file, 2)
             os.close(file)
             _has_file = True
-    os.dup2(2, 1)  # what a device prints is not the command's answer
+    os.dup2(2, 1)  # device output is not part of the command's answer
     with contextlib.suppress(OSError, ValueError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
         library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINE, 0)
 
 
 def limited() -> None:
-    """Begin the file anew, which it says, once it is larger than MOST: a device that prints all the time would fill the
-    disk. What a worker printed right before it died is kept."""
+    """Truncate the file if it is larger than MOST, and write a line that says so, because constant output would fill
+    the disk. Output right before a worker's death survives, since this runs only at the begin of a unit.
+    """
     if _has_file and os.fstat(2).st_size > MOST:
         os.ftruncate(2, 0)
         os.write(2, f"more than {MOST >> 20} MiB were printed before this and are left out\n".encode())

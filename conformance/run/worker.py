@@ -1,9 +1,9 @@
-"""The worker's side of the pool: its limits, its note, its alarm, and its end when the pool's owner is gone.
+"""Worker side of the pool: limits, progress note, alarm, and exit when the pool's owner is gone.
 
-Defines `start`, `perform` and `relay` for the pools, and for the functions that run in a worker `unit`, `step`, `keep`,
-`at_most` and `loaded`. The key insight: a step is written down *before* it is taken and an alarm rings inside the
-worker, so a pool learns where a program died or hung without the program's help. This module imports torch only in a
-worker.
+Defines `start`, `perform` and `relay` for the pools, and `unit`, `step`, `keep`, `at_most` and `loaded` for the
+functions that run in a worker. The worker writes each step to its note *before* it takes the step, and an alarm rings
+inside the worker. The pool therefore learns where a program died or hung without help from that program. Torch is
+imported only inside a worker.
 """
 
 from __future__ import annotations
@@ -35,48 +35,49 @@ if TYPE_CHECKING:
     from conformance.core.target import Target
 
 STARTING, READY, TAKEN = "starting", "ready", "taken"
-"""The suffix of the file that says of a worker, by its process id, how far it is; and of a job that has a worker."""
+"""Suffixes of the files that show a worker's state, named by its process id; `taken` marks a job that has a worker."""
 
 KEPT = "kept"
-"""The suffix of a file for the owner's disk, where that is on another machine."""
+"""Suffix of a spooled file that the owner, on another machine, writes to its disk."""
 
 SPARE = "spare"
-"""The file that is there when the pool wants a worker more than it has jobs."""
+"""File that exists when the pool needs one worker more than it has jobs."""
 
 WATCHDOG = 120.0
-"""Seconds after a pool should have ended a worker that hangs outside Python, when the worker ends by itself."""
+"""Seconds after the pool's own deadline at which a worker that hangs outside Python ends itself."""
 
 MEMORY_LOOK = 0.25
-"""Seconds between two looks at the memory of this process."""
+"""Interval in seconds between memory checks of this process."""
 
 
 class UnitTimeout(BaseException):
-    """A unit ran longer than it may. Not an Exception, so that no step of a program can answer it."""
+    """A unit exceeded its time limit. Not an Exception, so that no step of a program can catch it."""
 
 
 class _State:
-    """What this process knows as a worker; in any other process, nothing."""
+    """State of this process as a worker; the defaults hold in any other process."""
 
     limits: Limits | None = None
     note: int | None = None
-    """The descriptor of the file that the task's progress is written to."""
+    """File descriptor of the task's note."""
     units: int = 0
     phase: str = ""
     remaining: float = 0.0
-    """Seconds that are left, in this unit, of the limit that does not count now."""
+    """Seconds left, in this unit, of the limit that is paused now."""
     spool: str = ""
-    """The folder of what is kept for an owner on another machine."""
+    """Folder of kept files, if the pool's owner is on another machine."""
     kept: int = 0
 
 
 def start(
     folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "", words: str = ""
 ) -> None:
-    """Prepare this process: set its limits, and load the target and what the tasks import, so that no unit's time is
-    spent on it; what it prints goes to the file `words`. A target that cannot be loaded is reported by the first task
-    that asks for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's owner alone answers it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a device starts is not to inherit that
+    """Prepare this process: set its limits, and load the target and the modules of the tasks, outside of any unit's
+    time. Output of the process goes to the file `words`. If the target cannot be loaded, the first task that calls
+    `loaded` reports the error.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the pool's owner handles it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a device's processes must not inherit it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_owner, daemon=True).start()
     _wait_as_spare(folder, jobs)
@@ -86,9 +87,9 @@ def start(
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:
-        # RLIMIT_DATA counts private writable memory only: reserved addresses, which a device may hand out as pointers,
+        # RLIMIT_DATA counts private writable memory only. Reserved addresses, which a device may hand out as pointers,
         # and mapped libraries are free, so the limit means the same on every target. Shared mappings are free, too,
-        # although a device may keep its tensors there; these are looked at while they grow.
+        # although a device may store its tensors there; a thread checks resident shared memory instead.
         most = int(limits.memory * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
         threading.Thread(target=_end_at_memory, args=(most,), daemon=True).start()
@@ -104,8 +105,7 @@ def start(
 
 
 def _wait_as_spare(folder: str, jobs: int) -> None:
-    """Wait, where there is a worker for each job already, until the pool wants one more: a short run without a crash
-    needs none."""
+    """If every job already has a worker, wait until the pool needs a spare. A short run without a crash needs none."""
     for job in range(jobs):
         with contextlib.suppress(FileExistsError):
             os.close(os.open(os.path.join(folder, f"{job}.{TAKEN}"), os.O_CREAT | os.O_EXCL, 0o600))
@@ -116,16 +116,18 @@ def _wait_as_spare(folder: str, jobs: int) -> None:
 
 @functools.cache
 def loaded(target: str) -> Target:
-    """The target of this spec, loaded once a process. Raises TargetError."""
+    """Return the target of this spec, loaded once per process. Raises TargetError."""
     from conformance.core.loading import load_target
 
     return load_target(target)
 
 
 def perform(asked: bytes) -> bytes:
-    """Run a pickled task (the file of its note, its function, the arguments): its value, or what it raised, pickled. A
-    task that runs too long or out of memory, or that ends the interpreter, ends the process: what it interrupted, an
-    import perhaps, is half done."""
+    """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
+
+    The process ends if the task exceeds its time or memory, or ends the interpreter. The interrupted work, such as an
+    import, is half done then.
+    """
     try:
         path, function, args = pickle.loads(asked)
         _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -136,7 +138,7 @@ def perform(asked: bytes) -> bytes:
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
-    except Exception as error:  # the note's
+    except Exception as error:  # an error of reading the task or opening the note
         return pickle.dumps(Done(error=_portable(error)))
     finally:
         if _State.note is not None:
@@ -149,20 +151,24 @@ def _answered(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
         return pickle.dumps(Done(function(*args)))
     except MemoryError:
         raise
-    except Exception as error:  # the task's, or one of its pickling
+    except Exception as error:  # of the task, or of pickling its value
         return pickle.dumps(Done(error=_portable(error)))
 
 
 def relay(asked: bytes) -> bytes:
-    """Call a pickled function on its pickled arguments: a pickled `Done`. A task that passes through a process that
-    knows neither."""
+    """Call a pickled function on its pickled arguments and return a pickled `Done`. The supervisor, which cannot import
+    either, forwards a task as this function and its bytes.
+    """
     function, args = pickle.loads(asked)
     return _answered(function, args)
 
 
 def keep(path: Path, text: str) -> None:
-    """Have a file on the disk of the pool's owner, whatever becomes of this process: at once where it is this machine,
-    soon where it is another. Raises ReportError, as `write_atomic` does."""
+    """Write a file to the disk of the pool's owner, so that it survives this process.
+
+    On this machine, the file exists when the call returns; on another, soon after. Raises ReportError, as
+    `write_atomic` does.
+    """
     if not _State.spool:
         write_atomic(path, text)
         return
@@ -172,7 +178,7 @@ def keep(path: Path, text: str) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception, or one with its words where it cannot be made anew in another process."""
+    """Return the exception, or a RuntimeError with its text if it cannot be pickled and unpickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -182,24 +188,28 @@ def _portable(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def unit(text: str) -> Iterator[None]:
-    """A part of the task with a time limit of its own, `Limits.unit`; `text` says in the note which it is. Raises
-    UnitTimeout in the block."""
+    """Context of one part of a task with its own time limit, `Limits.unit`; the note names it `text`. Raises
+    UnitTimeout in the block.
+    """
     _begin(text)
     with at_most(_State.limits.unit if _State.limits else 0.0):
         yield
 
 
 def memory_limit() -> float | None:
-    """The memory in GiB that this worker may take; None without a limit, or outside of a worker."""
+    """Return the memory limit of this worker in GiB, or None without a limit or outside of a worker."""
     return _State.limits.memory if _State.limits is not None else None
 
 
 def step(text: str, phase: str = "") -> None:
-    """Write down what is done next. In the phase `compiling`, until a step in another, the limit of compiling counts
-    and the unit's own time stands still, and the other way round: a unit has so much time of either in all."""
+    """Write the next step to the note, and switch to the time limit of its phase.
+
+    During the phase `compiling`, the compile limit counts and the unit's own limit is paused; in any other phase, the
+    reverse. Both limits apply to a unit as a whole.
+    """
     if _State.limits is not None and (phase == COMPILING) != (_State.phase == COMPILING):
         left = signal.getitimer(signal.ITIMER_REAL)[0]
-        if left:  # otherwise this is no unit, and nothing limits it
+        if left:  # otherwise no unit is open and no limit applies
             _arm(max(_State.remaining, 0.001))
             _State.remaining = left
     _State.phase = phase
@@ -208,8 +218,11 @@ def step(text: str, phase: str = "") -> None:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise UnitTimeout in the block after so many seconds (0: never). In a worker, what hangs outside Python is ended
-    from outside, by the pool, or by a watchdog when that is gone too; and one whose pool is gone begins no block."""
+    """Raise UnitTimeout in the block after `seconds` (0: never).
+
+    In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
+    worker without its pool ends here, before the block.
+    """
     owner = multiprocessing.parent_process()
     if _State.limits is not None and owner is not None and not owner.is_alive():
         os._exit(1)
@@ -233,8 +246,8 @@ def _arm(seconds: float) -> None:
     if _State.limits is None:
         return
     if seconds:
-        # A thread of C alone, which needs no interpreter: it ends also a process that holds the interpreter's lock, but
-        # long after the pool should have, so that a pool that is late on a busy machine still says it was a timeout.
+        # faulthandler uses a C thread, which also ends a process that holds the interpreter's lock. It fires long after
+        # the pool's own deadline, so that a pool that is late on a busy machine still reports a timeout.
         late = seconds + _State.limits.grace + WATCHDOG
         faulthandler.dump_traceback_later(late, exit=True, file=_nowhere())
     else:
@@ -260,7 +273,7 @@ def _write(line: Any) -> None:
 
 
 def _end_at_memory(most: int) -> None:
-    """End this process, as out of memory, when more bytes than these are resident that come from no file."""
+    """End this process as out of memory when more than `most` bytes of anonymous and shared memory are resident."""
     if not os.path.exists("/proc/self/status"):
         return
     with open("/proc/self/status", "rb", buffering=0) as status:

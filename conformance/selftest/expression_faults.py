@@ -1,7 +1,7 @@
 """Faults to plant between ops: fusion, `out=`, the n-th call, sizes, gradients, certain random numbers.
 
-The key insight: each op alone, once, of a small size is right; a fault shows in an expression, in a second call or in
-what a gradient sums. They were chosen by one who had not read the drawing.
+Each op is right if it runs alone, once, and on a small size. A fault shows in an expression, in a second call, or in
+the sum of a gradient. Their author chose them without knowledge of the generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK, LANES = 1024, 16
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are one: the same elements of one storage."""
+    """Whether two tensors have the same elements of one storage."""
     return storage_key(a) == storage_key(b) and _geometry(a) == _geometry(b)
 
 
@@ -37,19 +37,19 @@ def _named(call: Call, *names: str) -> bool:
 
 
 def _plain(call: Call) -> bool:
-    """Whether the call writes nothing that was there before."""
+    """Whether the call writes no existing tensor."""
     return not call.writes and "out" not in call.kwargs
 
 
 def _note(call: Call, made: torch.Tensor, *of: Any) -> torch.Tensor:
-    """Remember from which operands a result was computed."""
+    """Record the operands of a result, and return the result."""
     versions = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
     call.memory[storage_key(made)] = made, version_of(made), of, versions
     return made
 
 
 def _operands(call: Call, t: Any) -> tuple[Any, ...] | None:
-    """From which operands a tensor was computed, as long as neither it nor they were written since."""
+    """Return the operands that a tensor was computed from, or None if it or they were written since."""
     if not isinstance(t, torch.Tensor):
         return None
     made, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
@@ -74,7 +74,7 @@ def _contracted(call: Call) -> Any:
 
 
 def _folded(first: Callable[[Call], Any], last: str) -> Callable[[Call], Any]:
-    """An op over what `first` gives the operand of is that operand."""
+    """Replace an op over the result of another by an operand: `first` returns the operand that `last` restores."""
 
     def act(call: Call) -> Any:
         made = call.run()
@@ -113,7 +113,7 @@ def _times_zero(call: Call) -> Any:
 
 
 def _fresh(call: Call) -> Any:
-    """What the call writes into an empty out= of the same dtype."""
+    """Return the result of the call with an empty out= of the same dtype."""
     out = call.kwargs["out"]
     return call.func(*call.args, **{**call.kwargs, "out": out.new_empty(0)})
 
@@ -316,4 +316,4 @@ EXPRESSION_FAULTS: dict[str, Fault] = {
     "dropout of everything is nan": Fault("dropout dropout_", _times_infinity, "pytorch#190057", FUNCTION),
     "bernoulli of certainty is 0": Fault("bernoulli bernoulli_", instead(_certain), "pytorch#85611"),
 }
-"""Faults between ops, in the order of the kinds."""
+"""Faults between ops, ordered by kind."""

@@ -1,8 +1,8 @@
-"""Faults to plant: one a row, each modelled on a real bug of view and in-place semantics and a few lines long.
+"""Faults to plant: a table with one fault per row, each modelled on a real bug of view and in-place semantics.
 
-The key insight: the power of a fuzzer can be measured only against faults that are known to be there. They are planted
-at run time in torch's dispatcher, between autograd and the device, so one row spoils torch CPU and the tiny device
-alike; in torch CPU the fault is known to be the only thing that is wrong.
+Only faults that are certain to exist can measure the power of a fuzzer. They are planted at run time in torch's
+dispatcher, between autograd and the device, so one row applies to torch CPU and to the tiny device. In torch CPU the
+planted fault is the only error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     memory: dict[Any, Any] = field(default_factory=dict)
-    """What the fault remembers between calls, by storage or view; forgotten before the next program."""
+    """Data that the fault stores between calls, by storage or view; cleared before the next program."""
 
     @property
     def first(self) -> Any:
@@ -34,27 +34,28 @@ class Call:
         return self.args[0]
 
     def run(self) -> Any:
-        """The right answer."""
+        """Return the right answer."""
         return self.func(*self.args, **self.kwargs)
 
     @property
     def writes(self) -> bool:
-        """Whether the first argument is written."""
+        """Whether the call writes its first argument."""
         return bool(self.func._schema.is_mutable) and isinstance(self.first, torch.Tensor)
 
     def having(self, at: int, value: Any) -> Any:
-        """The answer with one argument replaced."""
+        """Return the answer with one argument replaced."""
         return self.func(*self.args[:at], value, *self.args[at + 1 :], **self.kwargs)
 
 
 DISPATCH, FUNCTION = "dispatch", "function"
-"""Where a fault is planted: between autograd and the device, or between the caller and torch's functions."""
+"""Level at which a fault is planted: between autograd and the device, or between the caller and torch's functions."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: the ops that it spoils (all without any), what it does instead, the real bug that it is modelled on, and
-    where it is planted."""
+    """A fault: the ops that it affects (empty: all), the wrong behaviour, the real bug that it is modelled on, and its
+    level.
+    """
 
     ops: str
     act: Callable[[Call], Any]
@@ -147,7 +148,7 @@ def _third_write_lost(call: Call) -> Any:
 
 
 def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
-    """Spoil writes through a view that was made before its storage was last written through something else."""
+    """Apply `lost` to writes through a view, if another tensor wrote the storage after the view was created."""
 
     def act(call: Call) -> Any:
         t, memory = call.first, call.memory
@@ -167,7 +168,9 @@ def _after_base_write(lost: Callable[[Call], Any]) -> Callable[[Call], Any]:
 
 
 def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
-    """Spoil writes through a view of a view, `deep` views away from the tensor that owns the storage."""
+    """Apply `act` to writes through a view of a view, at least `deep` views away from the tensor that owns
+    the storage.
+    """
 
     def spoiled(call: Call) -> Any:
         if not call.writes:
@@ -181,7 +184,7 @@ def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
 
 
 def _write_after_read(call: Call) -> Any:
-    """A result computed before a partial write to what it was computed from follows that write."""
+    """Update a result after a partial write to the operand that it was computed from."""
     if not call.writes:
         made = call.run()
         if isinstance(made, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
@@ -196,7 +199,7 @@ def _write_after_read(call: Call) -> Any:
 
 
 def _stale_read(call: Call) -> Any:
-    """A read of a view sees what the storage held when the view was first read."""
+    """Read from a view the values of its first read."""
     t = call.first
     if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
         return call.run()
@@ -205,7 +208,7 @@ def _stale_read(call: Call) -> Any:
 
 
 def _old_strides_after_t(call: Call) -> Any:
-    """A write right after the tensor was transposed in place still goes by the strides before."""
+    """Write with the old strides, if the tensor was transposed in place just before."""
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
         call.memory[geometry(t)] = before = t.stride()
@@ -221,7 +224,7 @@ def _old_strides_after_t(call: Call) -> Any:
 
 
 def _twice_through_one_view(call: Call) -> Any:
-    """The second write in a row through one view replaces what the first wrote elsewhere: it is lost."""
+    """Drop a write if the last write went through the same view."""
     last = call.memory.get("last")
     call.memory["last"] = geometry(call.first)
     return call.first if last == geometry(call.first) and not _whole(call.first) else call.run()

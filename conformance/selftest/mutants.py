@@ -1,10 +1,10 @@
-"""The fuzzer's power, measured: how soon each planted fault is found, and how small its program shrinks.
+"""Power of the fuzzer: the number of programs until it finds each planted fault, and the size of the minimized program.
 
     python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET] [-n N] [--pool P]
 
-A fault that is not found is a hole in the drawing or in the oracles. `--plain` draws without bias, to show what the
-bias buys. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target, `mutant:NAME` is torch
-CPU with that fault planted, and `mutant:NAME@tiny` the tiny device.
+A fault that is not found shows a gap in the generator or in the oracles. `--plain` draws without bias, which measures
+the effect of the bias. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target,
+`mutant:NAME` is torch CPU with that fault planted, and `mutant:NAME@tiny` the tiny device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.selftest.value_faults import VALUE_FAULTS
 
 
 class Planted(TorchDispatchMode):
-    """One fault between autograd and the device."""
+    """Dispatch mode that plants one fault between autograd and the device."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Planted(TorchDispatchMode):
 
 
 class PlantedAbove(torch.overrides.TorchFunctionMode):
-    """One fault between the caller and torch's functions."""
+    """Function mode that plants one fault between the caller and torch's functions."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -80,17 +80,19 @@ EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSIO
 """All faults by name."""
 
 TOGETHER = 4
-"""So many faults are hunted in one task, which draws the programs for all of them."""
+"""Number of faults in one task, which draws the programs once for all of them."""
 
 NOTHING = "nothing"
-"""The name of the fault that is none: `mutant:nothing` is a target with the planting mode alone."""
+"""Name of no fault: `mutant:nothing` is a target with only the planting mode."""
 NO_FAULT = Fault("", lambda call: call.run(), "no bug")
 
 
 class MutantTarget(Target):
-    """A target, torch CPU if none is named, with a planted fault.
+    """A target with a planted fault; torch CPU if no target is named.
 
-    What a fault calls in place of an op costs kernels and counts as writes, so neither is judged."""
+    The calls that a fault makes in place of an op cost kernels and count as writes, so the oracles `kernels` and
+    `version` are excluded.
+    """
 
     name = "mutant"
 
@@ -113,33 +115,33 @@ class MutantTarget(Target):
         self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
 
     def prepare(self) -> None:
-        """Prepare the target beneath."""
+        """Prepare the underlying target."""
         self.beneath.prepare()
         self.device = self.beneath.device
 
     def send(self, tree: Any) -> Any:
-        """Move a program's inputs, and forget what the fault remembers of the last program."""
+        """Move a program's inputs, and clear the fault's memory of the last program."""
         self.mode.memory.clear()
         return super().send(tree)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """The fault acts on steps only."""
+        """Context of a step, with the fault active."""
         with self.beneath.active(), self.mode:
             yield
 
     def environment(self) -> dict[str, str]:
-        """That of the target beneath."""
+        """Return the environment of the underlying target."""
         return self.beneath.environment()
 
     def script(self) -> str:
-        """A planted fault cannot be shown by a script of its own."""
+        """Return the script of the underlying target; a script cannot plant the fault."""
         return f"# The fault was planted: {self.spec}\n{self.beneath.script()}"
 
 
 @dataclass
 class Hunt:
-    """What became of one fault: after how many programs and seconds it was found, and the smallest program."""
+    """Result for one fault: the programs and seconds up to the first finding, the oracle, and the minimized program."""
 
     programs: int | None = None
     seconds: float = 0.0
@@ -148,18 +150,19 @@ class Hunt:
 
 
 def differences_on(program: Program, target: Target, expected: Reference | None = None) -> list[Mismatch]:
-    """Where a target differs from torch CPU on a program."""
+    """Return the differences between a target and torch CPU on a program."""
     expected = expected or reference(program)
     actual = Executor(target).run(ProgramSubject(program)).last
     return differences(program, expected, actual, target.oracles).mismatches
 
 
 def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> dict[str, Hunt]:
-    """Run the same numbered programs on every fault, planted in the target `beneath`, until each is found; `programs`
-    is the most that are drawn. A program on which that target is wrong by itself finds nothing.
+    """Run the same numbered programs on every fault, planted in the target `beneath`, up to its first finding.
 
-    Raises TargetError."""
-    # With the mode that plants nothing: the mode alone changes some strides of torch CPU, which is nobody's fault.
+    `programs` limits the number of drawn programs. A program does not count if that target is wrong on it without a
+    fault. Raises TargetError.
+    """
+    # With the mode that plants nothing, since the mode alone changes some strides of torch CPU.
     sound = load_target(f"mutant:{NOTHING}@{beneath}")
     targets = {name: load_target(f"mutant:{name}@{beneath}") for name in names}
     hunts = {name: Hunt() for name in names}
@@ -193,7 +196,7 @@ def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, be
 def hunt_in(
     pool: Pool, names: Sequence[str], drawing: Drawing, seed: int, programs: int, beneath: str
 ) -> dict[str, Hunt]:
-    """The hunts of `hunt`, some faults a task. Raises TargetError, and WorkerDied."""
+    """Run `hunt` in a pool, with several faults per task. Raises TargetError, and WorkerDied."""
     found: dict[str, Hunt] = {}
     for at in range(0, len(names), TOGETHER):
         some = names[at : at + TOGETHER]
@@ -208,7 +211,7 @@ def hunt_in(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when a fault was not found, 2 for bad usage or where no program was run."""
+    """Print the table. Returns 1 if a fault was not found, 2 for bad usage or if no program ran."""
     parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
     parser.add_argument("--seed", type=int, default=0)
@@ -239,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_table(hunts: dict[str, Hunt]) -> None:
-    """One row a fault, and the medians."""
+    """Print one row per fault, and the medians."""
     table = Table("fault", "modelled on", "programs", "seconds", "oracle", "steps", "inputs")
     for name, one in hunts.items():
         size = [str(len(part)) for part in (one.small.steps, one.small.inputs)] if one.small else []

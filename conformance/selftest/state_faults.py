@@ -1,8 +1,8 @@
-"""Faults to plant in what depends on global state: remembered answers, and states that a device ignores.
+"""Faults to plant in behaviour that depends on global state: cached answers, and states that a device ignores.
 
-The key insight: a remembered answer is wrong only for a call that was made before in another state, so each of these
-remembers within one program, as a device does within a process. Faults of autograd, autocast and transforms lie above
-the dispatcher, and are planted between the caller and torch's functions (`FUNCTION`).
+A cached answer is wrong only if the program made the same call before in another state. Each of these faults therefore
+caches within one program, as a device does within a process. Faults of autograd, autocast and transforms lie above the
+dispatcher, and are planted between the caller and torch's functions (`FUNCTION`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARNING = "var add to __getitem__ mse_loss"
 
 
 def _like(call: Call) -> Hashable:
-    """What a careless cache tells calls apart by: the name, dtypes and shapes."""
+    """Return an incomplete cache key of a call: its name, dtypes and shapes."""
     key: list[Any] = [getattr(call.func, "__name__", ""), *map(type, call.args)]
     map_tensors((call.args, call.kwargs), lambda t: key.append((t.dtype, tuple(t.shape))))
     return tuple(key)
@@ -87,7 +87,7 @@ def _last_part_missing(call: Call) -> Any:
 
 
 def _called_by(name: str, file: str) -> bool:
-    """Whether this function is on the stack: torch takes a mode away while the mode handles a call."""
+    """Whether this function is on the stack: torch removes a mode while the mode handles a call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(file):
@@ -110,7 +110,7 @@ def _cut_in_transform(call: Call) -> Any:
 
 
 def _other_thread_unseen(call: Call) -> Any:
-    """What this thread last saw of a storage is written back before its next write, over what another wrote since."""
+    """Before a write, restore the storage as this thread saw it last, so that writes of other threads are lost."""
     given: list[torch.Tensor] = []
     map_tensors((call.args, call.kwargs), given.append)
     if call.func._schema.is_mutable and given and call.func.overloadpacket.__name__ in WRITES.split():

@@ -1,8 +1,8 @@
 """Faults to plant in the values of single ops: precision, ties, promotion, special values.
 
-The key insight: these are right on most finite numbers of middle size, so each shows how far the drawing goes beyond
-them. They were chosen by one who had not read the drawing. Only what a row says is wrong: a wrong value lies in the
-layout and dtype of the right one.
+These faults are right on most finite numbers of middle size, so each measures how far the generator goes beyond them.
+Their author chose them without knowledge of the generator. A fault changes only what its row names: a wrong value has
+the layout and dtype of the right one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from conformance.selftest.faults import FUNCTION, Call, Fault
 
 HALVES = (torch.float16, torch.bfloat16)
 SLOW = 4096
-"""The most elements that are added one after the other."""
+"""Limit on elements that are added one after the other."""
 
 COMPARED = "lt le gt ge eq ne"
 IN_PLACE = "add_ sub_ mul_ div_ pow_ addcmul_ lerp_ clamp_ remainder_"
 
 
 def argument(call: Call, at: int, name: str, default: Any = None) -> Any:
-    """An argument that may be given by position or by name."""
+    """Return an argument passed by position or by name."""
     return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
 def name_of(call: Call) -> str:
-    """The name of the op without its overload."""
+    """Return the name of the op without its overload."""
     return str(getattr(call.func, "overloadpacket", call.func).__name__)
 
 
 def instead(values: Callable[[Call], Any]) -> Callable[[Call], Any]:
-    """Write other values over the right answer, or over what is written in place; None leaves it as it is."""
+    """Return a fault that overwrites the right answer, or an in-place result, with `values`; None keeps the right
+    answer.
+    """
 
     def act(call: Call) -> Any:
         before = call
@@ -63,14 +65,16 @@ def floats(call: Call) -> bool:
 
 
 def integers(value: Any) -> bool:
-    """Whether this is an integer, or a tensor of them; a bool is none."""
+    """Whether this is an integer, or a tensor of integers; a bool is not."""
     if isinstance(value, torch.Tensor):
         return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def reduced(call: Call) -> torch.Tensor:
-    """The first argument with the reduced dimensions flattened into the last; none or an empty list are all."""
+    """Return the first argument with the reduced dimensions flattened into the last; no dimensions, or an empty list,
+    mean all.
+    """
     t, dims = call.first, argument(call, 1, "dim")
     if t.dim() == 0 or dims is None or dims == []:
         return t.reshape(-1)
@@ -122,7 +126,7 @@ def _by_squares(call: Call) -> Any:
 
 
 def _narrowed(wide: torch.dtype, narrow: torch.dtype) -> Callable[[Call], Any]:
-    """Compute in a narrower dtype what is of a wide one."""
+    """Return values of a `wide` tensor computed in the `narrow` dtype."""
 
     def values(call: Call) -> Any:
         if call.first.dtype is not wide:
@@ -163,7 +167,7 @@ def _left_always(call: Call) -> Any:
 
 
 def _opposite(t: torch.Tensor) -> torch.Tensor:
-    """The elements in the opposite order: its own inverse."""
+    """Return the elements in the opposite order; the function is its own inverse."""
     return -t if t.is_floating_point() else ~t
 
 
@@ -363,4 +367,4 @@ VALUE_FAULTS: dict[str, Fault] = {
     "logsumexp of infinities is nan": Fault("logsumexp", instead(_shifted_by_infinity), "inf - inf"),
     "sort puts nan first": Fault("sort", instead(_nan_first), "comparisons with nan"),
 }
-"""Faults of values, in the order of the kinds."""
+"""Faults of values, ordered by kind."""

@@ -1,6 +1,6 @@
-"""`conformance sizes`: calls at the sizes of real work, their values and their peak memory beside torch CPU's.
+"""`conformance sizes`: calls at the sizes of real work, their values and peak memory in comparison with torch CPU.
 
-The key insight: an index that no longer fits 32 bits, a sum of a million addends, and a table with an int64 for every
-byte are invisible in small samples. `table` reads `rows.toml`, `calls` makes a call and takes its peak and its answers
-chunk by chunk, `measure` does so on both sides, `worker` in a process of its own, and `script` writes findings.
+Small samples cannot show an index that overflows 32 bits, a sum of a million addends, or a table with an int64 for
+every byte. `table` reads `rows.toml`, and `calls` makes a call and reads its peak and its answers chunk by chunk.
+`measure` does so on both sides, `worker` runs it in a worker process, and `script` writes findings.
 """

@@ -1,8 +1,8 @@
-"""The command `conformance sizes --target ...`: calls of large sizes, their values and their memory beside torch CPU's.
+"""The command `conformance sizes --target ...`: values and memory of calls of large sizes, compared with torch CPU.
 
-The key insight: this process plans, collects and writes only. Each case has a worker to itself, since memory that an
-earlier case left behind would hide what the next one takes; results, expectations, exit code and reports are those of
-every other command.
+This process only plans, collects and writes. Each case gets a new worker, since memory left by an earlier case would
+hide the allocations of the next one. Results, expectations, exit code and reports are the same as for every other
+command.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from conformance.sizes.table import SCALES
 
 LIMITS = Limits(unit=300.0, memory=10.0, recycle=1)
 LISTED = 10
-"""Cases that the terminal shows, those with the most of the memory that is allowed."""
+"""Number of cases that the terminal shows, those that use the largest part of the allowed memory first."""
 
 JOB = Job(worker.described, worker.run, worker.MODULES)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     does = "Run calls at the sizes of real work on a target and on torch CPU, and compare values and memory."
     findings = (
         "a wrong value, an inexact one, a peak of more than 3 times the bytes that are held and more than torch CPU's"
@@ -50,7 +50,7 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code."""
+    """Run the command and return its exit code."""
     return running.command(SIZES, arguments_parser(), _run_command, arguments)
 
 

@@ -1,12 +1,12 @@
-"""One call on one side: its peak memory, its seconds, and its answers in a form that is small however large they are.
+"""One call on one side: its peak memory, its seconds, and its answers in a form of small, fixed size.
 
-Defines `measured`, `Side` and `faults`; scripts of findings carry these functions as their own source. The key insight:
-answers are read chunk by chunk within the time that is measured, so that a lazy device computes there, and nothing of
-the size of an answer is kept: of exact answers a checksum of each chunk and the elements at the edges, where an index
-overflows; of rounded ones the errors from the answer in float64.
+Defines `measured`, `Side` and `faults`; scripts of findings carry the source of these functions. Answers are read chunk
+by chunk within the measured time, so a lazy device computes there, and no copy of a whole answer is stored. For exact
+answers, `Answer` stores a checksum of each chunk and the elements at the edges, where an index overflows. For rounded
+answers, it stores the errors from the answer in float64.
 
-The peak is the kernel's own high-water mark of resident memory (VmHWM), set back before the call. It does not see
-memory that is reserved and never touched, that of other processes such as a compiler, and that of an accelerator.
+The peak is the kernel's own high-water mark of resident memory (VmHWM), reset before the call. It does not count memory
+that is reserved and never touched, memory of other processes such as a compiler, and memory of an accelerator.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ CHUNK = 1 << 22
 """Elements that are read at a time."""
 
 EDGES = (0, 2**31, 2**32)
-"""Elements around these, and the last ones, are kept as they are."""
+"""Indices around which elements are stored; the last elements are stored too."""
 
 PERIOD = 251
-"""The period of `pattern`: a prime, so that an element 2^8, 2^16, 2^31 or 2^32 away is another number."""
+"""Period of `pattern`: a prime, so that an element 2^8, 2^16, 2^31 or 2^32 away differs."""
 
 Exact = dict[str, torch.Tensor]
-"""The answers in float64, by name."""
+"""Answers in float64, by name."""
 
 
 def pattern(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """`count` numbers 0, 1, ..., 250, 0, ..., made without further memory of that size."""
+    """Return `count` numbers 0, 1, ..., 250, 0, ..., without allocating more memory of that size."""
     made = torch.empty(count, dtype=dtype)
     whole = count // PERIOD * PERIOD
     made[:whole].view(-1, PERIOD).copy_(torch.arange(PERIOD).to(dtype))
@@ -50,9 +50,12 @@ def pattern(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 
 @dataclass
 class Answer:
-    """One tensor that a call gave. `chunks` are (checksum, first, last) of an exact one, by `CHUNK` elements; of one
-    that is rounded, `error` and `rms` are the largest and the root mean square error, in ulp of the largest element,
-    and `worst` is where: the index, the exact answer and this one."""
+    """One result tensor of a call.
+
+    For an exact answer, `chunks` holds (checksum, first, last) for each `CHUNK` elements. For a rounded answer, `error`
+    and `rms` are the largest and the root mean square error, in ulp of the largest element. `worst` is the index of the
+    largest error, with the exact answer and this one.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,8 +68,12 @@ class Answer:
 
 @dataclass
 class Side:
-    """What a call took and gave on one side: bytes at the peak beyond those before it, bytes that stay while its
-    results are alive, bytes of the storages of its inputs and results, seconds, and the answers by name."""
+    """Costs and answers of a call on one side.
+
+    `peak` is the peak in bytes above the level before the call, `stays` the bytes that remain while its results are
+    alive. `inputs` and `results` are the bytes of their storages. `seconds` is the time, and `answers` holds the
+    answers by name.
+    """
 
     peak: int
     stays: int
@@ -77,18 +84,20 @@ class Side:
 
     @property
     def held(self) -> int:
-        """The bytes that the call must hold: its inputs, and its results with the objects around them."""
+        """Bytes that the call must hold: its inputs, and its results with the objects around them."""
         return self.inputs + max(self.results, self.stays)
 
 
 def resident(line: str = "VmRSS") -> int:
-    """Bytes of this process's memory, now or (`VmHWM`) at the peak. Raises OSError where there is no /proc."""
+    """Return this process's resident memory in bytes, now or (`VmHWM`) at the peak. Raises OSError if there is no
+    /proc.
+    """
     with open("/proc/self/status") as status:
         return next(int(text.split()[1]) for text in status if text.startswith(f"{line}:")) << 10
 
 
 def begin_peak() -> int:
-    """Give back what is free, and set the peak back to what is resident, which is returned."""
+    """Release free memory, reset the peak to the resident memory, and return the latter in bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as file:
@@ -97,7 +106,9 @@ def begin_peak() -> int:
 
 
 def storage_bytes(tree: Any, known: Sequence[Any] = ()) -> dict[int, int]:
-    """The bytes of each storage of the tree's tensors that is none of the `known`; of a tensor without one, its own."""
+    """Return the bytes of each storage of the tree's tensors, without the `known` storages; for a tensor without a
+    storage, its own bytes.
+    """
     found = {}
     for x in tree_leaves(tree):
         if torch.is_tensor(x):
@@ -110,7 +121,9 @@ def storage_bytes(tree: Any, known: Sequence[Any] = ()) -> dict[int, int]:
 
 
 def results_of(program: Callable[..., Any], given: Mapping[str, Any], backward: bool) -> dict[str, torch.Tensor]:
-    """The results of the call by name; or the gradients of its floating inputs, along the results themselves."""
+    """Return the results of the call by name, or the gradients of its floating inputs, with the results as
+    cotangents.
+    """
     if not backward:
         made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x)]
         return {"result" if len(made) == 1 else f"result[{number}]": x for number, x in enumerate(made)}
@@ -123,7 +136,7 @@ def results_of(program: Callable[..., Any], given: Mapping[str, Any], backward: 
 
 
 def read(x: torch.Tensor, exact: torch.Tensor | None) -> Answer:
-    """An answer, read chunk by chunk; rounded where it is given in float64, too."""
+    """Read an answer chunk by chunk; `exact` is the float64 answer of a rounded one."""
     made, flat = Answer(str(x.dtype), tuple(x.shape)), x.detach().reshape(-1)
     count = flat.numel()
     if exact is not None and tuple(exact.shape) == made.shape and count:
@@ -158,7 +171,7 @@ def measured(
     exact: Exact,
     settle: Callable[[], None] = lambda: None,
 ) -> Side:
-    """Make the call, `settle` what the device still has to do, and read its answers."""
+    """Make the call, wait for the device with `settle`, and read its answers."""
     inputs = storage_bytes(given)
     before, begin = begin_peak(), time.perf_counter()
     made = results_of(program, given, backward)
@@ -171,14 +184,14 @@ def measured(
 
 
 def exact_answers(program: Callable[..., Any], given: Mapping[str, Any], backward: bool) -> Exact:
-    """The rounded answers of a call, in float64 on the CPU."""
+    """Return the rounded answers of a call, in float64 on the CPU."""
     wide = tree_map(lambda x: x.double() if torch.is_tensor(x) and x.is_floating_point() else x, dict(given))
     made = results_of(program, wide, backward)
     return {name: x.detach() for name, x in made.items() if x.is_floating_point()}
 
 
 def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
-    """What is wrong on the target: (oracle, where, expected, actual, detail) of each difference."""
+    """Return the target's differences as (oracle, where, expected, actual, detail)."""
     found, most = [], allowed(cpu.held, cpu.peak)
     for name, want in cpu.answers.items():
         have = got.answers.get(name)
@@ -203,7 +216,7 @@ def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
 
 
 def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, str, str, str, str]]:
-    """The first chunk in which an exact answer differs, or nothing."""
+    """Return a list with the first chunk of an exact answer that differs, or an empty list."""
     wrong = [number for number, (one, two) in enumerate(zip(want.chunks, have.chunks, strict=True)) if one != two]
     if not wrong:
         return []

@@ -1,7 +1,7 @@
-"""One case on both sides, one after the other in one process: torch CPU, the answer in float64, and the target.
+"""One case on both sides, in one process and in this order: torch CPU, the answer in float64, and the target.
 
-Defines `measure`. The key insight: neither side's tensors may be alive while the other's memory is measured, so inputs
-are made anew for each, and of torch CPU's answers only what `calls` keeps of them remains.
+Defines `measure`. Tensors of one side must not be alive while the other's memory is measured. Inputs are therefore
+created anew for each side, and only the `Answer` summaries of torch CPU's answers remain.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from conformance.sizes.table import Case, Row
 
 @dataclass
 class Sized:
-    """The executor's subject: a case's call on its inputs, observed by what it took and gave."""
+    """The executor's subject: a case's call on its inputs, observed by its costs and answers."""
 
     case: Case
     exact: Exact
     side: Side | None = None
 
     def inputs(self) -> tuple[dict[str, Any], set[int]]:
-        """The inputs, all of which move."""
+        """Create the inputs; no input stays on the CPU."""
         self.given = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
         return self.given, set()
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
-        """The call on inputs that lie on the target; those on the CPU are given up."""
+        """Begin the call on inputs that lie on the target, and release the inputs on the CPU."""
         self.given.clear()
         program = built(self.case.row, self.case.scale, target.device)[0]
         return Running(self, inputs, transform(program) if transform else program, target)
 
 
 class Running:
-    """A call under way: one step, in which its answers are read, too."""
+    """A call in progress: one step, which also reads the answers."""
 
     count = 1
     outcome: Any = None
 
     def __init__(self, subject: Sized, given: dict[str, Any], program: Callable[..., Any], target: Target) -> None:
         self.subject, self.given, self.program, self.target = subject, given, program, target
-        target.can_be_waited_for()  # tried before the call, whose own errors come out of a later wait
+        target.can_be_waited_for()  # tested before the call, whose own errors may come from a later wait
 
     def signature(self, number: int) -> Hashable:
-        """The case, and what it is given."""
+        """Return a key of the case and its inputs."""
         return (self.subject.case.id, signature_of(tensors(self.given)))
 
     def advance(self, number: int) -> None:
@@ -65,12 +65,12 @@ class Running:
         self.subject.side = calls.measured(self.program, self.given, backward, self.subject.exact, settle)
 
     def observe(self, target: Target) -> Observation:
-        """Nothing more than was seen within the step."""
+        """Return an empty observation: the step has already read the answers."""
         return Observation()
 
 
 def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
-    """The row's program for this device, and what makes its inputs on the CPU."""
+    """Return the row's program for this device, and a function that creates its inputs on the CPU."""
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "pattern": calls.pattern, "device": device}
     names |= row.sizes(scale)
     exec(f"{row.program()}\n\n{row.made()}", names)  # noqa: S102 - text of this package's own table
@@ -78,7 +78,7 @@ def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any
 
 
 def on_cpu(case: Case) -> tuple[Side, Exact]:
-    """torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
+    """Return torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
     program, inputs = built(case.row, case.scale, torch.device("cpu"))
     backward = case.variant == "backward"
     try:
@@ -89,7 +89,7 @@ def on_cpu(case: Case) -> tuple[Side, Exact]:
 
 
 def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:
-    """torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
+    """Return torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
     cpu, exact = on_cpu(case)
     gc.collect()
     short = short_of_memory(calls.resident("VmData") + cpu.inputs + allowed(cpu.held, cpu.peak))

@@ -1,7 +1,7 @@
-"""A finding of sizes as a standalone script: the call on torch CPU and on the target, judged as in the run.
+"""Standalone script of a sizes finding: the call on torch CPU and on the target, judged as in the run.
 
-The key insight: the functions that measure are carried as their own source (`core/script.py`), so the script takes the
-peak of its own process in the same way; it needs as much memory as the call does.
+The script carries the source of the functions that measure (`core/script.py`), so it reads the peak of its own process
+in the same way. It needs as much memory as the call does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ MARKER = "# What each side takes and gives: exit code 1 where the target's is no
 
 
 def standalone(case: Case, setup: str, finding: str) -> str:
-    """The script; its exit code is 1 where the target is wrong, else 0. `setup` is the target's `script()`, and
-    `finding` says in words what was found."""
+    """Return the script; its exit code is 1 if the target is wrong, else 0. `setup` is the target's `script()`, and
+    `finding` a sentence about the finding.
+    """
     row, known = case.row, defined(setup)
     backward = case.variant == "backward"
     run, device = ("transform(program)", "'cpu'") if "transform" in known else ("program", "DEVICE")

@@ -1,7 +1,7 @@
-"""The table of rows: what is called, on inputs of which sizes.
+"""Table of rows: the call, its inputs and their sizes.
 
-Defines `Row`, `Case`, `load` and `select`. The key insight: sizes are names in the rows' expressions, so that one scale
-of them is real work and another is a test of the harness. This module must not import torch.
+Defines `Row`, `Case`, `load` and `select`. Sizes are names in the rows' expressions. With one scale they have the sizes
+of real work, and with another they make a test of the harness. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ SCALES: Mapping[str, Mapping[str, int]] = {
     "large": {"BYTES": 2**31 + 5, "MILLION": 2_000_003, "MANY": 100_000, "BATCH": 8},
     "small": {"BYTES": 2**25 + 5, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
 }
-"""What the names of sizes stand for: elements of one byte, addends, small tensors, and images or sentences."""
+"""Values of the size names, by scale: elements of one byte, addends, small tensors, and images or sentences."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call: `call` is an expression of the `inputs`, which are expressions, too. `dtype` names what it computes
-    in. `bits`: floating answers are moved, and not rounded. `backward`: the gradients of its floating inputs, too."""
+    """One call: `call` is an expression of the `inputs`, which are expressions, too.
+
+    `dtype` names the dtype of the computation. `bits` means that floating answers are moved and not rounded. `backward`
+    means that the gradients of the floating inputs are measured too.
+    """
 
     name: str
     family: str
@@ -43,23 +46,23 @@ class Row:
 
     @property
     def exact(self) -> bool:
-        """Whether all answers agree to the bit, none being rounded."""
+        """Whether all answers must agree to the bit, since none is rounded."""
         return self.bits or "float" not in self.dtype
 
     def program(self) -> str:
-        """The text of the function `program`, of the inputs; what it makes lies on `device`."""
+        """Return the source of the function `program`, which takes the inputs and creates tensors on `device`."""
         lines = [f"def program({', '.join(self.inputs)}):"]
         *before, last = self.call.strip().splitlines()
         return "\n".join([*lines, *(f"    {line}" for line in [*before, f"return {last}"])])
 
     def made(self) -> str:
-        """The text of the function `inputs`."""
+        """Return the source of the function `inputs`."""
         lines = [f"{name} = {text}" for name, text in self.inputs.items()]
         given = f"return {{{', '.join(f'{name!r}: {name}' for name in self.inputs)}}}"
         return "\n    ".join(["def inputs():", "torch.manual_seed(1234)", *lines, given])
 
     def sizes(self, scale: str) -> dict[str, int]:
-        """The sizes by the names that the row uses."""
+        """Return the sizes by name, for the names that the row uses."""
         words = set(re.findall(r"[A-Z]+", " ".join([self.call, *self.inputs.values()])))
         return {name: size for name, size in SCALES[scale].items() if name in words}
 
@@ -76,13 +79,13 @@ class Case(OfRow):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """The dtype that the row computes in."""
+        """Dtype of the row's computation."""
         return self.row.dtype
 
 
 @functools.cache
 def load() -> tuple[Row, ...]:
-    """The rows."""
+    """Return the rows."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return tuple(_row(name, family, dict(data)) for family, table in tables.items() for name, data in table.items())
 
@@ -93,15 +96,16 @@ def _row(name: str, family: str, data: dict[str, Any]) -> Row:
 
 
 def families() -> list[str]:
-    """The classes of sizes."""
+    """Return the classes of sizes."""
     return list(dict.fromkeys(row.family for row in load()))
 
 
 def select(
     rows: Sequence[str], classes: Sequence[str], dtypes: Sequence[str], variants: Sequence[str], scale: str
 ) -> list[Case]:
-    """The cases of these globs of rows in these classes and dtypes (none: all). Raises UsageError for a word without a
-    match, and where nothing is left."""
+    """Return the cases of these globs of rows in these classes and dtypes (empty: all). Raises UsageError for a word
+    without a match, and if no case remains.
+    """
     known = load()
     names, held = [row.name for row in known], sorted({row.dtype for row in known})
     for word, among in [*((w, names) for w in rows), *((w, families()) for w in classes), *((w, held) for w in dtypes)]:

@@ -1,7 +1,7 @@
-"""What a worker does: measure one case, and say what was found as a result.
+"""Worker functions of `conformance sizes`: measure one case and return its result.
 
-The key insight: the process that collects results names these functions without importing torch, so everything that
-they need is imported inside of them.
+The process that collects results refers to these functions by name without importing torch. Each function therefore
+imports its dependencies itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ MODULES = (__name__, "conformance.sizes.script")
 
 
 def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
-    """The target's environment, and the dtypes that it holds (None: all). Raises TargetError where it cannot be
-    used, or has no values to compare, or peak memory cannot be measured here."""
+    """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError if it cannot be
+    used or has no values to compare, or if peak memory cannot be measured on this machine.
+    """
     under_test = loaded(target)
     if not under_test.shows_values:
         raise TargetError(
@@ -42,7 +43,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
 
 
 def run(target: str, case: Case) -> Result:
-    """The case's result."""
+    """Return the case's result."""
     from conformance.sizes.measure import measure
     from conformance.sizes.script import standalone
 
@@ -50,7 +51,7 @@ def run(target: str, case: Case) -> Result:
 
 
 def judged(case: Case, setup: str, sides: tuple[Side, Side]) -> Result:
-    """The result of a case that both sides answered, torch CPU and the target."""
+    """Return the result of a case that both sides, torch CPU and the target, have answered."""
     from conformance.sizes.calls import faults
     from conformance.sizes.script import standalone
 

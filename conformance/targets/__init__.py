@@ -1,1 +1,1 @@
-"""The built-in targets, one file each; `conformance.core.target.load_target` imports only the one that is asked for."""
+"""Built-in targets, one file each; `conformance.core.loading.load_target` imports only the requested one."""

@@ -1,5 +1,4 @@
-"""`aot_eager`: torch.compile through Dynamo and AOTAutograd, and then torch's own kernels; no code generator takes
-part."""
+"""`aot_eager`: torch.compile with Dynamo and AOTAutograd, followed by torch's own kernels, without a code generator."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from conformance.targets.compiler import CompileTarget
 
 
 class AotEagerTarget(CompileTarget):
-    """`compile:aot_eager` by its former name."""
+    """`compile:aot_eager` under its former name."""
 
     name = "aot_eager"
 

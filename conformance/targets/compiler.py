@@ -1,10 +1,11 @@
 """torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]`.
 
-Defines `CompileTarget`. The key insight: a function that Dynamo never hands to the backend (a graph break, a fallback
-to eager, a constant that is folded away) runs as plain torch CPU and would agree with itself, so the backend is
-wrapped, and what it is handed is counted: graphs, and the ops in them. What differs is the fault of tracing,
-functionalization, fake tensors, autograd's joint graph, aliasing, or the backend's code generator; `compile:aot_eager`
-has no code generator."""
+Defines `CompileTarget`. Dynamo may not pass a function to the backend: after a graph break, in a fallback to eager, or
+if it folds a constant. Such a function runs as plain torch CPU and would be compared with itself. The target therefore
+wraps the backend and counts the graphs, and the ops in them, that the backend receives. A difference may come from
+tracing, functionalization, fake tensors, autograd's joint graph, aliasing, or the backend's code generator;
+`compile:aot_eager` has no code generator.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from conformance.core.registration import options, register, setup
 from conformance.core.target import Capture, Target
 
 LAYERS = ("eager", "aot_eager")
-"""Backends of torch that run a graph as it is: after Dynamo alone, and after Dynamo and AOTAutograd."""
+"""Backends of torch that run a graph unchanged: after Dynamo alone, and after Dynamo and AOTAutograd."""
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
 
 
 class CompileTarget(Target):
-    """A program, or an op_db sample, as one compiled function of tensors on the CPU. Inductor draws its random numbers
-    by torch's own kernels (`fallback_random`), since no seed makes its own generators draw what torch CPU does."""
+    """A program, or an op_db sample, as one compiled function of tensors on the CPU. Inductor draws random numbers with
+    torch's own kernels (`fallback_random`), since its own generators draw other numbers than torch CPU for any seed.
+    """
 
     name = "compile"
     transforms_program = True
@@ -42,9 +44,10 @@ class CompileTarget(Target):
             "state",
         }
     )
-    """`same_base` asks for views' bases and addresses, and the next four replace a storage or look into its gaps: what
-    a functional graph does not have. What was compiled together is one node of the autograd graph, which can be gone
-    through once. `backward` itself, and a step that raises, are where one compiled function ends and the next begins.
+    """Steps that a functional graph cannot express. `same_base` reads views' bases and addresses, and the next four
+    steps replace a storage or read its gaps. A compiled function is one node of the autograd graph, which supports only
+    one backward pass. `backward` itself is supported, and so is a step that raises: one compiled function ends there
+    and the next begins.
     """
 
     def __init__(self, argument: str = "") -> None:
@@ -61,12 +64,14 @@ class CompileTarget(Target):
 
     @property
     def of_torch(self) -> bool:
-        """Whether the backend is one of torch's own, of whose findings none is excused: the layer is only named."""
+        """Whether the backend is one of torch's own. Its findings are never excused; the report only names
+        their layer.
+        """
         there = importlib.metadata.entry_points(group="torch_dynamo_backends")
         return not self.module and self.backend not in {entry.name for entry in there}
 
     def prepare(self) -> None:
-        """Import what registers the backend, find the backend, and compile one function with it. Raises TargetError."""
+        """Register the backend, find it, and compile one function with it. Raises TargetError."""
         register(self.module, self.function, f"the backend {self.backend!r}")
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
@@ -84,7 +89,7 @@ class CompileTarget(Target):
             self._attempt = torch_compat.run_eagerly(super().attempt)
             with self.capture() as seen:
                 self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
-        except Exception as error:  # anybody's compiler, which may fail in any way
+        except Exception as error:  # a third-party compiler may raise anything
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
             raise TargetError(
                 f"torch.compile with backend {self.backend!r} does not work here on Python {sys.version.split()[0]}: "
@@ -97,7 +102,7 @@ class CompileTarget(Target):
             )
 
     def _hint(self, known: Collection[str]) -> str:
-        """How to name a backend that torch.compile does not know."""
+        """Return a hint on how to name a backend that torch.compile does not find."""
         if self.module:
             call = "" if self.function else "; a module may also want a call, call=FUNCTION"
             return f" after the import of {self.module!r}: it knows {', '.join(sorted(known))}{call}"
@@ -107,13 +112,16 @@ class CompileTarget(Target):
         )
 
     def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        """The step is compiled by itself, between the parts of the program before and after it: an exception ends the
-        compiled function it is in."""
+        """Compile the step as a separate function, between the parts of the program before and after it. An exception
+        ends the compiled function that contains it.
+        """
         answer = self._attempt(step, *tensors)
         return torch_compat.unwrapped(answer) if isinstance(answer, Exception) else answer
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled function. What was compiled before is forgotten, so that an answer follows from this call."""
+        """Return the compiled function. Dynamo's caches are reset first, so that the answer does not depend on earlier
+        calls.
+        """
         torch_compat.reset_dynamo()
         return torch_compat.raising_inner(torch.compile(function, backend=self._counting, dynamic=self.dynamic))
 
@@ -124,7 +132,7 @@ class CompileTarget(Target):
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count what the backend is handed, and Dynamo's graph breaks."""
+        """Count the graphs and ops that the backend receives, and Dynamo's graph breaks."""
         self._seen = seen = Capture()
         torch_compat.reset_graph_breaks()
         try:
@@ -133,7 +141,7 @@ class CompileTarget(Target):
             seen.breaks = torch_compat.graph_breaks()
 
     def script(self) -> str:
-        """What registers the backend, if anything, and the transform."""
+        """Return the code that registers the backend, if any, and defines the transform."""
         lines = setup(self.module, self.function, self.profile.environment if self.profile else {})
         if self.backend == "inductor":
             lines += "import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n"

@@ -1,7 +1,8 @@
-"""torch CPU as a target: the harness against itself, which must always be green; also as a device that lacks features.
+"""torch CPU as a target: the harness against itself, which must always pass, or a device that lacks features.
 
-`cpu:without=storages+set_` moves and observes tensors as on a device that lacks them, and calling one of these there
-raises: what is found then is a fault of the harness."""
+`cpu:without=storages+set_` moves and observes tensors as on a device that lacks these features, and a use of one of
+them in these operations raises. A finding is then a bug of the harness.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from conformance.core.target import KernelCount, Target
 from conformance.core.torch_compat import TorchDispatchMode
 
 METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
-"""The Tensor method that a feature is."""
+"""Tensor methods that stand for a feature."""
 
 
 class CpuTarget(Target):
     name = "cpu"
-    # Counting means a dispatch mode here, under which torch CPU differs from itself.
+    # Counting needs a dispatch mode here, under which torch CPU behaves differently.
     oracles = frozenset(ORACLES) - {"kernels"}
 
     def __init__(self, argument: str = "") -> None:
@@ -42,22 +43,22 @@ class CpuTarget(Target):
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
-        """Count the aten ops that are not views: the bound that no fusing device should exceed."""
+        """Count the aten ops that are not views: the upper bound for a device that fuses."""
         count, ops = KernelCount(), AtenOps()
         with ops:
             yield count
         count.total = ops.total
 
     def synchronize(self) -> None:
-        """The CPU has always finished."""
+        """Do nothing: CPU ops are synchronous."""
 
     def lay_out(self, flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
-        """As on any device, what is lacking refused."""
+        """Lay out as on any device, with the lacking features disabled."""
         with self._refused():
             return super().lay_out(flat, like, alone)
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As on any device, what is lacking refused."""
+        """Flatten as on any device, with the lacking features disabled."""
         with self._refused():
             return super().flatten(tensor)
 
@@ -81,7 +82,7 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 
 class _Refusing(TorchDispatchMode):
-    """Raises where one of these operators is called."""
+    """Mode that raises NotImplementedError when one of these operators is called."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()

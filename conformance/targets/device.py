@@ -1,8 +1,9 @@
 """Any torch device, `device:NAME[,import=MODULE][,call=FUNCTION][,without=FEATURE+...]`: cuda, mps, xpu, or an
-out-of-tree backend that MODULE registers, perhaps only when FUNCTION is called.
+out-of-tree backend that MODULE registers, possibly only when FUNCTION is called.
 
-What the device lacks of `core/features.py` is found by a probe before a run, and stands in the spec from then on, so
-that a saved finding is run again in the same way."""
+A probe before a run finds the features of `core/features.py` that the device lacks. The spec lists them from then on,
+so that a saved finding runs again in the same way.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ from conformance.core.target import Target
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
 
 LAZY = ("xla", "lazy")
-"""The devices of torch that are lazy tensors."""
+"""Devices of torch with lazy tensors."""
 
 
 class DeviceTarget(Target):
-    """What only the device itself could count, its kernels, is not judged, nor strides that say nothing of where an
-    element lies, which torch promises nowhere (pytorch#77553). Version counters are: torch counts writes above the
-    device's kernels, and those that a kernel makes of its own count twice."""
+    """A torch device, compared by all oracles except kernels and insignificant strides.
+
+    Only the device itself could count its kernels. Strides that do not affect where an element lies are not compared,
+    since torch does not promise them (pytorch#77553). Version counters are compared: torch counts writes above the
+    device's kernels, and a kernel that counts its own writes counts them twice.
+    """
 
     name = "device"
     oracles = frozenset(ORACLES) - {"kernels", "stride"} | {SIGNIFICANT_STRIDE}
@@ -47,11 +51,13 @@ class DeviceTarget(Target):
         self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def prepare(self) -> None:
-        """Import the backend's module, if any, and make one tensor on the device to see that it is there."""
+        """Import the backend's module, if any, and create one tensor on the device to check that it exists. Raises
+        TargetError.
+        """
         self._entered = take_modes(self._load)
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
-        """With the modes that loading the device has pushed."""
+        """Return a context with the modes that loading the device has pushed."""
         return self._entered()
 
     def _load(self) -> None:
@@ -66,13 +72,13 @@ class DeviceTarget(Target):
             raise TargetError(f"torch knows no device {self.device_name!r}{hint}") from error
         try:
             torch.empty(1, device=self.device)
-        except Exception as error:  # anybody's code, which may fail in any way
+        except Exception as error:  # a third-party backend may raise anything
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             hint = "; its module may also want a call, call=FUNCTION" if self.module and not self.function else ""
             raise TargetError(f"torch has no usable device {self.device_name!r} here: {reason}{hint}") from error
 
     def script(self) -> str:
-        """What registers the device, if anything, and its name."""
+        """Return the code that registers the device, if any, and its name."""
         return (
             setup(self.module, self.function, self.profile.environment if self.profile else {})
             + f"DEVICE = {self.device_name!r}"

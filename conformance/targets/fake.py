@@ -1,4 +1,4 @@
-"""FakeTensorMode: what compilers believe of each kernel's metadata, on the CPU; there are no values to compare."""
+"""FakeTensorMode: the kernel metadata that compilers rely on, on the CPU, without values to compare."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ class FakeTarget(Target):
     name = "fake"
     oracles = METADATA
     unsupported = NEEDS_VALUES | {"thread"}
-    """A mode is its thread's own: what another thread makes is no fake tensor."""
+    """A mode is local to its thread: tensors that another thread creates are not fake."""
 
     def prepare(self) -> None:
-        """One mode for all programs."""
+        """Create the one mode for all programs."""
         self.mode = torch_compat.fake_tensor_mode()
 
     def send(self, tree: Any) -> Any:
-        """Fake tensors on fake storages: same geometry, same aliasing, `requires_grad` kept.
+        """Return fake tensors on fake storages: same geometry, same aliasing, same `requires_grad`.
 
-        What the mode remembers of calls is forgotten, since a remembered answer can be another one (see the findings):
-        a program's answers are to follow from the program, not from those before it."""
+        The mode's cache of calls is cleared first, since a cached answer can differ (see docs/findings.md). A program's
+        answers must follow from the program, not from earlier ones.
+        """
         torch_compat.forget_fake_calls()
         flats: dict[int, torch.Tensor] = {}
 
@@ -43,15 +44,15 @@ class FakeTarget(Target):
         return map_tensors(tree, fake)
 
     def fetch(self, tree: Any) -> Any:
-        """Stand-ins full of zeros: same geometry, same aliasing."""
+        """Return stand-ins filled with zeros: same geometry, same aliasing."""
         return stand_ins(tree)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Each step runs in the mode."""
+        """Context of a step, in the mode."""
         with self.mode:
             yield
 
     def script(self) -> str:
-        """The device and the mode."""
+        """Return the device and the mode."""
         return "from torch._subclasses.fake_tensor import FakeTensorMode\nDEVICE, MODE = 'cpu', FakeTensorMode()"

@@ -1,7 +1,7 @@
-"""torch.func.functionalize: the whole program with its writes and views taken out, and its inputs written at the end.
+"""torch.func.functionalize: the whole program without writes and views; its inputs are written at the end.
 
-It promises the values, dtypes and shapes of results and the content of inputs; not that results alias each other, nor,
-since a written tensor is made anew, their strides (pytorch#133512).
+It promises the values, dtypes and shapes of results and the content of inputs. It does not promise that results alias
+each other. It promises no strides either, since it creates a new tensor for each written one (pytorch#133512).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.core.target import Capture, Target
 
 
 class FunctionalizeTarget(Target):
-    """Each function through `torch.func.functionalize`."""
+    """Target that passes each function through `torch.func.functionalize`."""
 
     name = "functionalize"
     transforms_program = True
@@ -31,14 +31,15 @@ class FunctionalizeTarget(Target):
             *("resize_filled_", "forward_over_backward", "sparse", "state"),
         }
     )
-    """The transform takes inputs for independent tensors, and writes them when the function has ended; torch documents
-    that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's `resize_`; strides, and so
-    contiguity, are not promised. (OpInfo's gradients are taken outside of the transform.)"""
+    """Features that the transform does not support. It treats inputs as independent tensors, and writes them when the
+    function has ended. torch documents that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's
+    `resize_`. Strides, and so contiguity, are not promised. (OpInfo's gradients are computed outside of the transform.)
+    """
 
     _seen = Capture()
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function without mutations; each call that torch really functionalizes is counted."""
+        """Return the function without mutations; it counts each call that torch really functionalizes."""
         seen = self._seen
 
         def counted(*inputs: Any) -> Any:
@@ -51,10 +52,10 @@ class FunctionalizeTarget(Target):
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count the calls inside of the transform."""
+        """Count the calls inside the transform."""
         self._seen = Capture()
         yield self._seen
 
     def script(self) -> str:
-        """The transform."""
+        """Return the transform."""
         return "DEVICE, transform = 'functionalize', torch.func.functionalize"

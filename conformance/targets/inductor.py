@@ -1,5 +1,7 @@
-"""`inductor`: torch.compile with Inductor on the CPU, which generates C++ for the whole function, random numbers
-excepted: those come from torch's own kernels, so that one seed gives both sides the same."""
+"""`inductor`: torch.compile with Inductor on the CPU, which generates C++ for the whole function.
+
+Random numbers come from torch's own kernels, so that one seed gives both sides the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,6 @@ from conformance.targets.aot_eager import AotEagerTarget
 
 
 class InductorTarget(AotEagerTarget):
-    """`compile:inductor` by its former name."""
+    """`compile:inductor` under its former name."""
 
     name = "inductor"

@@ -1,4 +1,4 @@
-"""torch's meta device: the shape, dtype, strides and offset that each kernel promises, with no values to compare."""
+"""torch's meta device: the shape, dtype, strides and offset that each kernel promises, without values to compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.target import Target
 
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
-"""What can be judged without values; of gradients, whether an input has one, its dtype and its shape."""
+"""Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""
 
 NEEDS_VALUES = frozenset(
     {
@@ -34,9 +34,12 @@ NEEDS_VALUES = frozenset(
         "op_db",
     }
 )
-"""Steps whose answer, size or error depends on values, on how many bytes there are or on which of them overlap: meta
-kernels check no memory. And the way to the host, copies of storages, random numbers, and autocast, which knows no such
-device. op_db runs on them by itself (`conformance opinfo`), where metadata that follow from values are told."""
+"""Steps and features that need values or memory.
+
+The answer, size or error of these steps depends on values, on the number of bytes, or on overlaps, and meta kernels
+check no memory. Copies to the host and of storages, random numbers, and autocast, which does not support this device,
+are excluded too. op_db runs separately (`conformance opinfo`), which skips calls whose metadata depends on values.
+"""
 
 
 class MetaTarget(Target):
@@ -46,17 +49,18 @@ class MetaTarget(Target):
     device = torch.device("meta")
 
     def fetch(self, tree: Any) -> Any:
-        """Stand-ins full of zeros on the CPU: same geometry, same aliasing."""
+        """Return stand-ins filled with zeros on the CPU: same geometry, same aliasing."""
         return stand_ins(tree)
 
     def synchronize(self) -> None:
-        """Nothing ever runs."""
+        """Do nothing: the meta device runs nothing."""
 
 
 def stand_ins(tree: Any) -> Any:
-    """The tree with each tensor replaced by zeros on the CPU of the same geometry, one storage for each of its own.
+    """Replace each tensor of the tree by zeros on the CPU with the same geometry and the same sharing of storages.
 
-    A tensor that reaches past the end of its storage raises RuntimeError, as such a tensor would."""
+    Raises RuntimeError for a tensor that reaches past the end of its storage.
+    """
     flats: dict[int, torch.Tensor] = {}
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:

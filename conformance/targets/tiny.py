@@ -1,9 +1,9 @@
-"""The `tiny` device that this package ships: all that is observed is computed in one schedule, kernels are counted.
+"""The `tiny` device of this package: one schedule computes all observed values, and kernels are counted.
 
-`tiny:RENDERER` is the same device with another of tinygrad's code generators: what fails under one only is not the
-device's fault. tinygrad reads its choice once a process, so a process holds one of them. `tiny:REPLAYED` runs each
-subject four times and observes the last: the first run meets each call's geometry, the second queues the calls, the
-third records what becomes of the queue, and the fourth computes no graph where the queue is the same.
+`tiny:RENDERER` is the same device with another of tinygrad's code generators. A failure under only one of them is not
+the device's fault. tinygrad reads this choice once per process, so a process uses only one. `tiny:REPLAYED` runs each
+subject four times and observes the last run. The first run records each call's geometry, and the second queues the
+calls. The third records how the queue is computed, and the fourth computes no graph if the queue is the same.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from conformance.core.names import ORACLES
 from conformance.core.target import KernelCount, Target
 
 RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
-"""tinygrad's code generators that need no further hardware, each with what its `DEV` must say."""
+"""tinygrad's code generators that need no further hardware, each with its value of `DEV`."""
 REPLAYED = "REPLAYED"
 
 
 def require_llvm() -> None:
-    """Raises TargetError unless there is a libLLVM of version 16 or newer: older ones cannot read tinygrad's code."""
+    """Raise TargetError unless libLLVM is of version 16 or newer; older ones cannot read tinygrad's code."""
     try:
         from tinygrad.runtime.autogen import llvm
 
@@ -57,7 +57,7 @@ class TinyTarget(Target):
         self.siblings = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
 
     def prepare(self) -> None:
-        """Choose the renderer and import `conformance.backend`, which registers the device."""
+        """Choose the renderer and import `conformance.backend`, which registers the device. Raises TargetError."""
         if self.renderer:
             wanted = RENDERERS[self.renderer]
             if "tinygrad" in sys.modules and os.environ.get("DEV", "") != wanted:
@@ -67,19 +67,19 @@ class TinyTarget(Target):
                 )
             os.environ["DEV"] = wanted
         try:
-            if self.renderer == "LLVM" and find_spec("tinygrad"):  # without it, the device says what is missing
+            if self.renderer == "LLVM" and find_spec("tinygrad"):  # otherwise the device reports the missing package
                 require_llvm()
             from conformance import backend
         except ImportError as error:
             raise TargetError(f"target {self.spec!r} cannot be used: {error}") from error
         self.backend = backend
         if self.replayed:
-            backend.queue_calls(True)  # whatever the environment says
+            backend.queue_calls(True)  # independent of the environment
         self.device = torch.device("tiny")
         try:
             backend.ensure_compiler()
             (torch.ones(2).to(self.device) * 3).cpu()
-        except Exception as error:  # tinygrad's ways to fail are many: a missing library, compiler or renderer
+        except Exception as error:  # tinygrad fails in many ways: a missing library, compiler or renderer
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             under = f" under {self.renderer}" if self.renderer else ""
             raise TargetError(f"the tiny device is registered but cannot compute{under}: {reason}") from error
@@ -92,26 +92,28 @@ class TinyTarget(Target):
         return super().download(flats)
 
     def synchronize(self) -> None:
-        """tinygrad's CPU queue is waited for by every copy to the host."""
+        """Do nothing: every copy to the host waits for tinygrad's CPU queue."""
 
     def reset_state(self) -> None:
-        """A number that has changed from call to call is data, and a kernel reads only so many buffers."""
+        """Clear the backend's record of numbers that changed between calls. It passes such numbers to kernels as data,
+        and a kernel reads only a limited number of buffers.
+        """
         self.backend.reset_state()
 
     @contextlib.contextmanager
     def kernels(self) -> Iterator[KernelCount]:
-        """Count tinygrad's kernels through the backend's statistics."""
+        """Count tinygrad's kernels with the backend's statistics."""
         count, before = KernelCount(), self._kernels()
         yield count
         count.total = self._kernels() - before
 
     def counted_calls(self) -> dict[str, dict[str, int]]:
-        """Calls by how they ran: on the device, by decomposition, on the CPU by design, or fallen back to it."""
+        """Return calls by execution kind: native, by decomposition, on the CPU by design, or by fallback to it."""
         stats = self.backend.stats()
         return {kind: dict(stats.get(kind, {})) for kind in ("native", "decomposed", "host", "fallback")}
 
     def scheduled(self) -> int:
-        """Graphs that had to be scheduled so far."""
+        """Return the number of graphs that were scheduled so far."""
         return int(self.backend.stats()["scheduled"])
 
     def _kernels(self) -> int:
@@ -119,13 +121,15 @@ class TinyTarget(Target):
         return int(stats["kernels"] if isinstance(stats, dict) else stats.kernels)
 
     def environment(self) -> dict[str, str]:
-        """Versions of torch and tinygrad, and the tinygrad device that computes: not always tinygrad's own choice."""
+        """Return versions of torch and tinygrad, and the tinygrad device that computes, which may differ from
+        tinygrad's default.
+        """
         from importlib.metadata import version
 
         device = torch.get_device_module("tiny").get_device_name().removeprefix("tinygrad ")
         return {**super().environment(), "tinygrad": version("tinygrad"), "tinygrad device": device}
 
     def script(self) -> str:
-        """The import that registers `tiny`."""
+        """Return the import that registers `tiny`, preceded by the choice of the renderer."""
         chosen = f'import os\nos.environ["DEV"] = {RENDERERS[self.renderer]!r}\n' if self.renderer else ""
         return chosen + 'import conformance.backend\nDEVICE = "tiny"'

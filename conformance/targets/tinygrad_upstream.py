@@ -1,7 +1,7 @@
 """tinygrad's own PyTorch backend, `tinygrad-upstream:PATH`, from a checkout of tinygrad; it is in no release.
 
-Its tensors show no storages, so aliasing is judged by behaviour only: a write through one view must be seen by the
-others. It compiles a C++ extension when it is imported.
+Its tensors expose no storages, so aliasing is tested only by behaviour: a write through one view must show in the
+others. Its import compiles a C++ extension.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ NOT_WRITTEN = frozenset(
     }
 )
 """Steps for which it registers no kernel: PyTorch says "Could not run 'aten::...' from the 'tiny' backend", and of
-`squeeze_` "Cannot access storage of OpaqueTensorImpl"."""
+`squeeze_` "Cannot access storage of OpaqueTensorImpl".
+"""
 
 
 def choose_compiler() -> None:
-    """Find tinygrad a C compiler as the tiny device does, without importing that device, which has the same name."""
+    """Find a C compiler for tinygrad as the tiny device does, without importing that device, which has the
+    same name.
+    """
     place = Path(conformance.__file__).parent / "backend" / "runtime" / "toolchain.py"
     spec = importlib.util.spec_from_file_location("tinygrad_toolchain", place)
     assert spec is not None and spec.loader is not None
@@ -76,7 +79,7 @@ class TinygradUpstreamTarget(Target):
         }
     )
     unsupported = frozenset({"set_data", "view_as_complex", "view_as_real", "detach_", "is_contiguous"}) | NOT_WRITTEN
-    """What replaces a storage, `detach_`, and complex numbers; bfloat16 has no way to the device."""
+    """Steps that replace a storage, `detach_`, and complex numbers; bfloat16 cannot be copied to the device."""
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class TinygradUpstreamTarget(Target):
             self.probed = False
 
     def prepare(self) -> None:
-        """Import the backend from the checkout, with the tinygrad that lies beside it."""
+        """Import the backend and tinygrad from the checkout. Raises TargetError."""
         if not (self.checkout / BACKEND).is_file():
             raise TargetError(f"{self.checkout} is no checkout of tinygrad with a PyTorch backend: it has no {BACKEND}")
         other = sys.modules.get("tinygrad")
@@ -108,7 +111,7 @@ class TinygradUpstreamTarget(Target):
             __import__("extra.torch_backend.backend")
             self.device = torch.device("tiny")
             (torch.ones(2).to(self.device) * 3).cpu()
-        except Exception as error:  # a missing C++ compiler, a torch that it does not know, a C compiler for kernels
+        except Exception as error:  # a missing C++ compiler, an unsupported torch, or no C compiler for kernels
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise TargetError(
                 f"tinygrad's PyTorch backend in {self.checkout} cannot be built or used with torch "
@@ -116,7 +119,7 @@ class TinygradUpstreamTarget(Target):
             ) from error
 
     def script(self) -> str:
-        """The import of the backend from the checkout."""
+        """Return the import of the backend from the checkout."""
         return (
             f"import sys\nsys.path.insert(0, {str(self.checkout)!r})\nimport extra.torch_backend.backend\n"
             'DEVICE = "tiny"'
