@@ -255,9 +255,7 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
 
 @nox.session(python=False, default=False)
 def versions(session: nox.Session) -> None:
-    """Other releases of torch, or `tinygrad` for its newest with the pinned torch: the tests that depend on the
-    version.
-    """
+    """Tests that depend on the version, on other releases of torch, or of `tinygrad` with the pinned torch."""
     failed: dict[str, int] = {}
     for asked in session.posargs or VERSIONS:
         folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{asked}")

@@ -106,7 +106,7 @@ def item(tensor: torch.Tensor) -> Any:
     return on_host(tensor, host_bytes(lazy, tensor.element_size())).item()
 
 
-def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
     """aten::copy_ if either tensor is on the device: any two layouts and dtypes, with broadcast. A Python number,
     which torch's parser wraps as a tensor, arrives here as a number again."""
     if not isinstance(src, torch.Tensor):
