@@ -294,9 +294,7 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
 
 @nox.session(python=False, default=False)
 def replaced(session: nox.Session) -> None:
-    """Another package replaces torch under an installed conformance: timm, through torchvision, or the
-    named packages.
-    """
+    """Another package replaces torch under an installed conformance: timm, or the packages that are named."""
     folder = session.cache_dir.resolve().parent / "replaced"
     session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
