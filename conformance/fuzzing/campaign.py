@@ -43,24 +43,24 @@ LONGEST_NAME = 90
 
 SHRINKING = 0.2
 """Share of `--minutes` reserved for shrinking, once there are findings. Also the share of a pool's workers that shrink
-while programs are left to draw, rounded down: none of four."""
+before the last program is drawn, rounded down: none of four."""
 
 MEANWHILE, LONGEST_TURN = 0.4, 30.0
-"""Share of the time so far that shrinking may take while programs are left to draw, if `--minutes` limits the campaign;
-and the most seconds for one finding during that time."""
+"""Limits on shrinking before the last program is drawn, if `--minutes` limits the campaign: the share of the time so
+far, and the seconds for one finding."""
 
 PATIENCE = 1.0
 """Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
 files."""
 
 SHRUNK_EACH = 3
-"""Number of findings of one pattern that are shrunk, if their causes are known without shrinking."""
+"""Number of findings to shrink per pattern, if their causes are known without shrinking."""
 
 
 @dataclass(eq=False)
 class Group:
     """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
-    signatures. `shrunk` means that its cause is known, and that it failed again in a fresh worker or is flaky."""
+    signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
 
     finding: Finding
     numbers: set[int]
@@ -69,7 +69,7 @@ class Group:
     elsewhere: dict[str, str] = field(default_factory=dict)
     """Result of the program on each target related to the target under test."""
     masked: set[int] = field(default_factory=set)
-    """Numbers of programs in which this difference leaves later steps unjudged."""
+    """Numbers of programs with later steps that are not judged because of this difference."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Campaign:
     running: int = 0
     """Number of shards that workers are running."""
     shrinking: float = 0.0
-    """Seconds spent on shrinking while programs were left to draw."""
+    """Seconds of shrinking before the last program was drawn."""
     running_seconds: float = 0.0
     earlier_seconds: float = 0.0
     unfinished: dict[int, Shard] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Campaign:
                 self._shrink(shrinker, group)
 
     def _shrink_ahead(self, apart: Apart, most: int) -> None:
-        """Keep at most `most` shrinking tasks running ahead of their turn, for groups that probably have distinct
+        """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
         causes."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
         for group in self.ranked():
@@ -151,8 +151,8 @@ class Campaign:
                 apart.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
-        """Whether enough findings of the group's pattern are shrunk and the group's cause is known without
-        shrinking."""
+        """Whether enough findings of the group's pattern are shrunk, and the group needs no shrinking to know its
+        cause."""
         finding = group.finding
         alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
         return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
@@ -177,8 +177,8 @@ class Campaign:
 
     @property
     def hang(self) -> dict[str, int]:
-        """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty for a target on
-        which one step is not one op: a lazy one, or one that transforms programs."""
+        """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty if a step of the
+        target is not one op, because the target is lazy or transforms programs."""
         target = describe_target(self.plan.target)
         if target.lazy or target.transforms_program:
             return {}
@@ -214,8 +214,8 @@ class Campaign:
         return time.time() >= self._deadline()
 
     def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
-        """Shrink findings while programs are left to draw, within `MEANWHILE` of a limited time. Without a time limit,
-        findings are shrunk at the end, in an order that does not depend on the scheduling of a pool."""
+        """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
+        shrunk at the end, in an order that does not depend on the scheduling of a pool."""
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
             waiting = (group for group in self.ranked() if not (group.shrunk or self._unshrinkable(group)))
             group = next((group for group in waiting if not self._enough_of(group)), None)
@@ -382,8 +382,8 @@ class Campaign:
         return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
 
     def _shrink(self, shrinker: Shrinker, group: Group, until: float | None = None) -> None:
-        """Shrink a group's program so that its cause is known, then merge the group into an existing group of that
-        cause. A finding with a new cause must also fail in a fresh worker."""
+        """Shrink a group's program to find its cause. If another group has this cause, merge the two. A finding with a
+        new cause must also fail in a fresh worker."""
         finding, until = group.finding, self._deadline() if until is None else until
         if self._unshrinkable(group):
             return

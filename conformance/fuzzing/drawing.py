@@ -1,9 +1,9 @@
 """Drawing programs of view and in-place steps: a Hypothesis strategy, and a numbered stream for campaigns.
 
-The key insight: bugs of views and in-place writes are interactions, such as a write after a view after a write.
-Therefore each step is drawn against a CPU shadow of the program so far. Operands are existing tensors; later tensors
-and tensors on freshly written storages are preferred. A step without a defined meaning is rejected before it runs, and
-counted. No program is filtered out afterwards.
+The key insight: bugs of views and in-place writes are interactions, such as a write after a view after a write. So a
+CPU shadow runs the program while it grows. Operands are existing tensors; later tensors and tensors on freshly written
+storages are preferred. A step without a defined meaning is rejected before it runs, and counted. No program is filtered
+out afterwards.
 
     @given(programs(steps=(1, 6)))
     def test_my_backend(program): ...
@@ -81,7 +81,7 @@ FOLLOWS = {
     **dict.fromkeys(WRITES, ("view", "view", *READS)),
     **dict.fromkeys(READS, ("view", *WRITES)),
 }
-"""Families from which half of the steps are drawn, by the family of the preceding step. They favor interactions: a
+"""Families that may follow the family of the preceding step. They apply to half of the steps, and favor interactions: a
 write after a view after a write, or a read of a tensor that was viewed before."""
 
 FUSED = {"fusion": 12, "reduction": 2, "view": 1}
@@ -116,11 +116,11 @@ TRIED = 20
 """Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""
 
 PROBED = 100
-"""Number of programs to draw to see whether a family can be drawn. Each such family occurred in the first 20."""
+"""Number of programs that test whether a family occurs. Each family that can occur was among the first 20."""
 
 
 class DrawingError(UserError, ValueError):
-    """No programs can be drawn with these arguments. The message is one sentence: the fault, and the valid choices."""
+    """No program exists for these arguments. The message is one sentence: the fault, and the valid choices."""
 
 
 class UnknownFamily(DrawingError):
@@ -137,9 +137,9 @@ def programs(
 ) -> st.SearchStrategy[Program]:
     """A strategy of programs that have a defined meaning on torch CPU.
 
-    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always drawn).
+    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always included).
     dtypes: names of the dtypes of inputs and of conversions. tally: counts the draws, if given. Raises DrawingError for
-    a family or dtype that does not exist, and for a family of `only` that cannot be drawn with these arguments."""
+    a family or dtype that does not exist, and if no program has a step of a family of `only`."""
     drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
 
     @st.composite
@@ -249,12 +249,12 @@ class Drawing:
 
     @property
     def can_fuse(self) -> bool:
-        """Whether programs of expressions can be drawn, by their family and dtypes."""
+        """Whether the families and dtypes allow programs of expressions."""
         return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
 
     @property
     def calls_op_db(self) -> bool:
-        """Whether some programs are made of op_db's entries."""
+        """Whether some programs call op_db's entries."""
         wanted = not self.only or op_db.FAMILY in self.only
         return self.biased and wanted and op_db.FAMILY not in self.without
 
@@ -295,7 +295,7 @@ class Drawing:
     def program(
         self, source: Source, tally: Tally | None = None, aim: Cell | None = None, kind: str = "", state: str = ""
     ) -> Program:
-        """Draw a program in which every choice comes from the source.
+        """Draw a program. Every choice comes from the source.
 
         If `aim` is a cell, the first input and at most one step are aimed at it. A program of kind "fusion" is of
         expressions over special values, one of kind "edges" of edge-case calls. A program with a `state`, a topic of
@@ -379,8 +379,8 @@ def draw_step(
 
 def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
     """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
-    rejected. Without `computes`, a step that would compute with rounded values is rejected: after cancellation, a
-    correct result of a network layer may consist of rounding errors only."""
+    rejected. Without `computes`, a step that would compute with rounded values is rejected: rounded values of a network
+    layer may cancel, so that a correct result consists of rounding errors only."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1

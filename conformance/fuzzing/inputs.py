@@ -1,7 +1,7 @@
 """The inputs of a drawn program: storages, and tensors of drawn layouts on them.
 
-Defines `draw_inputs`. The key insight: bugs depend on the class of a layout, so inputs are drawn by class. Sometimes
-two inputs share a storage.
+Defines `draw_inputs`. The key insight: bugs depend on the class of a layout, so the draw chooses a class first.
+Sometimes two inputs share a storage.
 """
 
 from __future__ import annotations

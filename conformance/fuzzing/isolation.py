@@ -1,8 +1,8 @@
 """Worker processes that run programs: recovery of a shard whose worker died, and shrinking of crashes and hangs.
 
 Defines `Workers` and `FreshWorkers`. The key insight: a worker records each program and each step before it runs it. A
-death therefore names its program and step, and the shard's earlier programs can be drawn again. A failure can corrupt
-its process for all later programs. So a failure counts only if it repeats in a fresh process.
+death therefore names its program and step, and a worker can draw the shard's earlier programs again. A failure can
+corrupt its process for all later programs. So a failure counts only if it repeats in a fresh process.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Workers(PlacedPool):
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
     def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
-        """Yield each shard when it ends, with its result and the shard of programs that are left to run, for at most
-        `seconds`. Raises TargetError if no worker can be started, and Stopped."""
+        """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
+        Raises TargetError if no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
             if task.function is not worker.run_shard:
                 self.aside(task, answer)
@@ -241,8 +241,8 @@ class FreshWorkers:
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
-    """Return the result of a dead worker's shard, and the steps behind the crash that are still to be judged, if any.
-    The result includes a finding for the program that ended the worker."""
+    """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
+    a finding for the program that ended the worker."""
     kind, number, note, behind = str(death.fate), shard.first, death.note, None
 
     def before(op: str) -> Finding:

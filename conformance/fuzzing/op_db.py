@@ -1,4 +1,4 @@
-"""op_db's entries as steps of drawn programs: the entries that can be drawn, their variants, dtypes and layouts.
+"""op_db's entries as steps of drawn programs: the entries available, their variants, dtypes and layouts.
 
 Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says which calls an op
 accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry of its tensors. Each tensor is an input
@@ -40,14 +40,14 @@ ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
 """Families of entries that accept any values in their floating-point tensors."""
 
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
-"""The layout classes in which no two elements share memory."""
+"""The layout classes without elements that share memory."""
 
 NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Dtypes that a result may have only if the drawing includes them."""
 
 TRIED = 6
-"""Number of variants, dtypes and layouts of an entry to try before its plainest call. Also the number of its calls that
-may need an operator declared lacking before the entry is given up."""
+"""Number of variants, dtypes and layouts of an entry to try before its plainest call. An entry is also given up after
+this number of calls that need an operator declared lacking."""
 
 
 class NeedsLacking(Exception):
@@ -79,8 +79,8 @@ def _placed(
     first: int = 0,
     grad: bool = False,
 ) -> Planned:
-    """The step with its operands in these layouts. With `drawn`, operands may share a storage. Input names begin with
-    the name of number `first`."""
+    """The step with its operands in these layouts. With `drawn`, an operand may lie on another operand's storage and so
+    have other values. Input names begin with the name of number `first`."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     for one, layout in places:
@@ -154,8 +154,8 @@ class Operators:
         return planned
 
     def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally | None = None) -> list[Planned]:
-        """Calls of the entry: those that torch CPU rejects, if any, then one that it answers. Empty if there is no such
-        call in these dtypes. The names of the inputs begin with the name of number `first`."""
+        """Calls of the entry: first any calls that torch CPU rejects, then one with an answer. Empty if there is no
+        such call in these dtypes. The names of the inputs begin with the name of number `first`."""
         planned: list[Planned] = []
         lacking: list[str] = []
         for call, variant, layout, plain in self._tries(d, key, turn, seed):

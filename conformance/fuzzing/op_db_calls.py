@@ -26,11 +26,11 @@ from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 
 SAMPLES, LARGEST, SMALL = 8, 512, 64
-"""Number of samples of an entry to consider; maximum number of elements of one tensor; and the total number of elements
-up to which a sample is small. If an entry has several small samples, only these are drawn."""
+"""Limits: samples of an entry to consider; elements of one tensor; and elements of all tensors in a small sample. If an
+entry has several small samples, the others are dropped."""
 
 CUT = 3
-"""Number of elements in each dimension to which a large sample of a function of one tensor is cut."""
+"""Length of each dimension after a large sample of a unary function is cut."""
 
 FORWARD, INPLACE, OUT = "forward", "inplace", "out"
 
@@ -65,13 +65,13 @@ Key = tuple[str, str]
 
 @functools.cache
 def entries() -> tuple[Key, ...]:
-    """The entries that can be drawn."""
+    """The entries available to drawing."""
     return tuple(key for key, reason in excluded().items() if not reason)
 
 
 @functools.cache
 def excluded() -> Mapping[Key, str]:
-    """Every entry of op_db with the reason why it is not drawn; "" for entries that are drawn."""
+    """Every entry of op_db with the reason why drawing excludes it; "" for the entries available."""
     return {(entry.op, entry.overload): _reason(entry.op, entry.overload) for entry in catalog.entries()}
 
 
@@ -90,7 +90,7 @@ def opinfo(key: Key) -> Any:
 
 
 def variants(key: Key) -> tuple[str, ...]:
-    """The variants in which the entry can be called."""
+    """The variants of the entry that a step can call."""
     op, found = opinfo(key), [FORWARD]
     if op.inplace_variant is not None and has_method(getattr(op.inplace_variant, "__name__", ""), METHOD):
         found.append(INPLACE)

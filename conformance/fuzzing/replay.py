@@ -110,8 +110,8 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def replay_folder(folder: Path, given: argparse.Namespace) -> int:
-    """Run every saved program of a folder, for example the corpus, and print a line for each; a declared finding is
-    known. Raises ProgramError if the target supports none of the programs."""
+    """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
+    XFAIL. Raises ProgramError if the target supports none of the programs."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
     known = expectations.findings(file)
     refuse(known_findings.check(known, parts(), file))

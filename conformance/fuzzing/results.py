@@ -137,7 +137,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
 
 
 def with_counts(campaign: Campaign, run: Run) -> Run:
-    """The run with three numbers of programs: those that fail, those that show known findings only, and those with
+    """The run with three numbers of programs: failing programs, programs with known findings only, and programs with
     steps that known findings mask."""
     groups = {group.finding.cause() or group.finding.group: group for group in campaign.distinct()}
     failing, known, masked = set[int](), set[int](), set[int]()

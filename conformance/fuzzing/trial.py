@@ -74,8 +74,8 @@ def trial(spec: str, name: str) -> Trial:
 
 
 def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
-    """The plainest program whose last step is this one, in the first of the dtypes if possible; None if no program was
-    drawn."""
+    """The plainest program whose last step is this one, in the first of the dtypes if possible; None if drawing finds
+    none."""
     for before in range(MOST_BEFORE):
         for some in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
             drawn = [_drawn(name, some, before, number) for number in range(TRIED)] if some else []
@@ -108,7 +108,7 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
 
 
 def _complexity(program: Program) -> tuple[int, int, int]:
-    """Sort key: inputs that are not dense, inputs, elements. None of them concerns the last step."""
+    """Sort key of parts that do not concern the last step: inputs that are not dense, inputs, elements."""
     dense = sum(one.offset == 0 and list(one.stride) == sorted(one.stride, reverse=True) for one in program.inputs)
     elements = sum(storage.size for storage in program.storages)
     return len(program.inputs) - dense, len(program.inputs), elements

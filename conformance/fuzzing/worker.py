@@ -101,8 +101,8 @@ class Finding:
 
     @functools.cached_property
     def precise(self) -> bool:
-        """Whether the first wrong step does not change when the program shrinks, so that the cause is known without
-        shrinking. A wrong value or storage may come from an earlier view."""
+        """Whether the first wrong step does not change when the program shrinks, so that the cause needs no shrinking.
+        A wrong value or storage may come from an earlier view."""
         return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
 
     @functools.cached_property
