@@ -29,9 +29,11 @@ KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 @dataclass(frozen=True)
 class KnownFinding(Entry):
-    """A declaration of findings by globs: the cause (`property` and `op`), the `pattern` that one bug has in many
-    operators, the parts of a signature (`oracle`, `step`, `layout`, and the `error`'s type and text), the `kind`, and
-    the op of the `first_wrong_step`, which a signature may omit. One signature must match all parts.
+    """A declaration of findings by globs. One signature of a finding must match all of them.
+
+    `property` and `op` match the cause, `pattern` the form that one bug has in many operators. `oracle`, `step`,
+    `layout` and `error` (type and text) match parts of a signature. `kind` matches the kind of failure, and
+    `first_wrong_step` the op of that step, which a signature may omit.
 
     The finding must show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and
     these `options`. An entry with `program`, a glob, covers saved programs of that name only, and must show in each run

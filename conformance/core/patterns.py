@@ -60,8 +60,8 @@ def base_operator(name: str) -> str:
 def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> str:
     """The pattern of a difference.
 
-    `wrong` is the property (`finding.PROPERTIES`), `op` the operator to blame, as a step or an op_db entry names it,
-    and `is_view` whether that operator makes views."""
+    `wrong` is the property (`finding.PROPERTIES`). `op` is the operator to blame, as a step or an op_db entry names it.
+    `is_view` tells whether that operator makes views."""
     base = base_operator(op)
     if wrong in ("crash", "timeout", "memory", "device", "harness"):
         return f"{wrong} in {base}"

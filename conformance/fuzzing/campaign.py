@@ -1,10 +1,9 @@
 """A campaign: numbered programs of one seed, run in shards by worker processes, and their findings in groups.
 
-The key insight: a shard is a pure function of its seed and program numbers. If a worker dies, the rest of its shard
-runs again after the program that ended the worker, so the result does not depend on the number of workers. Findings are
+The key insight: a shard is a pure function of its seed and program numbers, so the result does not depend on the number
+of workers. If a worker dies, another one runs the steps behind the crash and the rest of the shard. Findings are
 grouped by signature until one program of each group is small, then by cause. A campaign therefore reports each distinct
-bug once, with a small program. All files that a campaign writes carry its name, so `resume` reads only files of the
-same campaign.
+bug once, with a small program. All files of a campaign carry its name, so `resume` reads only its own files.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ class Campaign:
         shrunk, does not depend on the scheduling of a pool."""
         if apart is not None:
             self._shrink_ahead(apart, len(self.groups))
-        # If the campaign ends while it shrinks, the groups behind the current one stay as they are.
+        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
         for group in self.ranked():
             if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
                 self._shrink(shrinker, group)
@@ -151,8 +150,7 @@ class Campaign:
                 apart.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
-        """Whether enough findings of the group's pattern are shrunk, and the group needs no shrinking to know its
-        cause."""
+        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
         finding = group.finding
         alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
         return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
@@ -284,8 +282,7 @@ class Campaign:
         return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
     def _take_found(self) -> None:
-        """Merge the findings on disk of shards that did not end. `resume` runs these shards again and finds the
-        same."""
+        """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""
         for shard in self.unfinished.values():
             for finding in found_by(shard, shard.first, shard.first + shard.count):
                 self.add(finding)

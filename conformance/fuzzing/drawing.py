@@ -56,7 +56,7 @@ DTYPES = (
     "int8",
     "int16",
 )
-"""dtypes to draw from. Frequent ones come first and are listed several times."""
+"""Dtypes to draw from. Frequent ones come first and are listed several times."""
 
 FAMILY_WEIGHT = {
     "view": 10,
@@ -379,7 +379,7 @@ def draw_step(
 
 def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
     """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
-    rejected. Without `computes`, a step that would compute with rounded values is rejected: rounded values of a network
+    rejected. Without `computes`, a step that would compute with rounded values is rejected. Rounded values of a network
     layer may cancel, so that a correct result consists of rounding errors only."""
     step = op.draw(k)
     if step is None:

@@ -39,7 +39,7 @@ TO_ANSWER = 1.0
 class Workers(PlacedPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
-    `limit` is the time of a program in seconds, `compile_limit` the extra time for building kernels in it, and `memory`
+    `limit` is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is
     the limit of a worker in GiB (None: no limit)."""
 
     def __init__(
@@ -108,8 +108,9 @@ class Workers(PlacedPool):
         return whole
 
     def fate(self, program: Program, until: float = math.inf) -> str:
-        """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way, and the empty string if the worker
-        survives. Raises OutOfTime at `until`, and errors of the harness itself."""
+        """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way. Return the empty string if the
+        worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
+        harness itself."""
         try:
             return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:

@@ -35,10 +35,10 @@ class Plan:
     """The plan of a campaign.
 
     `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limit`
-    is the time of a program in seconds, `compile_limit` the time for building kernels in it besides, `memory` the limit
-    of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files of
-    programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
-    kernel counts; with `record` the campaign keeps its counts."""
+    is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is the
+    limit of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files
+    of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
+    kernel counts. With `record` the campaign keeps its counts."""
 
     target: str = "tiny"
     seed: int = 0

@@ -45,9 +45,9 @@ def contradictions(
 ) -> tuple[list[Result], list[str]]:
     """Evidence against the target's profile: results and notes.
 
-    Each result is an XPASS. It stands for an operator that the profile declares lacking for a step and whose trial
-    passes, or for a feature or dtype that the profile excludes and the probe has `seen`. The notes name trials that run
-    out of time, and operators that are missing and not declared."""
+    Each result is an XPASS. Its subject is an operator that the profile declares lacking for a step and that a trial
+    finds present, or an excluded feature or dtype that the probe has `seen`. The notes name entries that were not tried
+    within `seconds`, and features or dtypes that are missing and not declared."""
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)

@@ -414,7 +414,8 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
     `until` on, in seconds since the epoch, no smaller program is tried.
 
     Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
-    on PyTorch without the backend, each smaller program must show there too; otherwise it must not."""
+    on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
+    that does not show there."""
     target = loaded(spec)
 
     def verdict_of(candidate: Program) -> Verdict:

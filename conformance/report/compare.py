@@ -121,8 +121,8 @@ def _as_warm(old: Result, new: Result) -> bool:
 
 
 def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
-    """Sentences about the share of CPU fallbacks and the time of the cases that both runs passed, and a change if the
-    later run is much slower."""
+    """Sentences about the cases that both runs passed: their share of CPU fallbacks and their time. Also a change, if
+    the later run is much slower."""
     facts: list[str] = []
     counted = [(a, b) for a, b in pairs if a.fallback is not None and b.fallback is not None]
     if counted:

@@ -33,7 +33,7 @@ SHOWN = 100
 """Maximum number of causes on the page."""
 
 STILL = 60.0
-"""Seconds without a sample after which the page suspects that an unfinished campaign was killed."""
+"""Seconds without a sample after which an unfinished campaign is reported as possibly killed."""
 
 
 @dataclass(frozen=True)
