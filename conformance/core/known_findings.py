@@ -29,9 +29,11 @@ KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 
 @dataclass(frozen=True)
 class KnownFinding(Entry):
-    """A declaration of findings by globs: the cause (`property` and `op`), the `pattern` that one bug has in many
-    operators, the parts of a signature (`oracle`, `step`, `layout`, and the `error`'s type and text), the `kind`, and
-    the op of the `first_wrong_step`, which a signature may omit. One signature must match all parts.
+    """A declaration of findings by globs. One signature of a finding must match all of them.
+
+    `property` and `op` match the cause, `pattern` the form that one bug has in many operators. `oracle`, `step`,
+    `layout` and `error` (type and text) match parts of a signature. `kind` matches the kind of failure, and
+    `first_wrong_step` the op of that step, which a signature may omit.
 
     The finding must show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and
     these `options`. An entry with `program`, a glob, covers saved programs of that name only, and must show in each run
@@ -61,19 +63,19 @@ class KnownFinding(Entry):
     NEEDED: ClassVar = ("reason",)
 
     def covers(self, finding: Finding) -> bool:
-        """Whether a finding is among those declared. A fault of the harness never is."""
+        """Whether the entry declares this finding. A fault of the harness is never declared."""
         named = any(fnmatch.fnmatchcase(name, self.program) for name in finding.saved)
         return self.holds and finding.kind in KINDS and (named or not self.program) and self.describes(finding)
 
     def describes(self, finding: Finding) -> bool:
-        """Whether the cause and the parts of one of a finding's signatures match, whatever showed it."""
+        """Whether the cause and the parts of one of the finding's signatures match, whichever program showed it."""
         return any(
             all(fnmatch.fnmatchcase(getattr(seen, part), getattr(self, part)) for part in PARTS)
             for seen in finding.seen_as()
         )
 
     def due(self, run: Run) -> bool:
-        """Whether a finding that it declares must be in the run."""
+        """Whether the run must show a finding of this entry."""
         drawn = run.drawn
         if not self.holds or drawn is None or not run.complete or "; shard " in run.environment.get("selection", ""):
             return False
@@ -83,7 +85,7 @@ class KnownFinding(Entry):
         return enough and bool(drawn.seeds) and self.seed in (None, *drawn.seeds)
 
     def check_due(self, path: Path | str) -> None:
-        """Raise ReportError where it does not say when it must show."""
+        """Raise ReportError if the entry does not say when it must show."""
         if not self.program and not self.programs:
             raise ReportError(
                 f"{path}, line {self.line}: a finding needs 'programs', the least number of programs of a campaign "
@@ -95,7 +97,7 @@ class KnownFinding(Entry):
 
 
 def apply(run: Run, entries: Sequence[KnownFinding], file: Path | str) -> Run:
-    """The run with declared findings as XFAIL, and an XPASS for each entry that matched nothing and ought to."""
+    """The run with declared findings as XFAIL, and with an XPASS for each entry that must show and matched nothing."""
     results, met = [], set()
     for result in run.results:
         found = [known for known in entries if result.finding and known.covers(result.finding)]
@@ -119,8 +121,8 @@ def update(entries: Sequence[KnownFinding], run: Run, reason: str = "") -> tuple
     """Add the run's findings to the entries, and remove entries whose finding did not show. Return the entries and a
     line for each change.
 
-    Findings of one pattern in several operators are one entry. Flaky findings, findings whose cause is not known since
-    they are not shrunk, and faults of the harness are not added: declare a flaky one by hand."""
+    Findings of one pattern in several operators are one entry. Three kinds are not added: flaky findings, faults of the
+    harness, and findings without a known cause because they are not shrunk. Declare a flaky finding by hand."""
     known = apply(run, entries, "").results
     kept = [one for one in entries if not one.due(run) or any(r.finding and one.covers(r.finding) for r in run.results)]
     done = [f"removed: {one}, which no program showed" for one in entries if one not in kept]

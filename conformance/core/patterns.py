@@ -1,10 +1,10 @@
 """Patterns: the common form of differences that one bug shows in many operators.
 
-Defines `pattern_of` and `base_operator`. A device whose views are copies is wrong in forty operators, and a compiler
-that forgets to round float16 in four; each is one bug. A pattern names such a bug without naming an operator. A wrong
-value has no form that several operators share, so its pattern is the operator itself, in all of its spellings (`relu`,
-`relu_`, `nn.functional.relu`). Reports list findings and op_db cases by pattern; declarations may name one. This module
-must not import torch.
+Defines `pattern_of` and `base_operator`. If a device's views are copies, forty operators are wrong; if a compiler does
+not round float16, four are. Each is one bug. A pattern names such a bug without naming an operator. A wrong value has
+no form that several operators share, so its pattern is the operator itself, in all of its spellings (`relu`, `relu_`,
+`nn.functional.relu`). Reports list findings and op_db cases by pattern; declarations may name one. This module must not
+import torch.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ LESS_PRECISE = "values are less precise"
 PERMUTED = "strides are permuted"
 NOT_RESIZED = "out= has another shape"
 NOT_SHRUNK = "not shrunk: {}"
-"""The pattern of findings whose programs are not small yet, so that their cause is not known."""
+"""The pattern of findings whose programs are not shrunk yet, so that their causes are unknown."""
 
 NEARLY = 0.05
-"""The relative distance up to which a wrong value is called less precise: a few units in the last place of bfloat16."""
+"""Relative distance up to which a wrong value is "less precise": a few units in the last place of bfloat16."""
 SUBNORMAL = 1e-37
 """Positive numbers below this are subnormal in float32, or nearly so."""
 
 NOT_ONE_BUG = frozenset({NAN_LOST, NAN_MADE, OVERFLOW, ZERO_SIGN, BITS_READ, LESS_PRECISE})
-"""Patterns that different bugs may share: reports list them together, and each operator is declared by itself."""
+"""Patterns that several bugs may share. Reports list their findings together; each operator needs its own
+declaration."""
 
 _OUT = re.compile(r"^op_db\.out:|\.out$")
 _PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
@@ -59,8 +60,8 @@ def base_operator(name: str) -> str:
 def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> str:
     """The pattern of a difference.
 
-    `wrong` is the property (`finding.PROPERTIES`), `op` the operator to blame, as a step or an op_db entry names it,
-    and `is_view` whether that operator makes views."""
+    `wrong` is the property (`finding.PROPERTIES`). `op` is the operator to blame, as a step or an op_db entry names it.
+    `is_view` tells whether that operator makes views."""
     base = base_operator(op)
     if wrong in ("crash", "timeout", "memory", "device", "harness"):
         return f"{wrong} in {base}"
@@ -86,7 +87,7 @@ def _value(one: Difference, wrong: str, base: str) -> str:
 
 
 def _kind_of(one: Difference) -> str:
-    """The pattern of the first numbers that differ; empty where it is the operator's own."""
+    """The shared pattern of the first elements that differ; empty if the pattern is the operator."""
     found = ELEMENTS.match(one.detail)
     expected, actual = (found[4], found[5]) if found and found[4] else (one.expected, one.actual)
     return ZERO_SIGN if {expected, actual} == {"0.0", "-0.0"} else _kind(_number(expected), _number(actual))
@@ -100,7 +101,7 @@ def _number(text: str) -> complex | None:
 
 
 def _kind(expected: complex | None, actual: complex | None) -> str:
-    """The pattern of two numbers that several operators share; empty if there is none."""
+    """The shared pattern of two numbers that differ; empty if there is none."""
     if expected is None or actual is None:
         return ""
     if cmath.isnan(expected) != cmath.isnan(actual):
@@ -155,7 +156,7 @@ def _error(one: Difference, wrong: str, base: str) -> str:
     if wrong == "not implemented":
         return "operators are not implemented"
     if wrong == "error":
-        text = gist(_PREFIX.sub("", one.detail))  # the name of the operator, which many texts begin with
+        text = gist(_PREFIX.sub("", one.detail))  # many texts begin with the operator's name
         return f"raises {one.actual}: {text}" if text else f"raises {one.actual}"
     if wrong == "missing error":
         return f"accepts what torch refuses with {one.expected}"
@@ -174,4 +175,4 @@ _OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
     "grad": _grad,
     "error": _error,
 }
-"""The pattern of a difference by the oracle that saw it; of other oracles the property and the operator."""
+"""The function that gives a difference's pattern, by oracle. For other oracles it is the property and the operator."""

@@ -1,7 +1,7 @@
-"""Differences in words: one sentence for each oracle, and explanations of the names of steps and layout classes.
+"""Differences as sentences: one sentence for each oracle, and explanations of the names of steps and layout classes.
 
-Defines `sentence`, `headline` and `legend`. The key insight: a newcomer reads terminals, pages, scripts and issues, so
-one function writes all headlines. The record of a difference, such as `alias of c: expected a, got c`, stays with its
+Defines `sentence`, `headline` and `legend`. Terminals, pages, scripts and issues take their headlines from one
+function, in words for newcomers. The record of a difference, such as `alias of c: expected a, got c`, stays with its
 oracle; the full comparison of a script prints it. This module must not import torch.
 """
 
@@ -31,13 +31,13 @@ class Difference(Protocol):
 
 
 LONGEST = 80
-"""Characters of a value or of an error's text in a sentence."""
+"""Maximum length of a value or of an error's text in a sentence, in characters."""
 
 ELEMENTS = re.compile(
     r"(\d+) of (\d+) elements differ \(\w+\), first "
     r"(?:at \(([^)]*)\): expected (\S+), got ([^\s;]+)|of a 0-dim tensor)(?:; (.*))?$"
 )
-"""The detail of a difference in the elements of a tensor."""
+"""Regular expression for the detail of a difference in tensor elements."""
 
 
 def sentence(one: Difference) -> str:
@@ -164,7 +164,7 @@ def _memory(one: Difference) -> str:
 
 
 def _death(one: Difference) -> str:
-    """The text of a death is a predicate, such as `killed its process with SIGSEGV`."""
+    """The sentence about a death, whose text is a predicate, such as `killed its process with SIGSEGV`."""
     if one.where in ("the target", "torch CPU, not the target"):
         return f"{one.where} {with_signal_number(one.actual)}"
     return f"the target {with_signal_number(one.actual)} at {_named(one)}"
@@ -217,7 +217,7 @@ LAYOUTS = {
     "0-d": "no dimension",
     "empty": "no elements",
 }
-"""Explanations of the layout classes but `contiguous`, by name."""
+"""Explanations of the layout classes, by name. `contiguous` needs none."""
 
 FORMS = {
     "edge": "values at the edges: zeros of both signs, ties, infinities, nan",

@@ -1,9 +1,9 @@
-"""A campaign: numbered programs of one seed, run in shards by workers that may die, and what they find, by group.
+"""A campaign: numbered programs of one seed, run in shards by worker processes, and their findings in groups.
 
-The key insight: a shard is a pure function of its seed and numbers, so a shard whose worker died is run again from the
-program after the one that killed it, and the result does not depend on how many workers there are. Groups are by
-signature until one program of each is small, then by cause: a campaign shows several distinct bugs, each once and
-small, not one bug a hundred times. All that it leaves on disk bears its name, so that what is resumed is its own.
+The key insight: a shard is a pure function of its seed and program numbers, so the result does not depend on the number
+of workers. If a worker dies, another one runs the steps behind the crash and the rest of the shard. Findings are
+grouped by signature until one program of each group is small, then by cause. A campaign therefore reports each distinct
+bug once, with a small program. All files of a campaign carry its name, so `resume` reads only its own files.
 """
 
 from __future__ import annotations
@@ -35,44 +35,45 @@ from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.place import LOCAL, Place
 
 PROGRESS = 5
-"""The schema of the file that says how far a campaign is."""
+"""Schema version of the progress file."""
 
 LONGEST_NAME = 90
-"""Characters of a finding's file name before a digest tells it from the others."""
+"""Maximum length of a finding's file name, in characters. A longer name is cut and gets a digest."""
 
 SHRINKING = 0.2
-"""The part of `--minutes` that is kept for shrinking, once there is something to shrink; and of the workers of a pool
-that shrinks as it finds, those that do so while programs are left to draw: none of four."""
+"""Share of `--minutes` reserved for shrinking, once there are findings. Also the share of a pool's workers that shrink
+before the last program is drawn, rounded down: none of four."""
 
 MEANWHILE, LONGEST_TURN = 0.4, 30.0
-"""The share of `--minutes` so far that shrinking takes while programs are left to draw, and the most seconds that one
-finding takes then."""
+"""Limits on shrinking before the last program is drawn, if `--minutes` limits the campaign: the share of the time so
+far, and the seconds for one finding."""
 
 PATIENCE = 1.0
-"""Seconds between two times that what was taken over is brought to disk. What is not yet lies there as it was found."""
+"""Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
+files."""
 
 SHRUNK_EACH = 3
-"""Findings of one pattern that are shrunk, where their causes are known without that."""
+"""Number of findings to shrink per pattern, if their causes are known without shrinking."""
 
 
 @dataclass(eq=False)
 class Group:
-    """One distinct finding: the smallest program known, the numbers of all programs that showed it, and the signatures
-    that they had. `shrunk`: its cause is known, and that it fails in a fresh worker, or that it is flaky."""
+    """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
+    signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
 
     finding: Finding
     numbers: set[int]
     found_as: set[str]
     shrunk: bool = False
     elsewhere: dict[str, str] = field(default_factory=dict)
-    """What becomes of the program on each target that is related to the one under test."""
+    """Result of the program on each target related to the target under test."""
     masked: set[int] = field(default_factory=set)
-    """The numbers of programs with steps behind this difference that could not be judged."""
+    """Numbers of programs with later steps that are not judged because of this difference."""
 
 
 @dataclass
 class Campaign:
-    """A running campaign: what was done so far, and the groups found. `tell` is called after each shard."""
+    """A running campaign: the totals so far and the groups found. It calls `tell` after each shard."""
 
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
@@ -82,28 +83,28 @@ class Campaign:
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     running: int = 0
-    """The shards that workers have."""
+    """Number of shards that workers are running."""
     shrinking: float = 0.0
-    """Seconds that were spent on shrinking while programs were left to draw."""
+    """Seconds of shrinking before the last program was drawn."""
     running_seconds: float = 0.0
     earlier_seconds: float = 0.0
     unfinished: dict[int, Shard] = field(default_factory=dict)
-    """The shards that were begun and not taken over yet, by their first program."""
+    """Shards that were started and are not merged yet, by their first program."""
     following: int = 0
-    """The first program of the next shard."""
+    """First program of the next shard."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    """What tells its files from those of other campaigns, in the same folder or on the same target."""
+    """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
     place: Place = LOCAL
     _noted: float = 0.0
     _unsaved: list[Group] = field(default_factory=list)
     _taken: list[Path] = field(default_factory=list)
-    """Files that are needed no more once the groups are on disk."""
+    """Files to delete once the groups are on disk."""
 
     def run(self) -> None:
-        """Run the plan, then shrink what was found. Raises TargetError when the target cannot be loaded, and
-        ProgramError when there is another campaign to be resumed than this one.
+        """Run the plan, then shrink the findings. Raises TargetError if the target cannot be loaded, and ProgramError
+        if the progress file is of another campaign.
 
-        When it ends early, in whatever way, the groups found so far are on disk, and `resume` goes on from there."""
+        If the run ends early for any reason, the groups found so far are on disk, and `resume` continues from there."""
         self.plan.failures.mkdir(parents=True, exist_ok=True)
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
@@ -129,17 +130,18 @@ class Campaign:
                 self._compare(relative)
 
     def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
-        """Make the groups small, in the order of their rank: which of two is the first of a cause, and so whether the
-        other is shrunk, depends on nothing that a pool does."""
+        """Shrink the groups in the order of their rank. The first group of a cause, and so the set of groups that are
+        shrunk, does not depend on the scheduling of a pool."""
         if apart is not None:
             self._shrink_ahead(apart, len(self.groups))
-        # Of many groups only some are small where a campaign is ended while it shrinks.
+        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
         for group in self.ranked():
             if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
                 self._shrink(shrinker, group)
 
     def _shrink_ahead(self, apart: Apart, most: int) -> None:
-        """Have at most so many groups shrunk before their turn, each of which is likely to be of a cause of its own."""
+        """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
+        causes."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
         for group in self.ranked():
             finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
@@ -148,13 +150,13 @@ class Campaign:
                 apart.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
-        """Whether enough findings of the group's pattern are small, and its cause is known all the same."""
+        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
         finding = group.finding
         alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
         return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
-        """Run every finding on a related target, in a process of its own, to say whose bug it is."""
+        """Run each finding on a related target, in a separate process, to show which side has the bug."""
         plan, until = self.plan, self._deadline()
         longest = 2 * plan.limit + plan.compile_limit
         with Workers(relative, plan.limit, plan.memory, 1, plan.compile_limit, self.place) as workers:
@@ -173,7 +175,8 @@ class Campaign:
 
     @property
     def hang(self) -> dict[str, int]:
-        """The ops in whose steps programs hung, `HANGS` of them or more; none where a step is not one op's."""
+        """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty if a step of the
+        target is not one op, because the target is lazy or transforms programs."""
         target = describe_target(self.plan.target)
         if target.lazy or target.transforms_program:
             return {}
@@ -182,7 +185,7 @@ class Campaign:
         return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
 
     def ranked(self) -> list[Group]:
-        """The groups as they are listed: the worst property first, then the commonest."""
+        """The groups in report order: by severity of the property, then by number of programs."""
 
         def rank(group: Group) -> tuple[int, int, int]:
             return severity_of(group.finding.property), -len(group.numbers), min(group.numbers)
@@ -190,7 +193,7 @@ class Campaign:
         return sorted(self.groups, key=rank)
 
     def distinct(self) -> list[Group]:
-        """The groups as they are reported, as ranked: those of one cause together, shrunk or not."""
+        """The groups in report order, with the groups of one cause joined, shrunk or not."""
         known: dict[str, Group] = {}
         for group in self.ranked():
             cause = group.finding.cause() or group.finding.group
@@ -198,7 +201,8 @@ class Campaign:
         return list(known.values())
 
     def _deadline(self, part: float = 1.0) -> float:
-        """When this part of the campaign's time has passed, in seconds since the epoch; without limit, infinity."""
+        """Time at which this share of the campaign's minutes has passed, in seconds since the epoch; infinity without a
+        limit."""
         return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
 
     def _drawing_deadline(self) -> float:
@@ -208,8 +212,8 @@ class Campaign:
         return time.time() >= self._deadline()
 
     def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
-        """Make findings small while programs are left to draw, for their share of a limited time. What was drawn
-        without a limit is shrunk at the end, in an order that depends on nothing that a pool does."""
+        """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
+        shrunk at the end, in an order that does not depend on the scheduling of a pool."""
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
             waiting = (group for group in self.ranked() if not (group.shrunk or self._unshrinkable(group)))
             group = next((group for group in waiting if not self._enough_of(group)), None)
@@ -228,7 +232,7 @@ class Campaign:
             workers.aside = apart.take
 
         def following() -> Shard | None:
-            """The next shard; when all have ended, shards in place of the programs that were not judged."""
+            """Return the next shard. When all have ended, return shards that replace programs that were not judged."""
             nonlocal waiting, redrawn
             shard = again.pop() if again else next(waiting, None)
             if shard is not None or self.unfinished or self.plan.wanted is None:
@@ -257,7 +261,7 @@ class Campaign:
             if rest is not None:
                 again.append(rest)
                 self.unfinished[rest.first] = rest
-            self._take(result)  # first, since what was found may be enough
+            self._take(result)  # first, since its findings may end the campaign
             if apart is not None and aside:
                 self._shrink_ahead(apart, aside)
             elif apart is None:
@@ -278,14 +282,14 @@ class Campaign:
         return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
     def _take_found(self) -> None:
-        """Take over what is on disk of the shards that did not end; `resume` runs them again, and finds the same."""
+        """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""
         for shard in self.unfinished.values():
             for finding in found_by(shard, shard.first, shard.first + shard.count):
                 self.add(finding)
 
     def _note_progress(self) -> None:
-        """Bring to disk what was taken over: the groups first, then how far the campaign is, and then the findings that
-        are in neither are needed no more. What was taken over later is found again by `resume`, and counted once."""
+        """Write a checkpoint: first the groups, then the progress file. Then delete the files of merged findings.
+        `resume` finds again any finding merged after the checkpoint, and counts it once."""
         for group in self._unsaved:
             if group in self.groups:
                 self._save(group)
@@ -304,7 +308,7 @@ class Campaign:
         self._unsaved, self._taken, self._noted = [], [], time.monotonic()
 
     def _restore(self) -> None:
-        """Take up what an earlier run of this campaign left: how far it was, its groups, and other findings."""
+        """Load the state of an earlier run of this campaign: its progress, its groups, and findings not merged yet."""
         path = self.plan.progress
         if not path.exists():
             return
@@ -332,7 +336,7 @@ class Campaign:
                 found = json.loads(saved.read_text(encoding="utf-8"))
                 finding = Finding.from_json(found)
             except (OSError, ValueError, KeyError, TypeError, ProgramError):
-                continue  # not of a campaign: a program that somebody put there
+                continue  # not of a campaign: a program that a user put there
             if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
             elif found.get("campaign") == self.name:
@@ -353,8 +357,8 @@ class Campaign:
             self.add(finding)
 
     def add(self, finding: Finding) -> None:
-        """Put a finding into its group, and on disk when it is the first there. The group's own is the one of the
-        lowest number, in whatever order they come."""
+        """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
+        finding with the lowest program number, in whatever order findings arrive."""
         alike = (one for one in self.groups if one.finding.layer == finding.layer)
         group = next((one for one in alike if finding.group in one.found_as), None)
         if group is None:
@@ -375,8 +379,8 @@ class Campaign:
         return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
 
     def _shrink(self, shrinker: Shrinker, group: Group, until: float | None = None) -> None:
-        """Make a group's program small, so that its cause is known, and put it to the group of that cause, if there is
-        one; what is of a new cause has to fail in a fresh worker, too."""
+        """Shrink a group's program to find its cause. If another group has this cause, merge the two. A finding with a
+        new cause must also fail in a fresh worker."""
         finding, until = group.finding, self._deadline() if until is None else until
         if self._unshrinkable(group):
             return
@@ -391,7 +395,7 @@ class Campaign:
                     same = self._of_cause(small)
             except PoolLost:
                 raise
-            except Exception as error:  # a fault of the harness; the finding is kept as it is, and says so
+            except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
                 group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = [self.path(group)]
         group.finding, group.shrunk = small, True
@@ -410,16 +414,16 @@ class Campaign:
         self.tell(self)
 
     def _of_cause(self, finding: Finding) -> Group | None:
-        """The group of which it is known that it has this finding's cause."""
+        """The shrunk group with this finding's cause, if there is one."""
         cause = finding.cause()
         return next((one for one in self.groups if cause and one.shrunk and one.finding.cause() == cause), None)
 
     def _of_all(self, group: Group) -> bool:
-        """Whether every program fails in this way before its first step: there is nothing to shrink."""
+        """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""
         return group.finding.op == MOVE and len(group.numbers) == self.result.done - self.result.unsupported.total()
 
     def path(self, group: Group, suffix: str = ".py") -> Path:
-        """The file of the group's script, or with `.json` of its program."""
+        """The file of the group's script, or of its program with the suffix `.json`."""
         finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
         of = (finding.cause() if group.shrunk else "") or f"{finding.group} program {finding.number}"
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
@@ -442,7 +446,7 @@ class Campaign:
         write_atomic(self.path(group), self.script(group))
 
     def listed(self, group: Group) -> bool:
-        """Whether the group's script is listed: not where smaller findings of the same pattern stand for it."""
+        """Whether reports list the group's script. Smaller findings of the same pattern replace an unshrunk one."""
         return group.shrunk or not self._enough_of(group)
 
     def again(self, group: Group) -> str:
@@ -463,7 +467,8 @@ class Campaign:
 
 
 def _joined(one: Group, two: Group) -> Group:
-    """Two groups of one cause as one, with the smaller of their programs, one that is known to be small if there is."""
+    """One group from two groups of one cause. It keeps a shrunk program if there is one, then the one with fewer
+    steps."""
     least = min(one, two, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
     numbers, found_as = one.numbers | two.numbers, one.found_as | two.found_as
     masked = one.masked | two.masked

@@ -1,7 +1,7 @@
 """The command `python -m conformance.fuzz`: draw programs, run them on a target and on torch CPU, show what differs.
 
-It only reads options, shows progress and writes the report; the exit code is that of `conformance.core.result`. What
-was found before an interruption is on disk. The campaign itself is `conformance.fuzzing.campaign`.
+This module reads options, shows progress and writes the report; `conformance.fuzzing.campaign` runs the campaign. The
+exit code follows the rule of `conformance.core.result`. Findings before an interruption are on disk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.run.trials import BUDGET
 from conformance.run.words import kept
 
 WORDS = "fuzz-workers.log"
-"""The file in --reports for what workers print."""
+"""File in --reports with the output of workers."""
 
 NONE_SUPPORTED = "no program was run that the target supports"
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # a campaign answers it itself, with what it has found
+    except KeyboardInterrupt:  # a campaign handles it itself and reports its findings
         print("interrupted: the saved programs are as they were", file=sys.stderr)
         return 128 + stop.signal_number()
     except OSError as error:
@@ -98,7 +98,7 @@ def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int
 
 
 def arguments_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command's options."""
     parser = argparse.ArgumentParser("python -m conformance.fuzz", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--seed", type=natural, default=0, help="the same seed gives the same programs (default: 0)")
@@ -182,7 +182,7 @@ def positive(text: str) -> float:
 
 
 def steps_range(text: str) -> tuple[int, int]:
-    """`MIN..MAX`."""
+    """`MIN..MAX` as a pair of numbers."""
     low, dots, high = text.partition("..")
     if not (dots and low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range: write MIN..MAX, for example 1..8")
@@ -200,7 +200,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def dtypes(text: str) -> tuple[str, ...]:
-    """Names of dtypes, joined by commas."""
+    """Names of dtypes, separated by commas."""
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in DTYPES]
     if unknown:
@@ -210,7 +210,7 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """The plan that the options describe. Raises TargetError for options that cannot go together."""
+    """The plan that the options describe. Raises TargetError for options that contradict each other."""
     target = describe_target(given.target)
     declared = unsupported_steps(target)
     for family in given.only:
@@ -256,9 +256,11 @@ def campaign(
     place: Place = LOCAL,
     checking: float = scripts.BUDGET,
 ) -> int:
-    """Run a campaign, write its report, and its kernels to `record`, and print its findings; `update` declares them in
-    the file `expected`; `seen` is what a probe of the device showed; their scripts are run for at most `checking`
-    seconds. Raises ReportError for files that are damaged, before anything is run."""
+    """Run a campaign, write its report, print its findings, and return the exit code.
+
+    The campaign writes its kernel counts to `record`. With `update` it declares its findings in the file `expected`.
+    `seen` is the result of the device's probe. Scripts of findings run for at most `checking` seconds. Raises
+    ReportError for damaged files, before any program runs."""
     baseline = model.load(baseline_file) if baseline_file else None
     known = expectations.findings(expected)
     refuse(known_findings.check(known, parts(), expected))
@@ -315,7 +317,7 @@ def campaign(
 
 
 def line(running: Campaign) -> str:
-    """Where the campaign is, in one line."""
+    """The progress of the campaign in one line."""
     done, wanted = running.result.done, running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     groups = running.distinct()
@@ -327,7 +329,7 @@ def line(running: Campaign) -> str:
 
 
 def run_shown(running: Campaign, console: Console) -> None:
-    """Run the campaign under a progress bar; where nobody watches, with a line at most every five seconds."""
+    """Run the campaign under a progress bar. Without a terminal, print a line at most every five seconds."""
     columns, last = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()), time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=running.plan.wanted)

@@ -1,17 +1,18 @@
 """Drawing programs of view and in-place steps: a Hypothesis strategy, and a numbered stream for campaigns.
 
-The key insight: bugs of views and in-place writes are interactions, a write after a view after a write, so each step is
-drawn in front of a CPU shadow of the program so far: operands are what exists, later and freshly written storages come
-first, and what has no defined meaning is turned down before it runs (and counted), not filtered out afterwards.
+The key insight: bugs of views and in-place writes are interactions, such as a write after a view after a write. So a
+CPU shadow runs the program while it grows. Operands are existing tensors; later tensors and tensors on freshly written
+storages are preferred. A step without a defined meaning is rejected before it runs, and counted. No program is filtered
+out afterwards.
 
     @given(programs(steps=(1, 6)))
     def test_my_backend(program): ...
 
-Hypothesis serves tests: what it draws shrinks. A campaign draws the same rules from a seeded stream, since Hypothesis'
-engine varies earlier examples: of 1,000 programs drawn by it 317 were distinct sequences of ops, and a campaign wants
-1,000; and program 17 of seed 3 is then the same however many programs, shards and workers there are.
+Tests draw with Hypothesis, which shrinks its draws. A campaign draws by the same rules from a seeded stream, for two
+reasons. Hypothesis' engine varies earlier examples: of 1,000 programs that it drew, 317 were distinct sequences of ops,
+and a campaign needs 1,000. And program 17 of seed 3 must be the same for any number of programs, shards and workers.
 
-It knows programs and the step table; targets, oracles and reports are not its business.
+This module depends on programs and the step table, not on targets, oracles or reports.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ DTYPES = (
     "int8",
     "int16",
 )
-"""dtypes that are drawn, the often drawn ones repeatedly and first."""
+"""Dtypes to draw from. Frequent ones come first and are listed several times."""
 
 FAMILY_WEIGHT = {
     "view": 10,
@@ -70,7 +71,8 @@ FAMILY_WEIGHT = {
     "autograd": 4,
     "layers": 3,
 }
-"""How often a family is drawn; 1 where it is not named. Views and writes, whose interaction is the subject, lead."""
+"""Weight of each family in drawing; 1 for families not listed. Views and writes have the largest weights, since their
+interaction is the subject."""
 
 WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
 READS = ("copies", "out of place", "reduction", "questions")
@@ -79,49 +81,50 @@ FOLLOWS = {
     **dict.fromkeys(WRITES, ("view", "view", *READS)),
     **dict.fromkeys(READS, ("view", *WRITES)),
 }
-"""What half of the steps are drawn from, by the family of the step before: bugs of views and writes are interactions,
-a write after a view after a write, a read of what was viewed before."""
+"""Families that may follow the family of the preceding step. They apply to half of the steps, and favor interactions: a
+write after a view after a write, or a read of a tensor that was viewed before."""
 
 FUSED = {"fusion": 12, "reduction": 2, "view": 1}
-"""How often a family is drawn in a program of expressions, which stays lazy from its inputs to its last result."""
+"""Weight of each family in a program of expressions. Such a program stays lazy from its inputs to its last result."""
 
 FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
 EVERY = 4
-"""One of so many programs is of expressions over special values, and one is of op_db's entries."""
+"""Period of two kinds of programs: one program in `EVERY` is of expressions over special values, and one of op_db's
+entries."""
 
 EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
-"""How often a family is drawn in a program of calls at the edge of their meaning."""
+"""Weight of each family in a program of edge-case calls."""
 
 EDGED_STEPS = 6, 14
-"""Many steps a program, since they depend little on each other."""
+"""Least and most number of steps of such a program. They are many, since the steps depend little on each other."""
 
 EDGES_EVERY, EDGES_AT = 8, 2
-"""One of so many programs is of such calls, this one of them; and each where the family is asked for."""
+"""Period and offset of programs of edge-case calls. If `only` names the family, every program is one."""
 
 STATE_EVERY, STATE_AT = 8, 5
-"""One of so many programs changes global states, this one of them; and each where the family is asked for."""
+"""Period and offset of programs that change global states. If `only` names the family, every program is one."""
 
 KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
-"""The dtypes and families that a kind of programs is drawn from."""
+"""The dtypes and family weights of each kind of programs."""
 
 STEPS = (1, 8)
 
 CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
-"""The layout classes of `layout_class`; a channels-last input is in "permuted", one of size 1 in several."""
+"""The layout classes of `layout_class`. A channels-last input is in "permuted"; an input of size 1 is in several."""
 
 TRIED = 20
-"""So many layouts of a class are tried to see whether a row takes one of them: two were enough for every cell."""
+"""Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""
 
 PROBED = 100
-"""So many programs are drawn to see whether a family can be drawn at all: what can be, was among the first 20."""
+"""Number of programs that test whether a family occurs. Each family that can occur was among the first 20."""
 
 
 class DrawingError(UserError, ValueError):
-    """No programs can be drawn so: one sentence with what is wrong and what to choose from."""
+    """No program exists for these arguments. The message is one sentence: the fault, and the valid choices."""
 
 
 class UnknownFamily(DrawingError):
-    """A family of steps that the table does not have: one sentence naming those that it has."""
+    """A step family that is not in the table. The message is one sentence and names the valid families."""
 
 
 def programs(
@@ -134,10 +137,9 @@ def programs(
 ) -> st.SearchStrategy[Program]:
     """A strategy of programs that have a defined meaning on torch CPU.
 
-    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always drawn).
-    dtypes: names of the dtypes of inputs and of conversions. tally: counts what was drawn, if given.
-    Raises DrawingError for a family or dtype that does not exist, and for one of `only` that cannot be drawn so.
-    """
+    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always included).
+    dtypes: names of the dtypes of inputs and of conversions. tally: counts the draws, if given. Raises DrawingError for
+    a family or dtype that does not exist, and if no program has a step of a family of `only`."""
     drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
 
     @st.composite
@@ -156,11 +158,12 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What programs may be made of, as in `programs`; picklable, so that it travels to workers. Without `biased` every
-    family and operand is drawn alike, which is there to be compared with. Operators in `lacking`, by the dispatcher's
-    names, are not called by op_db's entries.
+    """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
+    operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
+    `lacking`, which holds dispatcher names.
 
-    Raises DrawingError for a family or dtype that does not exist, and where no program has a step of one of `only`."""
+    Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
+    `only`."""
 
     steps: tuple[int, int] = STEPS
     only: tuple[str, ...] = ()
@@ -187,8 +190,8 @@ class Drawing:
             )
 
     def _never_drawn(self) -> list[str]:
-        """The families of `only` that are missing from the first programs. Whether a step fits is known only once it
-        is drawn: integers have no gradient, but what they are divided into has."""
+        """The families of `only` that do not occur in the first `PROBED` programs. Drawing is the only way to find out
+        whether a step fits: integers have no gradient, but their quotients have one."""
         missing = list(self.only)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -201,11 +204,11 @@ class Drawing:
 
     @property
     def families(self) -> dict[str, list[Op]]:
-        """The rows to draw from, by family; a row of weight n occurs n times."""
+        """The rows to draw from, by family. A row of weight n occurs n times."""
         return _families(self)
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
-        """Program `number` of this seed: the same on every machine, for one version of this package."""
+        """Program `number` of this seed. It is the same on every machine, for one version of this package."""
         if self.calls_op_db:
             turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
             if not rest:
@@ -214,7 +217,7 @@ class Drawing:
         return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
 
     def kind(self, number: int) -> str:
-        """The family that a program is mainly of: expressions, or calls at the edge of their meaning; "" for others."""
+        """The main family of a program with a special kind: expressions, or edge-case calls; "" for other programs."""
         every = 1 if edges.NAME in self.only else EDGES_EVERY
         if self.biased and edges.NAME in self.families and number % every == EDGES_AT % every:
             return edges.NAME
@@ -222,21 +225,22 @@ class Drawing:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell that a step can be aimed at: family, layout class of its first tensor, dtype, of which some row of
-        the family takes a tensor."""
+        """Every cell that a step can be aimed at: family, layout class of its first tensor, and dtype. At least one row
+        of the family takes such a tensor."""
         return _cells(self)
 
     def aim(self, seed: int, number: int) -> Cell | None:
-        """The cell that a program of this seed is aimed at: every second program, and each cell once before any is
-        aimed at again, in an order of the seed's own. So unseen cells are come to whatever was drawn before, and a
-        program needs nothing but its seed and number to be drawn again."""
+        """The cell that a program of this seed is aimed at, or None. Every second program has a target cell. Each cell
+        is used once before any repeats, in an order that depends on the seed. So every unvisited coverage cell is
+        eventually drawn, and a program's seed and number suffice to draw it again."""
         if not self.biased or number % 2 == 0 or self.state(seed, number):
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
 
     def state(self, seed: int, number: int) -> str:
-        """The topic of a program of this seed that changes states, each once before any comes again; "" for others."""
+        """The topic of a program of this seed that changes states; "" for other programs. Each topic occurs once before
+        any repeats."""
         every = 1 if STATE in self.only else STATE_EVERY
         if not self.biased or number % every != STATE_AT % every or STATE not in self.families:
             return ""
@@ -245,25 +249,25 @@ class Drawing:
 
     @property
     def can_fuse(self) -> bool:
-        """Whether programs of expressions can be drawn: their family, and a dtype that they have."""
+        """Whether the families and dtypes allow programs of expressions."""
         return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
 
     @property
     def calls_op_db(self) -> bool:
-        """Whether there are programs of op_db's entries."""
+        """Whether some programs call op_db's entries."""
         wanted = not self.only or op_db.FAMILY in self.only
         return self.biased and wanted and op_db.FAMILY not in self.without
 
     def of_op_db(self, seed: int, turn: int, source: Source, tally: Tally | None = None) -> Program:
-        """The program of op_db's entries that has this turn: each call on inputs of its own, which later steps go on
-        with, as with what it makes."""
+        """The program of op_db's entries for this turn. Each call has its own inputs. Later steps may use these inputs
+        and the results of the call."""
         from conformance.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
 
         each = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
         families = {name: ops for name, ops in self.families.items() if name not in (STATE, edges.NAME)}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
-            warnings.simplefilter("ignore")  # an out= tensor of another size is resized, and torch says so each time
+            warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
             program = inputs_of(planned)
             shadow = Shadow(program)
@@ -291,10 +295,11 @@ class Drawing:
     def program(
         self, source: Source, tally: Tally | None = None, aim: Cell | None = None, kind: str = "", state: str = ""
     ) -> Program:
-        """A program whose every choice comes from the source; at most one of its steps and its first input are aimed at
-        the cell `aim`. One of the `kind` "fusion" is of expressions over special values, one of "edges" of calls at the
-        edge of their meaning; one with a `state`, a topic of `stateful.TOPICS`, makes calls under states and again
-        outside of them."""
+        """Draw a program. Every choice comes from the source.
+
+        If `aim` is a cell, the first input and at most one step are aimed at it. A program of kind "fusion" is of
+        expressions over special values, one of kind "edges" of edge-case calls. A program with a `state`, a topic of
+        `stateful.TOPICS`, makes calls under states and repeats them outside of these states."""
         d, fused = Draw(source), kind == fusion.NAME
         dtypes, weights = KINDS.get(kind, (DTYPES, FAMILY_WEIGHT))
         known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
@@ -339,12 +344,13 @@ class Drawing:
 
 
 def families_of(family: str) -> dict[str, list[Op]]:
-    """The rows of this family and of the views that go with every family, each once."""
+    """The rows of this family and of views, each once."""
     return {one: [op for op in OPS.values() if op.family == one] for one in dict.fromkeys((family, "view"))}
 
 
 def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
-    """Draw a step of the cell's family, `ops`, whose first tensor is in the cell; False when there is none now."""
+    """Draw a step of `ops`, the rows of the cell's family, whose first tensor is in the cell. Return False if no row
+    fits a tensor of the cell now."""
     k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]
     fitting = list(dict.fromkeys(op for op in ops if op.fits is not None and k.holds(op.fits)))
     if fitting:
@@ -361,8 +367,8 @@ def draw_step(
     follows: bool = True,
     computes: bool = True,
 ) -> None:
-    """Draw one step and offer it to the shadow; where nothing fits, another is drawn by the caller. `follows` says that
-    the family of the step before has a say, `computes` that it may compute with rounded values."""
+    """Draw one step and offer it to the shadow. If no step fits, the caller draws another one. `follows` means that the
+    family of the preceding step affects the choice, `computes` that the step may compute with rounded values."""
     before = k.shadow.steps[-1:] if k.biased and follows else []
     following = FOLLOWS.get(OPS[before[0].op].family, ()) if before else ()
     families = [family for family in following if family in by_family]
@@ -372,9 +378,9 @@ def draw_step(
 
 
 def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
-    """Draw a step of this row and offer it to the shadow, under these states; the step as it is recorded. Without
-    `computes` it computes with no rounded values: what a network's layer has rounded may cancel, and then all that is
-    left of a right answer is its rounding."""
+    """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
+    rejected. Without `computes`, a step that would compute with rounded values is rejected. Rounded values of a network
+    layer may cancel, so that a correct result consists of rounding errors only."""
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
@@ -397,12 +403,13 @@ def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, unde
 
 
 def _following(k: Situation, kind: str) -> list[Op]:
-    """What can undo the last step of a program of edges, or be its gradient."""
+    """Rows that can invert the last step of a program of edges, or be its gradient."""
     return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
 
 
 def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
-    """A row that something in the program fits: a family is chosen, then one of its rows, until one does."""
+    """A row that fits some tensor of the program: draw a family, then one of its rows, until one fits. If no row fits,
+    `clone`."""
     while families:
         family = k.choice(families)
         ops = by_family[family]

@@ -1,7 +1,7 @@
 """The inputs of a drawn program: storages, and tensors of drawn layouts on them.
 
-Defines `draw_inputs`. The key insight: bugs follow the class of a layout, so inputs are drawn by class, and at times
-two share a storage.
+Defines `draw_inputs`. The key insight: bugs depend on the class of a layout, so the draw chooses a class first.
+Sometimes two inputs share a storage.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout
 from conformance.program.steps.op import dtype_of
 
 Cell = tuple[str, str, str]
-"""A family of steps, and the layout class and the dtype of a step's first tensor."""
+"""A step family, and the layout class and dtype of a step's first tensor."""
 
 
 def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, kind: str = "") -> Program:
-    """One to three inputs, each of a layout class from the catalogue, the first of the class and dtype that are aimed
-    at; a later one may be a view of an earlier one's storage; at times one requires grad. In programs of the kind
-    "fusion" all hold special values, in those of "edges" few different ones, the special among them."""
+    """Draw one to three inputs, each of a layout class from the catalogue.
+
+    The first input has the class and dtype of `aim`, if given. A later input may be a view of an earlier input's
+    storage. An input may require grad. In programs of kind "fusion" all inputs hold special values. In programs of kind
+    "edges" they hold few distinct values, with special values among them."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     names = fresh_names({})
@@ -51,5 +53,5 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
 
 
 def draw_layout(d: Draw) -> Layout:
-    """A layout of one of the classes of the catalogue."""
+    """A layout of one of the catalogue's classes."""
     return LAYOUTS[d.choice(OFTEN) if d.chance(1, 2) else d.choice(tuple(LAYOUTS))](d)

@@ -1,8 +1,8 @@
-"""Programs in worker processes that may die of them: what is known of a shard whose worker died, and shrinking a death.
+"""Worker processes that run programs: recovery of a shard whose worker died, and shrinking of crashes and hangs.
 
-Defines `Workers` and `FreshWorkers`. The key insight: a worker notes the program and each step of it before it takes
-the step, so a death names its program and its step, and what the shard had drawn before can be drawn again. A failure
-can spoil a process for all that it runs later, so one counts when it comes again in a process that has run nothing.
+Defines `Workers` and `FreshWorkers`. The key insight: a worker records each program and each step before it runs it. A
+death therefore names its program and step, and a worker can draw the shard's earlier programs again. A failure can
+corrupt its process for all later programs. So a failure counts only if it repeats in a fresh process.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ DEATHS = (CRASH, TIMEOUT, MEMORY)
 """The kinds of findings that end a worker."""
 
 CRASH_TRIALS, MOST_DEATHS = 60, 4
-"""How many smaller programs are tried for a crash or a hang, and how many of them may cost a new worker."""
+"""Number of smaller programs tried for a crash or a hang, and the number of them that may end a worker."""
 
 TO_ANSWER = 1.0
-"""Seconds before its deadline at which a worker tries no smaller program, but judges the smallest and answers."""
+"""Seconds before its deadline at which a worker stops trying smaller programs, judges the smallest one and returns."""
 
 
 class Workers(PlacedPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
 
-    `limit`: seconds that a program may take; `compile_limit`: that building kernels may in it, besides; `memory`: GiB
-    that a worker may (None: no limit)."""
+    `limit` is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is
+    the limit of a worker in GiB (None: no limit)."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class Workers(PlacedPool):
     ) -> None:
         limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
         limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
-        modules = [worker.__name__, *PRELOAD]  # so that no program's time is spent on their import
+        modules = [worker.__name__, *PRELOAD]  # so that their import does not count as program time
         super().__init__(place, target, limits, jobs, modules, preload=modules)
         self.hang: frozenset[str] = frozenset()
-        """Ops whose kernels are built in the time of their program, since programs hung in a first call."""
+        """Ops whose kernels must compile within program time, since programs timed out in their first calls."""
         self.deaths = 0
-        """The workers that died of a shard."""
+        """Number of workers that died while they ran a shard."""
         self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
-        """Called with the end of a task that is no shard."""
+        """Callback for the end of a task that is not a shard."""
 
     def load(self) -> dict[str, str]:
-        """Load the target, in a worker, and say what it runs on. Raises TargetError."""
+        """Load the target in a worker and return its environment. Raises TargetError."""
         try:
             with self.place.loading(self.target, self.limits):
                 environment: dict[str, str] = self.ask(worker.environment, self.target)
@@ -77,8 +77,8 @@ class Workers(PlacedPool):
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
     def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
-        """Each shard as it ends, for at most so many seconds: its result, and what is left of it to run. Raises
-        TargetError where no worker can be started, and Stopped."""
+        """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
+        Raises TargetError if no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
             if task.function is not worker.run_shard:
                 self.aside(task, answer)
@@ -98,7 +98,7 @@ class Workers(PlacedPool):
             yield shard, result, rest if rest.count else None
 
     def run(self, shard: Shard) -> Result:
-        """Run one shard, with a new worker after each death, to its end."""
+        """Run one shard to its end, in a new worker after each death."""
         whole = Result()
         self.begin(shard)
         for _, result, rest in self.results():
@@ -108,25 +108,26 @@ class Workers(PlacedPool):
         return whole
 
     def fate(self, program: Program, until: float = math.inf) -> str:
-        """What becomes of a worker that runs a program: CRASH, TIMEOUT, MEMORY, or nothing, the empty string. Raises
-        OutOfTime when it is `until`, and what fails in the harness itself."""
+        """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way. Return the empty string if the
+        worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
+        harness itself."""
         try:
             return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.fate)
-        except ProgramError:  # it means nothing on torch CPU, so it shows nothing
+        except ProgramError:  # a program without a meaning on torch CPU shows nothing
             return ""
 
     def shows(self, finding: Finding, until: float = math.inf) -> bool:
-        """Whether a worker fails on a finding's program, or dies of it, as it did before. Raises TargetError where none
-        can be started, and OutOfTime at `until`, in seconds since the epoch."""
+        """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
+        be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
             return self.fate(finding.program, until) in {
                 finding.kind,
                 CRASH if finding.kind == MEMORY else finding.kind,
             }
         if {mismatch.oracle for mismatch in finding.mismatches} == {"kernels"}:
-            return True  # counted against what the campaign knows, and here nothing is known
+            return True  # kernel counts need the campaign's baseline, which this worker does not have
         try:
             return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied as died:
@@ -137,8 +138,8 @@ class Workers(PlacedPool):
     def shrink(
         self, finding: Finding, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
     ) -> Finding:
-        """The finding on a smaller program, as small as it became by `until` (seconds since the epoch); FLAKY where a
-        death does not come again, in a fresh worker where there is one. Raises what fails in the harness itself."""
+        """Return the finding on the smallest program found by `until` (seconds since the epoch). A death that does not
+        repeat is FLAKY; `fresh` provides a fresh worker for this check. Raises errors of the harness itself."""
         if finding.kind in DEATHS:
             return self._shrink_death(finding, until, fresh)
         seconds, early = 60 + trials * 10.0, until - TO_ANSWER
@@ -149,8 +150,11 @@ class Workers(PlacedPool):
             return finding
 
     def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
-        """The smaller finding, once it has failed in a fresh worker too. Where only the one that was drawn does, a
-        smaller one of another worker, or itself; where that does not, it as FLAKY. At `until` it is left as drawn."""
+        """Return the smaller finding if it fails in a fresh worker too.
+
+        Otherwise run the original program in a fresh worker. If it passes there, return it as FLAKY. If it fails,
+        shrink it in that worker, and return the result if it fails in another fresh worker, else the original. At
+        `until` the original is returned."""
         shrunk = small.program != finding.program
         with contextlib.suppress(OutOfTime):
             if shrunk and fresh.show(small, until):
@@ -165,7 +169,7 @@ class Workers(PlacedPool):
         return finding
 
     def _shrink_death(self, finding: Finding, until: float, fresh: FreshWorkers | None) -> Finding:
-        """Reduce a crash or a hang, each candidate in a worker that may die of it."""
+        """Reduce a crash or a hang. Each candidate runs in a worker that may die."""
         if not finding.program.inputs:
             return finding
         same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
@@ -193,8 +197,8 @@ class Workers(PlacedPool):
 
 
 class FreshWorkers:
-    """Workers that have run nothing, handed out one at a time; one can be started before it is wanted, since that takes
-    an import of torch. Use as a context manager."""
+    """Workers that have run no program, one at a time. `start` can start one ahead of its use, since starting imports
+    torch. Use as a context manager."""
 
     def __init__(
         self,
@@ -216,7 +220,7 @@ class FreshWorkers:
             self._next.close()
 
     def start(self) -> Workers:
-        """Start a worker, unless one that was started is not taken yet."""
+        """Start a worker, unless a started one is still unused."""
         if self._next is None:
             self._next = self._make()
             self._next.submit(Task("loading the target", worker.environment, (self.target,)))
@@ -224,7 +228,7 @@ class FreshWorkers:
 
     @contextlib.contextmanager
     def taken(self, until: float = math.inf) -> Iterator[Workers]:
-        """A worker that has run nothing, in the block. Waits for it to load the target, but not beyond `until`."""
+        """A fresh worker for the block. Waits until it has loaded the target, but not beyond `until`."""
         taken, self._next = self.start(), None
         with taken:
             for _ in taken.ended(None if until == math.inf else until - time.time()):
@@ -232,14 +236,14 @@ class FreshWorkers:
             yield taken
 
     def show(self, finding: Finding, until: float = math.inf) -> bool:
-        """Whether a worker that has run nothing fails on a finding's program as it did before."""
+        """Whether a fresh worker fails on a finding's program as before."""
         with self.taken(until) as clean:
             return clean.shows(finding, until)
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
-    """The findings of a dead worker, that of the program which ended it among them; and the steps behind the one that
-    crashed, which are still to be judged."""
+    """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
+    a finding for the program that ended the worker."""
     kind, number, note, behind = str(death.fate), shard.first, death.note, None
 
     def before(op: str) -> Finding:
@@ -267,7 +271,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | No
 
 
 def found_by(shard: Shard, first: int, end: int) -> Iterator[Finding]:
-    """The findings that a shard left on disk under the numbers from `first` to before `end`."""
+    """Yield the findings that a shard left on disk for the programs from `first` to before `end`."""
     for number in range(first, end):
         for path in filter(Path.exists, (shard.found(number, part) for part in range(MOST_PARTS))):
             yield Finding.from_json(json.loads(path.read_text(encoding="utf-8")))

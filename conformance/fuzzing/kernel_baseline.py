@@ -1,10 +1,7 @@
-"""How many kernels a program took before, so that a rise is a finding: a baseline by target and program.
+"""Baseline of kernel counts by target and program: a program that takes more kernels than before is a finding.
 
-The key insight: a program is data, so its digest tells whether it is the one that was counted; the corpus and the first
-numbered programs of a seed are the same programs on every machine. A program that nobody counted has the other limit
-only, torch CPU's own ops.
-
-It knows programs; which runs are counted, and what a rise means, is the business of others.
+The key insight: a program is data, so its digest identifies it. The corpus and the first numbered programs of a seed
+are the same on every machine. A program without a recorded count is compared only with the number of torch CPU's ops.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ BASELINE = versions.baselines() / "programs.json"
 
 
 def read_baseline(path: Path, target: str) -> Mapping[str, int]:
-    """The kernels of each program by digest; empty where this target was never counted.
+    """The kernel count of each program by digest; empty if this target was never counted.
 
-    Raises ProgramError with one sentence when the file is missing, damaged or older."""
+    Raises ProgramError with one sentence if the file is missing, damaged or older."""
     return _read(path).get(profiles.identity(target), {})
 
 
@@ -46,6 +43,6 @@ def _read(path: Path) -> dict[str, dict[str, int]]:
 
 
 def write_baseline(path: Path, target: str, counts: Mapping[str, int]) -> None:
-    """Replace this target's counts in the file; those of other targets stay."""
+    """Replace this target's counts in the file. Counts of other targets stay."""
     every = {**(_read(path) if path.exists() else {}), profiles.identity(target): dict(sorted(counts.items()))}
     write_atomic(path, json.dumps({"schema": SCHEMA, "kernels": every}, indent=1) + "\n")

@@ -1,12 +1,12 @@
-"""op_db's entries as steps of drawn programs: which can be drawn, with what, and on which layouts.
+"""op_db's entries as steps of drawn programs: the entries available, their variants, dtypes and layouts.
 
-Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says what an op accepts,
-so its sizes, dtypes and arguments stay, and what is drawn is where its tensors lie: each is an input of the program, of
-a layout class, on a storage of its own or on another operand's, with the sample's values or, where any will do, others.
-A call is planned only once torch CPU has answered it, so whatever is planned is met.
+Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says which calls an op
+accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry of its tensors. Each tensor is an input
+of the program with a layout class, on its own storage or on another operand's. It has the sample's values, or other
+values if the op accepts any. A call is planned only after torch CPU has answered it, so every planned call can run.
 
-Every entry has its turn: of each seed's order so many are taken for each program that all are met within 400 programs,
-and its variants, dtypes and layouts take turns as well.
+Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `EACH` of them, so 400
+programs contain every entry. The variants, dtypes and layouts of an entry take turns as well.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from conformance.program.steps.op import Json, Step, dtype_of, number
 from conformance.program.unsupported import operators_of
 
 EACH = 7
-"""So many entries are called in a program."""
+"""Number of entries that a program calls."""
 
 LAYOUTS = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible")
-"""The classes that an operand can be laid out in, whatever its size."""
+"""The layout classes that an operand of any size can have."""
 
 ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
-"""Families of entries that take any values in their floating tensors."""
+"""Families of entries that accept any values in their floating-point tensors."""
 
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
-"""The classes in which no two elements share memory."""
+"""The layout classes without elements that share memory."""
 
 NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Results of these dtypes are made only where the dtype is drawn."""
+"""Dtypes that a result may have only if the drawing includes them."""
 
 TRIED = 6
-"""Variants, dtypes and layouts of an entry to try before its plainest call. Also the number of its calls that may need
-an operator declared lacking before the entry is given up."""
+"""Number of variants, dtypes and layouts of an entry to try before its plainest call. An entry is also given up after
+this number of calls that need an operator declared lacking."""
 
 
 class NeedsLacking(Exception):
-    """A call that needs an operator which is declared lacking."""
+    """A call needs an operator that is declared lacking."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A call on operands that lie somewhere: the storages and inputs that it needs, and its step."""
+    """A call on operands with a geometry: its storages and inputs, and its step."""
 
     cell: tuple[str, str, str, str]
     """The entry, the variant, the layout class and the dtype of the first operand."""
@@ -65,7 +65,7 @@ class Planned:
     step: Step
     results: int
     raises: bool = False
-    """Whether torch CPU refuses it."""
+    """Whether torch CPU rejects the call."""
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -79,8 +79,8 @@ def _placed(
     first: int = 0,
     grad: bool = False,
 ) -> Planned:
-    """The step with its operands laid out so. With `drawn` a storage may be shared and hold other values; names begin
-    with the number `first`."""
+    """The step with its operands in these layouts. With `drawn`, an operand may lie on another operand's storage and so
+    have other values. Input names begin with the name of number `first`."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     for one, layout in places:
@@ -103,7 +103,7 @@ def _name(at: int) -> str:
 
 
 def _filled(one: Operand, layout: Layout) -> Storage:
-    """A storage that has the operand's values where the layout has its elements."""
+    """A storage with the operand's values at the elements of the layout."""
     cells: list[Json] = [one.values[0] if one.values else 0] * layout.cells
     places = cells_of(torch.empty(layout.cells, device="meta").as_strided(layout.size, layout.stride, layout.offset))
     for place, value in zip(places, one.values, strict=False):
@@ -131,7 +131,7 @@ def _named(step: Step, names: Sequence[str]) -> Step:
 
 @dataclass(frozen=True)
 class Operators:
-    """The calls in the programs of a drawing: of entries with these `dtypes`, and none that calls one of the
+    """The calls in the programs of a drawing. Entries have these `dtypes`, and their calls need none of the
     dispatcher's operators in `lacking` on torch CPU."""
 
     dtypes: tuple[str, ...]
@@ -139,8 +139,7 @@ class Operators:
     each: int = EACH
 
     def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
-        """The entries that have their turn in the op_db program `number` of this seed, each with how many turns it has
-        had before."""
+        """The entries in the op_db program `number` of this seed, each with its number of earlier turns."""
         known = entries()
         turn, at = divmod(number, -(-len(known) // self.each))
         order = random.Random(f"op_db:{seed}:{turn}").sample(range(len(known)), len(known))
@@ -148,15 +147,15 @@ class Operators:
             yield known[position], turn
 
     def calls(self, source: Source, seed: int, number: int, tally: Tally | None = None) -> list[Planned]:
-        """Return the calls of the op_db program `number` of this seed. The tally counts the entries given up."""
+        """The calls of the op_db program `number` of this seed. The tally counts the entries given up."""
         planned: list[Planned] = []
         for key, turn in self.turn(seed, number):
             planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned), tally)
         return planned
 
     def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally | None = None) -> list[Planned]:
-        """A call of the entry that torch CPU answers, after those that it refused, if any; none where there is none of
-        these dtypes. The names of the inputs begin with the one of number `first`."""
+        """Calls of the entry: first any calls that torch CPU rejects, then one with an answer. Empty if there is no
+        such call in these dtypes. The names of the inputs begin with the name of number `first`."""
         planned: list[Planned] = []
         lacking: list[str] = []
         for call, variant, layout, plain in self._tries(d, key, turn, seed):
@@ -177,7 +176,7 @@ class Operators:
         return [one for one in planned if not one.raises]
 
     def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
-        """Calls of the entry, with their variant and layout: some of its cells first, then forward and plain."""
+        """Calls of the entry with variant and layout: first some of its cells, then contiguous forward calls."""
         for variant, dtype, layout in itertools.islice(self._cells(key, turn, seed), TRIED):
             calls = calls_of(key, variant, dtype)
             for name in (layout, "contiguous") if calls else ():
@@ -187,7 +186,7 @@ class Operators:
                 yield call, FORWARD, "contiguous", plain
 
     def _cells(self, key: Key, turn: int, seed: int) -> Iterator[tuple[str, str, str]]:
-        """The entry's variants, dtypes and layouts, from the turn's on, in an order of the seed's own."""
+        """The entry's variants, dtypes and layouts, starting at its turn, in an order that depends on the seed."""
         held = [name for name in dict.fromkeys(self.dtypes) if dtype_of(name) in opinfo(key).dtypes]
         cells = list(itertools.product(variants(key), held, LAYOUTS))
         order = random.Random(f"{key}:{seed}").sample(cells, len(cells))
@@ -196,7 +195,8 @@ class Operators:
     def _try(
         self, d: Draw, key: Key, call: Call, variant: str, layout: str, first: int, plain: bool = False
     ) -> Planned | None:
-        """The call laid out so, where torch CPU answers it. Raises NeedsLacking."""
+        """The call in these layouts, or None if torch CPU does not answer it or its dtypes are not drawn. Raises
+        NeedsLacking."""
         op, step, operands = opinfo(key), call.step, list(call.operands)
         if variant == OUT:
             targets = [_target(d, one, self.dtypes) for one in call.results]
@@ -227,7 +227,7 @@ class Operators:
         return replace(planned, tolerance=_granted(op, dtype), raises=answered.raises is not None)
 
     def _valued(self, d: Draw, op: Any, one: Operand, plain: bool) -> Operand:
-        """The operand, or one of whole numbers and halves in its place where the entry takes any."""
+        """The operand. If the entry accepts any values, half of the operands get whole numbers and halves instead."""
         takes = dtype_of(one.dtype).is_floating_point and catalog.family(op) in ANY_VALUES
         if plain or not takes or not d.chance(1, 2):
             return one
@@ -235,15 +235,15 @@ class Operators:
         return replace(one, values=tuple(map(number, cells)))
 
     def _answered(self, planned: Planned) -> Step | None:
-        """Return the step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
+        """The step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
         program = Program(planned.storages, planned.inputs)
         try:
             shadow = Shadow(program)
             step = replace(planned.step, out=shadow.fresh(planned.results))
-            # The operators of the step alone: the shadow calls others to make inputs and to look at them.
+            # Only the operators of the step: the shadow calls others to create and inspect inputs.
             needs = self.lacking & {*operators_of(program, [step])} if self.lacking else ()
             offered = shadow.offer(step) if not needs else None
-        except Exception:  # a program that cannot be made: another call is tried
+        except Exception:  # the program cannot be created: try another call
             return None
         if needs:
             raise NeedsLacking(min(needs))
@@ -251,8 +251,8 @@ class Operators:
 
 
 def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:
-    """A tensor for out=: of the result's size mostly, of as many elements in another size, of another size, of another
-    dtype."""
+    """A tensor for `out=`. Usually it has the result's size; otherwise as many elements in another size, another size,
+    or another dtype."""
     size, dtype = result.size, result.dtype
     count = int(torch.Size(size).numel())
     form = d.choice(("same", "same", "same", "as many", "another size", "another dtype"))
@@ -270,13 +270,13 @@ def _class_of(layout: Layout) -> str:
 
 
 def _granted(op: Any, dtype: str) -> dict[str, tuple[float, float]]:
-    """What PyTorch's own tests grant the op beyond the usual tolerances."""
+    """Tolerances that PyTorch's own tests declare for the op, by dtype; empty if there are none."""
     rtol, atol = catalog.tolerances(op, dtype_of(dtype)) if dtype != "none" else (None, None)
     return {dtype: (rtol, atol)} if rtol is not None and atol is not None else {}
 
 
 def inputs_of(planned: Sequence[Planned]) -> Program:
-    """A program of all these calls' inputs, without steps."""
+    """A program with the inputs of all these calls, without steps."""
     storages: list[Storage] = []
     inputs: list[Input] = []
     tolerance: dict[str, tuple[float, float]] = {}

@@ -1,8 +1,8 @@
-"""op_db's samples as calls of drawn programs: data, with a name for each tensor that is still to be laid somewhere.
+"""op_db's samples as calls of drawn programs: data, with a name for each tensor that has no geometry yet.
 
-Defines `Call`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around what a user would call, so
-a sample is written as a call by a public name, as a function, method or attribute, and is taken only where that call
-answers what the entry does. What cannot be written so is left out with a reason, and is op_db's other half's to run.
+Defines `Call`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around the user's call. So a
+sample is written as a call by a public name: a function, method or attribute. The call is used only if it gives the
+entry's answer. A sample without such a call is excluded with a reason; `conformance opinfo` runs it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 
 SAMPLES, LARGEST, SMALL = 8, 512, 64
-"""So many samples of an entry are looked at; so many elements a tensor of one may have; where several samples have no
-more than the last number in all, only these are drawn."""
+"""Limits: samples of an entry to consider; elements of one tensor; and elements of all tensors in a small sample. If an
+entry has several small samples, the others are dropped."""
 
 CUT = 3
-"""A sample of a function of one tensor is cut to so many elements in each dimension."""
+"""Length of each dimension after a large sample of a unary function is cut."""
 
 FORWARD, INPLACE, OUT = "forward", "inplace", "out"
 
 
 class Unwritable(Exception):
-    """A sample that no program can hold, with the reason."""
+    """A sample that no program can hold. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a sample: its dtype, size and values in the order of its elements."""
+    """A tensor of a sample: its dtype, its size, and its values in element order."""
 
     dtype: str
     size: tuple[int, ...]
@@ -50,12 +50,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """A sample as a step: its operands are named `#0`, `#1` and so on."""
+    """A sample as a step, with operands named `#0`, `#1` and so on."""
 
     step: Step
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...] = ()
-    """What it makes, without values."""
+    """The result tensors, without values."""
     differentiable: bool = False
 
 
@@ -65,13 +65,13 @@ Key = tuple[str, str]
 
 @functools.cache
 def entries() -> tuple[Key, ...]:
-    """The entries that can be drawn."""
+    """The entries available to drawing."""
     return tuple(key for key, reason in excluded().items() if not reason)
 
 
 @functools.cache
 def excluded() -> Mapping[Key, str]:
-    """Every entry of op_db, with the reason why it is not drawn; "" for those that are."""
+    """Every entry of op_db with the reason why drawing excludes it; "" for the entries available."""
     return {(entry.op, entry.overload): _reason(entry.op, entry.overload) for entry in catalog.entries()}
 
 
@@ -90,7 +90,7 @@ def opinfo(key: Key) -> Any:
 
 
 def variants(key: Key) -> tuple[str, ...]:
-    """How the entry can be called."""
+    """The variants of the entry that a step can call."""
     op, found = opinfo(key), [FORWARD]
     if op.inplace_variant is not None and has_method(getattr(op.inplace_variant, "__name__", ""), METHOD):
         found.append(INPLACE)
@@ -101,7 +101,7 @@ def variants(key: Key) -> tuple[str, ...]:
 
 @functools.lru_cache(4096)
 def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
-    """The entry's small samples as calls that torch CPU answers, without operands' places."""
+    """The entry's small samples as calls that torch CPU answers. Operands have no geometry yet."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -109,7 +109,7 @@ def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
             drawn = list(
                 itertools.islice(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", SAMPLES), SAMPLES)
             )
-        except Exception:  # op_db's own samplers fail for some dtypes; the op is then met with others
+        except Exception:  # op_db's own samplers fail for some dtypes; other dtypes cover the op
             return ()
         for sample in drawn:
             try:
@@ -163,7 +163,7 @@ def _function(op: Any) -> Any:
 
 
 def _forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
-    """Ways to call the entry by public names: as a function, as a method, as an attribute."""
+    """The ways to call the entry by public names: as a function, as a method, as an attribute."""
     name = op.name.removeprefix("torch.")
     if has_function(name):
         yield Step(f"op_db{ending}:{name}", args, kwargs)
@@ -176,13 +176,13 @@ def _forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]
 
 
 def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
-    """Whether the step answers what the entry has answered."""
+    """Whether the step gives the same answer as the entry."""
     cpu = torch.device("cpu")
     env = {f"#{at}": made(one) for at, one in enumerate(operands)}
     args, kwargs = ([*step.args], dict(step.kwargs))
     try:
         answer = OPS[step.op].run(decode(args, env, cpu), {key: decode(part, env, cpu) for key, part in kwargs.items()})
-    except Exception:  # another form of the call may be the right one
+    except Exception:  # another form of the call may work
         return False
     again = list(answer) if isinstance(answer, (tuple, list)) else [answer]
     return len(again) == len(results) and all(_same(one, two) for one, two in zip(results, again, strict=True))
@@ -204,7 +204,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def _encoded(value: Any, sample: Sample, operands: list[Operand]) -> Json:
-    """An argument as JSON; its tensors become operands. Raises Unwritable."""
+    """An argument as JSON. Its tensors become operands. Raises Unwritable."""
     if isinstance(value, torch.Tensor):
         return _operand(value, sample, operands)
     if isinstance(value, torch.device) and value == MARKER:

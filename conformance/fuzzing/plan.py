@@ -25,8 +25,9 @@ SHARD = 20
 """Programs in a shard. The death of a worker costs at most this number."""
 
 HANGS = 2
-"""Programs that may each take the whole limit of compiling in a step of an op before its kernels have no more time than
-the program: a device that does not answer would cost `--compile-limit` at every crash of a worker."""
+"""Number of programs that may each use up the compile limit in a step of one op. After them, compiling that op's
+kernels counts as program time. Otherwise a device that does not answer would cost `--compile-limit` at every crash of a
+worker."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Plan:
     """The plan of a campaign.
 
     `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limit`
-    is the time of a program in seconds, `compile_limit` the time for building kernels in it besides, `memory` the limit
-    of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files of
-    programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
-    kernel counts; with `record` the campaign keeps its counts."""
+    is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is the
+    limit of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files
+    of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
+    kernel counts. With `record` the campaign keeps its counts."""
 
     target: str = "tiny"
     seed: int = 0
@@ -143,7 +144,7 @@ class Plan:
 
 
 def again(saved: Path, target: str = "") -> str:
-    """The command line that runs a saved program again, on this target where the file does not say which."""
+    """The command line that runs a saved program again. `target` is needed if the file does not name one."""
     words = ["--target", target] if target else []
     return shlex.join(["python", "-m", "conformance.fuzz", *words, "--replay", str(saved)])
 
@@ -161,9 +162,9 @@ class Behind:
 class Shard:
     """Programs `first` to before `first + count` of a plan.
 
-    The files of its findings bear the name of the campaign. From `until` on, in seconds since the epoch, the worker
-    begins no further program and returns. Building kernels of the ops in `hang` counts as time of the program. With
-    `behind`, program `first` has ended a worker, and the shard begins behind the step that did."""
+    Files of its findings carry the name of the campaign. From `until` on, in seconds since the epoch, the worker starts
+    no further program and returns. Building kernels of the ops in `hang` counts as program time. If `behind` is set,
+    program `first` has ended a worker, and the shard begins with the steps behind the step that crashed."""
 
     plan: Plan
     first: int

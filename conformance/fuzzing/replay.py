@@ -1,7 +1,7 @@
 """Saved programs run again: one with its script and both answers, or a folder, a line each; `--minimize` shrinks one.
 
-The key insight: a replay is a campaign of one program, in a worker that may die of it, under the very judge; what it
-shows has the form of `core/replay.py`, as the replay of a sample of op_db has.
+The key insight: a replay is a campaign of one program, in a worker that may die of it, under the same judge. Its output
+has the form of `core/replay.py`, which replays of op_db samples use too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from conformance.report import summary
 from conformance.run.place import Place, told
 
 MINIMIZE_TRIALS = 1000
-"""How many smaller programs `--minimize` tries."""
+"""Number of smaller programs that `--minimize` tries."""
 
 
 def kernels_of(given: argparse.Namespace) -> str:
-    """The file of kernels to compare with, or the empty string. Raises ProgramError when it cannot be read."""
+    """The file of kernel counts to compare with, or the empty string. Raises ProgramError if it cannot be read."""
     file = given.kernels or (BASELINE if BASELINE.exists() else None)
     if file is None or given.record_kernels:
         return ""
@@ -47,7 +47,7 @@ def kernels_of(given: argparse.Namespace) -> str:
 
 
 def corpus_of(folder: Path | None) -> tuple[str, ...]:
-    """The files of programs in a folder. Raises ProgramError when there is none, or one cannot be read."""
+    """The program files in a folder. Raises ProgramError if there is none, or if one cannot be read."""
     if folder is None:
         return ()
     paths = sorted(folder.glob("*.json"))
@@ -60,9 +60,10 @@ def corpus_of(folder: Path | None) -> tuple[str, ...]:
 
 @contextmanager
 def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
-    """A worker, and a function that runs a saved program in it as a campaign would: what was found, and what the target
-    had declared that it leaves out. The function raises ProgramError, naming the file, where the program has no meaning
-    on torch CPU."""
+    """A worker, and a function that runs a saved program in it as a campaign would.
+
+    The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
+    it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
     spec, kernels, place = given.target, kernels_of(given), Place(starting=given.starting, tell=told)
     with (
         TemporaryDirectory(prefix="conformance-") as notes,
@@ -82,9 +83,9 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
 
 
 def replay(given: argparse.Namespace) -> int:
-    """Run the program that `--replay` or `--minimize` names again, and show it; 1 where something differs. The target
-    is the named one, else the one of the file, else the usual one of a command. Raises ProgramError, also where the
-    target leaves out all programs."""
+    """Run the program that `--replay` or `--minimize` names again, show it, and return 1 if something differs. The
+    target is the option's, else the file's, else the command's default. Raises ProgramError, also if a folder has only
+    programs that the target does not support."""
     path = given.minimize or given.replay
     if path.is_dir() and not given.minimize:
         given.target = profiles.usual(given.target)
@@ -99,7 +100,7 @@ def replay(given: argparse.Namespace) -> int:
     if finding:
         print(dump(finding.program))
     show(one)
-    if finding and given.minimize:  # after all is shown, since there may be no room to save it
+    if finding and given.minimize:  # after the output, since the disk may be full
         saved = _minimal(path, given)
         write_atomic(saved, json.dumps({**finding.to_json(), "target": given.target}, indent=1))
         write_atomic(saved.with_suffix(".py"), one.script)
@@ -109,8 +110,8 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def replay_folder(folder: Path, given: argparse.Namespace) -> int:
-    """Run every saved program of a folder, for example the corpus, a line each; a declared finding is known. Raises
-    ProgramError where the target leaves out all."""
+    """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
+    XFAIL. Raises ProgramError if the target supports none of the programs."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
     known = expectations.findings(file)
     refuse(known_findings.check(known, parts(), file))
@@ -140,7 +141,7 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
 
 
 def expectations_file(given: argparse.Namespace) -> Path:
-    """The file of what is known to fail. Raises ReportError where `--expectations` names none."""
+    """The file of declared findings. Raises ReportError if `--expectations` names a file that does not exist."""
     return expectations.file_of(given, expectations.path_for(given.target))
 
 
@@ -153,7 +154,7 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
     if finding is None:
         return Replayed(str(path), given.target, steps, lacks=lacks)
     saved = _minimal(path, given) if given.minimize else path
-    named = given.minimize or target_of(path) == given.target  # the file says itself on which target
+    named = given.minimize or target_of(path) == given.target  # the file names its target
     notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
     target = describe_target(given.target)
     text = script(finding.program, target, finding.told, notes, finding.step, finding.death())
@@ -163,6 +164,6 @@ def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, la
 
 
 def target_of(path: Path) -> str:
-    """The target that a saved finding was found on; of a program alone, the empty string."""
+    """The target of a saved finding; the empty string for a program alone."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return str(data.get("target", "")) if isinstance(data, dict) else ""

@@ -1,7 +1,7 @@
-"""What a campaign found, as results of the one model: a `Run` with the findings and the totals of drawing.
+"""The findings of a campaign as results of the common model: a `Run` with findings and totals of drawing.
 
-Defines `run_of`, `replayed`, `result_of` and `parts`. The key insight: a campaign's findings are named by their causes,
-and those of saved programs, which are not shrunk, by their signatures, since of a long program no cause is known.
+Defines `run_of`, `replayed`, `result_of` and `parts`. A campaign's findings are named by their causes. Findings of
+saved programs are not shrunk, so they are named by their signatures: the cause of a long program is unknown.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY:
 TOGETHER = "only together"
 PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
-"""What coverage is counted over, whatever a campaign was asked for, so that the report shows what was not drawn."""
+"""Families, layout classes and dtypes over which coverage is counted, whatever the campaign's options, so that the
+report shows cells that were never drawn."""
 
 
 def parts() -> dict[str, tuple[str, ...]]:
-    """The words that parts of a signature can be, for parts that have a fixed set of them."""
+    """The valid values of each signature part that has a fixed set of values."""
     steps = (*OPS, *FAMILIES)
     return {
         "oracle": (*ORACLES, *RUN_ORACLES),
@@ -62,7 +63,7 @@ def parts() -> dict[str, tuple[str, ...]]:
 
 
 def result_of(finding: Finding, script: str = "", **more: object) -> Result:
-    """A finding as a result; `more` are fields of the model's finding."""
+    """A finding as a result. `more` holds fields of the model's finding."""
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
@@ -80,12 +81,12 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
 
 
 def _ended(finding: Finding) -> str:
-    """How the process of a finding without mismatches ended."""
+    """How the process ended, for a finding without mismatches."""
     return finding.said or DEATHS.get(finding.kind, "none")
 
 
 def _suspect(finding: Finding) -> str:
-    """Why a failure is FLAKY, and what may be to blame."""
+    """The reason of a FLAKY failure, with the program that may have caused it."""
     if finding.before is None:
         return "it failed once, and not when it was run again"
     return (
@@ -95,7 +96,7 @@ def _suspect(finding: Finding) -> str:
 
 
 def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
-    """A campaign's results and totals; `interrupted` by the signal of this number."""
+    """A campaign's results and totals. `interrupted` is the number of the signal that ended it."""
     plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
@@ -136,7 +137,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
 
 
 def with_counts(campaign: Campaign, run: Run) -> Run:
-    """The run with the numbers of its programs that fail, that show known findings only, and whose steps these mask."""
+    """The run with three numbers of programs: failing programs, programs with known findings only, and programs with
+    steps that known findings mask."""
     groups = {group.finding.cause() or group.finding.group: group for group in campaign.distinct()}
     failing, known, masked = set[int](), set[int](), set[int]()
     for result in run.results:
@@ -175,8 +177,8 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
 
 
 def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:
-    """What saved programs showed when they were run again: each finding with its program's name, and the names of all
-    programs, of which the target left `unsupported` out."""
+    """The run of saved programs: each finding with its program's name, the names of all programs, and the number of
+    programs that the target does not support."""
     results: dict[str, Result] = {}
     for finding, name in findings:
         result = result_of(finding, saved=(name,))
@@ -191,5 +193,6 @@ def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Seque
 
 
 def undefined(tally: Tally) -> int:
-    """Steps that were drawn and not run since torch leaves open what they do, or rejects them."""
+    """Number of drawn steps that were rejected before they ran, because torch refuses them or does not define their
+    result. Draws for which no tensor fits do not count."""
     return sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))

@@ -18,13 +18,13 @@ from conformance.run.messages import COMPILE_LIMIT, Death, Done, Task
 
 
 class Shrinker(Protocol):
-    """Makes findings small. `until` are seconds since the epoch."""
+    """Shrinks findings. `until` is in seconds since the epoch."""
 
     def shrink(self, finding: Finding, until: float) -> Finding:
         """The finding on a smaller program; see `Workers.shrink`."""
 
     def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
-        """The smaller finding, once it has failed in a fresh worker too; see `Workers.confirm`."""
+        """The smaller finding, after it failed in a fresh worker too; see `Workers.confirm`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Settings:
 
 
 Key = tuple[int, str, str]
-"""A finding's program and group, and the group of the smaller finding to confirm; empty if there is none."""
+"""A finding's program and group, and the group of the smaller finding to confirm; the last is empty if there is
+none."""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Apart:
 
     @property
     def running(self) -> int:
-        """The tasks that have not ended."""
+        """Number of tasks that have not ended."""
         return len(self.asked) - len(self.found)
 
     def begin(self, finding: Finding, small: Finding | None = None, until: float = math.inf) -> Key:
@@ -123,7 +124,7 @@ def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Fi
 
 @functools.lru_cache(maxsize=1)
 def _own(settings: Settings) -> tuple[Workers, FreshWorkers]:
-    """The processes below this worker, which end with it."""
+    """The worker processes below this worker. They end with it."""
     target, limit, memory, compile_limit = settings.target, settings.limit, settings.memory, settings.compile_limit
     workers = Workers(target, limit, memory, compile_limit=compile_limit)
     return workers, FreshWorkers(target, limit, memory, compile_limit)

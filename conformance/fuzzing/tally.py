@@ -1,6 +1,7 @@
-"""What drawing did, counted: programs, steps, cells, and what was turned down.
+"""Counts of drawing: programs, steps, coverage cells, and rejected steps.
 
-Defines `Tally`. The key insight: counts of shards add up, so a campaign's workers count apart and nothing is shared.
+Defines `Tally`. The key insight: counts of shards add up, so the workers of a campaign count separately and share
+nothing.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from conformance.program.steps.op import Json
 
 @dataclass
 class Tally:
-    """What drawing did: programs, steps, what was turned down and why, and which cells were reached."""
+    """Counts of drawing: programs, steps, rejected steps by reason, and coverage cells."""
 
     programs: int = 0
     steps: int = 0
     avoided: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
-    """Steps drawn by (family, layout class of the first tensor, its dtype)."""
+    """Steps drawn, by family, layout class of the first tensor, and dtype of this tensor."""
     entries: Counter[str] = field(default_factory=Counter)
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
     lacking: Counter[str] = field(default_factory=Counter)
     """Entries of op_db given up for an operator declared lacking: `OPERATOR|ENTRY`."""
 
     def removed(self) -> dict[str, set[str]]:
-        """Return the entries of op_db given up, by the operator declared lacking."""
+        """The entries of op_db given up, by the operator declared lacking."""
         entries: dict[str, set[str]] = {}
         for operator, entry in (key.split("|") for key in self.lacking):
             entries.setdefault(operator, set()).add(entry)
         return entries
 
     def add(self, other: Self) -> None:
-        """Take in another shard's counts."""
+        """Add another shard's counts."""
         for name, value in vars(other).items():
             mine = getattr(self, name)
             setattr(self, name, mine | value if type(value) is dict else mine + value)

@@ -1,7 +1,6 @@
-"""A campaign's end in the terminal: its findings, the worst first, and its totals.
+"""The end of a campaign in the terminal: its findings, the worst first, and its totals.
 
-Defines `summarize`. The key insight: the order, the verdict and the facts are those of the report, so a reader of the
-page and of the terminal sees the same. Nothing here draws or runs a program.
+Defines `summarize`. Order, verdict and facts are the same as in the HTML report. This module draws and runs no program.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from conformance.report.causes import Cause, causes_of
 from conformance.report.escape import escape_control_characters
 
 MOST_SCRIPTS = 5
-"""So many scripts are printed; the rest are named."""
+"""Number of scripts that are printed in full. Further ones are named."""
 
 MOST_NAMED = 5
-"""Further findings of a cause whose scripts are named."""
+"""Number of further findings of a cause whose scripts are named."""
 
 MOST_SIGNATURES = 5
-"""So many other signatures of a finding are named."""
+"""Number of further signatures of a finding that are named."""
 
 
 def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
-    """Print the findings, the worst first, and the totals behind `where`, the line that says how far it came."""
+    """Print the findings, the worst first, then the totals after `where`, the line with the campaign's progress."""
     groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
     stopped = made.stopped_at_inputs
     if stopped is not None:
@@ -78,7 +77,7 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
 def _cause(
     console: Console, cause: Cause, members: Sequence[tuple[Result, Group]], running: Campaign, scripted: bool
 ) -> None:
-    """Print one cause: its smallest finding whole, and where the scripts of some others are."""
+    """Print one cause: its smallest finding in full, and the files of some others."""
     programs = len({number for _, group in members for number in group.numbers})
     kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
     console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
@@ -91,9 +90,9 @@ def _cause(
 
 
 def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
-    """Print one finding: its script or its sentence, and how to run it again."""
+    """Print one finding: its script or its sentence, and the command that runs it again."""
     found = result.finding
-    assert found is not None  # the caller has looked
+    assert found is not None  # checked by the caller
     seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
     if seen:
         console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
@@ -116,7 +115,7 @@ def _more(found: model.Finding) -> int:
 
 
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
-    """What a run says beside its findings: facts, known findings, changes; on GitHub also annotations."""
+    """Print the other lines of a run: facts, known findings, changes, and annotations on GitHub."""
     lacking.show(console, made.lacking)
     lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
     lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []

@@ -1,7 +1,7 @@
-"""One trial of a drawn step on a target: the plainest program that has it, with as few steps before it as can be.
+"""One trial of a drawn step on a target: the plainest program that has it, with as few steps before it as possible.
 
-Defines `program_with` and `trial`. The key insight: what `conformance init` tries and what each run tries again of the
-profile must be the same program, so it is drawn from the step's name alone.
+Defines `program_with` and `trial`. `conformance init` and each run's check of the profile must try the same program, so
+the program depends on the step's name alone.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__,)
 TRIED = 40
-"""So many programs are drawn, with no step before, then with one, two, ...: the plainest of them is taken."""
+"""Number of programs drawn with no earlier step, then with one, two, and so on. The plainest one is used."""
 MOST_BEFORE = 4
 
 
 def task(spec: str, name: str) -> Task:
-    """The trial of the step of this name, as a pool runs it."""
+    """The trial of the step of this name as a task of a pool."""
     return Task(name, trial, (spec, name))
 
 
 def contradictions(
     spec: str, limits: Limits, seconds: float, seen: Probe | None = None, place: Place = LOCAL
 ) -> tuple[list[Result], list[str]]:
-    """What speaks against the target's profile: an XPASS for each operator that it declares lacking for a step and that
-    one trial finds, and for each feature and dtype that it leaves out and the probe has `seen`; and notes on what could
-    not be tried within these seconds, and on what is lacking and not declared."""
+    """Evidence against the target's profile: results and notes.
+
+    Each result is an XPASS. Its subject is an operator that the profile declares lacking for a step and that a trial
+    finds present, or an excluded feature or dtype that the probe has `seen`. The notes name entries that were not tried
+    within `seconds`, and features or dtypes that are missing and not declared."""
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
@@ -59,7 +61,7 @@ def contradictions(
 
 
 def trial(spec: str, name: str) -> Trial:
-    """In a worker: the trial of the step of this name."""
+    """Try the step of this name. Runs in a worker."""
     target = loaded(spec)
     held = {dtype_name(dtype) for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
     dtypes = [dtype for dtype in dict.fromkeys(DTYPES) if dtype in held]
@@ -67,12 +69,13 @@ def trial(spec: str, name: str) -> Trial:
     if program is None:
         return Trial(name, Outcome.UNTRIED, said="no program of it could be drawn in the dtypes that the device holds")
     with unit(name):
-        step(name, COMPILING)  # the first kernels are built here
+        step(name, COMPILING)  # builds the first kernels
         return attempt(name, ProgramSubject(program), target)
 
 
 def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
-    """The plainest of the programs whose last step is this one, in the first of the dtypes where that can be."""
+    """The plainest program whose last step is this one, in the first of the dtypes if possible; None if drawing finds
+    none."""
     for before in range(MOST_BEFORE):
         for some in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
             drawn = [_drawn(name, some, before, number) for number in range(TRIED)] if some else []
@@ -105,7 +108,7 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
 
 
 def _complexity(program: Program) -> tuple[int, int, int]:
-    """What of a program has nothing to do with its last step: layouts, inputs, elements."""
+    """Sort key of parts that do not concern the last step: inputs that are not dense, inputs, elements."""
     dense = sum(one.offset == 0 and list(one.stride) == sorted(one.stride, reverse=True) for one in program.inputs)
     elements = sum(storage.size for storage in program.storages)
     return len(program.inputs) - dense, len(program.inputs), elements

@@ -1,7 +1,7 @@
 """The work of a campaign's worker process: draw numbered programs, run them, and write each finding to disk.
 
-The key insight: the device under test may end the process. So the worker notes a program *before* it runs, and writes a
-failure the moment it sees it. After a death the findings are on disk, and another worker can draw the programs again.
+The key insight: the device under test may end the process. So the worker records a program *before* it runs, and writes
+a failure as soon as it occurs. After a death the findings are on disk, and another worker can draw the programs again.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ MOST_PARTS = 8
 """Largest number of parts of one program that a worker judges."""
 
 LONGEST_TRIAL = 30.0
-"""Seconds that a smaller program may take while a finding is shrunk."""
+"""Time limit in seconds for a smaller program during shrinking."""
 
 NOTHING = Program((), ())
-"""Stands for a program that was never drawn."""
+"""Placeholder for a program that was never drawn."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
 
-    `kind` is INVALID for a fault of the drawing, a program that means nothing on torch CPU, and HARNESS for one of the
-    harness, which failed while it judged the program; these have no known cause. `before` is the program that the same
-    worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend under
-    test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
+    `kind` is INVALID for a fault of the generator, a program without a meaning on torch CPU. It is HARNESS if the
+    harness itself failed while it judged the program. These kinds have no known cause. `before` is the program that the
+    same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
+    under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
     remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks."""
 
     kind: str
@@ -95,19 +95,19 @@ class Finding:
     layer: str = ""
 
     def cause(self) -> str:
-        """The property that is wrong and the op that is to blame; the empty string where they are not known."""
+        """The wrong property and the op to blame; the empty string if they are unknown."""
         cause = cause_text(self.kind, self.property, self.op)
         return cause + ALSO * bool(self.layer and cause)
 
     @functools.cached_property
     def precise(self) -> bool:
-        """Whether the first wrong step of a long program is that of its small form, so that the cause is known without
-        shrinking. A wrong value or storage may come from an earlier view."""
+        """Whether the first wrong step does not change when the program shrinks, so that the cause needs no shrinking.
+        A wrong value or storage may come from an earlier view."""
         return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
 
     @functools.cached_property
     def difference(self) -> Mismatch:
-        """The difference that has the property of the cause."""
+        """The difference with the property of the cause."""
         if not self.mismatches:
             return Mismatch(self.property, self.op or "the program", "an answer", self.said)
         of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
@@ -115,7 +115,7 @@ class Finding:
 
     @functools.cached_property
     def told(self) -> tuple[Mismatch, ...]:
-        """The differences as they are reported: the one that has the property of the cause comes first."""
+        """The differences in report order: first the one with the property of the cause."""
         first = self.difference
         return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
 
@@ -125,7 +125,7 @@ class Finding:
 
     @functools.cached_property
     def pattern(self) -> str:
-        """The common form of this finding and of those in other operators; empty without a known cause."""
+        """The pattern that this finding shares with findings in other operators; empty without a known cause."""
         if not self.property:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
@@ -133,13 +133,13 @@ class Finding:
         return f"flaky: {pattern}" if self.kind == FLAKY else pattern
 
     def death(self) -> str:
-        """How and where the process ended; the empty string where none did."""
+        """How and at which op the process ended; the empty string if it did not."""
         if self.kind not in (CRASH, TIMEOUT, MEMORY):
             return ""
         return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
 
     def flaky(self) -> Finding:
-        """This failure, once it has not come again."""
+        """This failure as FLAKY, after it did not repeat."""
         return replace(self, kind=FLAKY, group=f"flaky / {self.group}")
 
     def to_json(self) -> dict[str, Json]:
@@ -195,18 +195,18 @@ class Result(Tally):
         return self.done - self.unsupported.total()
 
     def to_json(self) -> dict[str, Json]:
-        """The counts; findings have files of their own."""
+        """The counts. Findings have separate files."""
         return {**super().to_json(), "findings": []}
 
 
 @functools.cache
 def counted(file: str, spec: str) -> Mapping[str, int]:
-    """The kernels that programs took before, read once a process."""
+    """The baseline's kernel counts of programs, read once per process."""
     return read_baseline(Path(file), spec) if file else {}
 
 
 def environment(spec: str) -> dict[str, str]:
-    """Load the target and say what it runs on. Raises TargetError."""
+    """Load the target and return its environment. Raises TargetError."""
     return loaded(spec).environment()
 
 
@@ -218,8 +218,8 @@ class _Ran:
 
 
 def run_shard(shard: Shard) -> Result:
-    """Draw and run the shard's programs. A failure is run again, and FLAKY when it does not fail twice. A shard that
-    stops at the first failure, or at its time, leaves the rest to the campaign: `done` says how many ran."""
+    """Draw and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
+    may end early, at the first failure or at `until`; `done` is the number of programs that ran."""
     result = Result()
     for number in range(shard.first, shard.first + shard.count):
         if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
@@ -249,7 +249,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
     earlier: Finding | None = None
     while program is not None:
         found, unsupported = _judge_part(shard, number, part, program, result)
-        if unsupported and earlier is not None:  # no drawn program, but a remainder
+        if unsupported and earlier is not None:  # a remainder, not a drawn program
             _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
         if found is None:
             return
@@ -262,23 +262,24 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
 
 
 def _keep(shard: Shard, result: Result, finding: Finding) -> None:
-    """Put a finding on disk and into the result, in place of an earlier one of the same part of the program."""
+    """Write a finding to disk and add it to the result. It replaces an earlier finding of the same part of the
+    program."""
     keep(shard.found(finding.number, finding.part), json.dumps(finding.to_json()))
     place = (finding.number, finding.part)
     result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
 
 
 def _unjudged(finding: Finding) -> int:
-    """The steps behind a difference that ends the judgement of its program."""
+    """Number of steps that are not judged because a difference ends the judgement of its program."""
     if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
-        return 0  # the program has run to its end
+        return 0  # the program ran to its end
     return len(finding.program.steps) - (finding.step or 0)
 
 
 def _judge_part(shard: Shard, number: int, part: int, program: Program, result: Result) -> tuple[Finding | None, str]:
-    """Judge a program, or the remainder of one, and count it in the result: the finding, if there is one, and why it
-    was not run, if it was not. An exception of the harness itself is a finding too, since the next programs can be
-    judged all the same."""
+    """Judge a program or a remainder, and add it to the counts. Return its finding, if any, and the reason if the
+    target does not support it. An exception of the harness itself is also a finding, so that the next programs are
+    still judged."""
     try:
         verdict = _judged(shard, number, part, program, locate=True)
         if not part:
@@ -289,7 +290,7 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
         return found, verdict.unsupported
     except ProgramError as error:
         return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
-    except (MemoryError, OSError, UserError):  # the worker's, the disk's and the user's, not the program's
+    except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -310,15 +311,15 @@ def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> 
 
 
 def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool) -> Verdict:
-    """The verdict on a program, within the time that a program may take, each of its steps noted before it runs."""
+    """The verdict on a program, within its time limit. Each step is recorded before it runs."""
     target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
     with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
         return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
 
 
 def watching(program: Program, hang: Collection[str] = ()) -> Watch:
-    """What notes a step before it runs; where it may build kernels, that is not the program's time, unless its op is
-    one of those that hang."""
+    """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
+    program time, unless its op is in `hang`."""
 
     def watch(number: int, builds: bool) -> None:
         op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
@@ -328,8 +329,8 @@ def watching(program: Program, hang: Collection[str] = ()) -> Watch:
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
-    """The shard's program of this number: from its corpus, or drawn, and then with writes at its end that show who
-    shares memory with whom where the target does not."""
+    """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
+    the end of a drawn program show which tensors share memory."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
@@ -339,23 +340,24 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
 
 @functools.lru_cache
 def drawing_of(drawing: Drawing, spec: str) -> Drawing:
-    """Return the drawing for this target. It draws no entry of op_db that needs an operator declared lacking, in any
-    form that the device needs."""
+    """The drawing for this target. If operators are declared lacking, it draws no entry of op_db that needs one of them
+    in any form that the device calls."""
     return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
 
 
 described = functools.cache(describe_target)
-"""The target of a spec, not prepared, made once a process."""
+"""The target of a spec, unprepared, created once per process."""
 
 
 def exhausted(verdict: Verdict) -> bool:
-    """Whether the target failed for want of memory."""
+    """Whether the target ran out of memory."""
     return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
 
 
 def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> Finding:
-    """The failure after a second run, unless one of its group has come again in this process. Whether it fails in
-    another process is asked before it is reported (`isolation.Workers.confirm`)."""
+    """The failure after a second run, or FLAKY if it does not repeat. The second run is omitted if this process has
+    already confirmed a failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
+    reported."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
     found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
@@ -371,16 +373,16 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
-    """A crash or a hang in this step, and the program up to it; step 0 is the move of the inputs, and one past the
-    last the observation."""
+    """A crash or a hang in this step, with the program up to it. Step 0 is the move of the inputs; the number after the
+    last step is the observation."""
     where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
 def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
-    """Those of the mismatches that the target shows and PyTorch does not without the backend, and the target without
-    the backend that shows all of them, if there is one. Without such targets, all mismatches."""
+    """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
+    of them, if there is one. Without such targets, all mismatches."""
     for spec in target.without_backend if wrong else ():
         there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
         left = [one for one in wrong if not answers([one]) <= there]
@@ -391,7 +393,7 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
 
 
 def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
-    """The smallest failing program after so many trials, or when it is `until`, in seconds since the epoch."""
+    """The smallest failing program after `trials` trials, or at `until`, in seconds since the epoch."""
     smallest = program
 
     def still_fails(candidate: Program) -> bool:
@@ -408,11 +410,12 @@ def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int
 
 
 def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
-    """The failure on a smaller program that is wrong in the same way, with its group worked out anew. From `until` on,
-    in seconds since the epoch, no smaller one is tried.
+    """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
+    `until` on, in seconds since the epoch, no smaller program is tried.
 
-    What comes after the first bad step may be wrong for other reasons, so it goes first. A smaller program of a finding
-    that PyTorch shows without the backend, too, has to be such a one, and of one that it does not show, none."""
+    Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
+    on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
+    that does not show there."""
     target = loaded(spec)
 
     def verdict_of(candidate: Program) -> Verdict:
@@ -461,7 +464,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
 
 
 def fails(spec: str, program: Program, limit: float) -> bool:
-    """Whether the target is wrong on a program. Raises ProgramError where it has no meaning on torch CPU."""
+    """Whether the target is wrong on a program. Raises ProgramError if the program has no meaning on torch CPU."""
     try:
         with at_most(limit):
             return bool(judge_program(program, loaded(spec), locate=False).mismatches)
@@ -481,7 +484,7 @@ def _alike(one: Mismatch, two: Mismatch) -> bool:
 
 
 def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
-    """Run a program only to see whether the process survives it; False where it only ran out of memory."""
+    """Run a program to see whether the process survives it. Return False if it only runs out of memory."""
     try:
         with unit("a smaller program"):
             return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)))
@@ -490,11 +493,12 @@ def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
 
 
 SAME = "fails in the same way"
-"""Said of a related target on which each difference of a finding is the same, with the same answers."""
+"""Answer for a related target that shows every difference of a finding with the same answers."""
 
 
 def elsewhere(spec: str, finding: Finding, limit: float) -> str:
-    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why not run."""
+    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why it did not
+    run."""
     program = finding.program
     try:
         with at_most(limit):
@@ -514,7 +518,7 @@ def elsewhere(spec: str, finding: Finding, limit: float) -> str:
 
 
 def died_elsewhere(finding: Finding, death: Death) -> str:
-    """The same where a worker of the related target died of the program."""
+    """The result of a finding's program on a related target whose worker died of it."""
     if death.fate is Fate.TIMEOUT:
         return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

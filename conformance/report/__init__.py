@@ -1,6 +1,6 @@
 """Reports: the result model and its forms for people (HTML, job summary) and machines (JSON, JUnit), and comparison.
 
-Data flows in one direction: a `Run` comes in, text goes out. Nothing here imports torch or runs an op.
+Data flows in one direction: a `Run` comes in, text goes out. The modules here import no torch and run no op.
 """
 
 from __future__ import annotations

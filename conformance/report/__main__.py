@@ -1,7 +1,7 @@
 """Reports from the command line: `python -m conformance.report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
 
-Reads what `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote; runs
-nothing.
+Reads files that `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote.
+Runs no op.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
 PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html", "sizes": "sizes.html"}
-"""The page of each kind of run, by the name that its other files share."""
+"""The page of each kind of run, by the stem of the run's other files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. The exit code of `diff` and `merge` is that of the exit rule; 2 on bad usage."""
+    """Run the command. The exit code of `diff` and `merge` follows the exit rule; 2 for bad usage."""
     parser = argparse.ArgumentParser(prog="python -m conformance.report", description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     differ = commands.add_parser("diff", help="what changed from run A to run B")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def baseline_for(target: str, torch: str = "") -> Path:
-    """Where a target's baseline is kept, for this torch or else the installed one."""
+    """The file of a target's baseline for this torch version; without one, for the installed version."""
     return versions.baselines(torch) / f"{profiles.file_name(target)}.json.gz"
 
 
@@ -135,8 +135,8 @@ def _kind(run: Run) -> str:
 
 
 def _measured(folder: Path, run: Run) -> Sequence[Result]:
-    """The measured errors to show with a run: its own, or those that lie in its folder, of the same target; what cannot
-    be read is a note in the run."""
+    """The measured errors to show with a run: its own, or errors of the same target from its folder. If the file cannot
+    be read, the run gets a note."""
     path = folder / ACCURACY
     if run.measures or not path.exists():
         return run.measured
@@ -149,7 +149,7 @@ def _measured(folder: Path, run: Run) -> Sequence[Result]:
 
 
 def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
-    """The run that FILE is, and the campaign to show with it: of those that --fuzz names, joined, or of the folder.
+    """The run in FILE, and the campaign to show with it: the joined campaigns of --fuzz, or the one in the folder.
     Raises ReportError."""
     run = model.load(options.run)
     if run.drawn and options.fuzz:
@@ -167,7 +167,7 @@ def _refuse_other(fuzz: Run | None, run: Run) -> None:
 
 
 def _campaign(path: Path) -> Run:
-    """The campaign in a file. Raises ReportError when it is none."""
+    """The campaign in a file. Raises ReportError if the file holds another kind of run."""
     run = model.load(path)
     if not run.drawn:
         raise ReportError(f"{path} is no campaign's result; give a {FUZZ} that conformance.fuzz wrote.")
@@ -175,8 +175,8 @@ def _campaign(path: Path) -> Run:
 
 
 def _beside(folder: Path, run: Run) -> Run | None:
-    """The campaign in the folder of a run, when it is on the run's target; else a note in the run says that it is left
-    out. Raises ReportError for a damaged file."""
+    """The campaign in the folder of a run. If it is on another target, the result is None and the run gets a note.
+    Raises ReportError for a damaged file."""
     path = folder / FUZZ
     fuzz = _campaign(path) if path.exists() else None
     if fuzz and fuzz.title != run.title:
@@ -186,7 +186,7 @@ def _beside(folder: Path, run: Run) -> Run | None:
 
 
 def _campaigns(folders: Iterable[Path], run: Run) -> Run | None:
-    """The campaigns in these folders, joined; what cannot be read is a note in the run, which is not lost for it."""
+    """The campaigns in these folders, joined. If one cannot be read, the run gets a note."""
     found = []
     for folder in sorted({folder.resolve(): folder for folder in folders}.values()):
         try:
@@ -203,7 +203,7 @@ def _baseline(options: argparse.Namespace) -> Run | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process writes its forms into the folder, so that all of them are of one run."""
+    """Wait until no other process writes reports into the folder, so that all files there are of one run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -217,13 +217,13 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def write(run: Run, folder: Path, baseline: Run | None) -> str:
-    """Write all forms of a run into `folder`, with the campaign that is there, add a run of op_db to the history there,
-    and return the job summary. Raises ReportError."""
+    """Write all reports of a run into `folder` and return the job summary. A run of op_db includes the campaign in the
+    folder, and is added to its history. Raises ReportError."""
     return _write(run, folder, baseline, _campaigns([folder], run) if _kind(run) == "opinfo" else None)
 
 
 def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
-    gc.freeze()  # the results are no garbage: nothing need look at them again and again while text is made of them
+    gc.freeze()  # the collector need not scan the results while the reports allocate text
     try:
         with _alone(folder):
             return _write_forms(run, folder, baseline, fuzz)
@@ -239,7 +239,7 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None)
     write_atomic(folder / f"{stem}.ctrf.json", machine.ctrf(run))
     measured, trends = _measured(folder, run), list[history.Trend]()
     try:
-        # An interrupted run would draw a fall that is none.
+        # An interrupted run would show as a drop in the trend.
         if run.complete and run.compared:
             history.append(folder / HISTORY, run)
         trends = [] if run.drawn else history.trends(folder / HISTORY, run)

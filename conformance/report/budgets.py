@@ -1,7 +1,7 @@
-"""Kernel budgets: how many kernels and copies whole workloads take, a JSON file of counts beside the baseline.
+"""Kernel budgets: numbers of kernels and copies of whole workloads, in a JSON file next to the baseline.
 
-Defines `load` and `dumps`. The key insight: a count of a workload is exact on every machine, so any rise is a
-regression. What the workloads are is not known here.
+Defines `load` and `dumps`. The key insight: the count of a workload is the same on every machine, so any rise is a
+regression. The benchmarks define the workloads, not this module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NAME = "kernels.json"
 
 
 def load(path: Path) -> dict[str, dict[str, int]]:
-    """`{"workload": {"kernels": 3, "copies_in": 1, "copies_out": 1}}` from a file; empty when there is none. Raises
-    ReportError for a file that is something else."""
+    """Read `{"workload": {"kernels": 3, "copies_in": 1, "copies_out": 1}}` from a file; empty if there is no file.
+    Raises ReportError if the file holds something else."""
     try:
         counts: dict[str, dict[str, int]] = plain.load(dict[str, dict[str, int]], read(path) if path.exists() else {})
     except TypeError:
@@ -30,6 +30,6 @@ def load(path: Path) -> dict[str, dict[str, int]]:
 
 
 def dumps(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """The counts as the file holds them, one workload a line."""
+    """The counts as file content, one workload per line."""
     lines = (f" {json.dumps(name)}: {json.dumps(dict(counts[name]))}" for name in sorted(counts))
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,7 +1,7 @@
 """Findings and failing cases by cause: one entry for each pattern, with its smallest example first.
 
-Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike, so a report
-lists causes (`core/patterns.py`) and names the operators under each. This module judges nothing.
+Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike. A report
+therefore lists causes (`core/patterns.py`) and names the operators under each. This module judges no result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conformance.core.patterns import base_operator, pattern_of
 from conformance.core.result import BROKEN, SHOWS, Outcome, Result, counted, severity
 
 NAMED = 12
-"""Operators of a cause that are named in one line."""
+"""Maximum number of a cause's operators named in one line."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Cause:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operators that show it, each once."""
+        """The operators with this cause, each once."""
         return tuple(dict.fromkeys(base_operator(one.finding.op if one.finding else one.name) for one in self.results))
 
     @property
     def title(self) -> str:
-        """The pattern and how many operators show it; of a single finding, the finding's own title."""
+        """The pattern and its number of operators. A single finding keeps its own title."""
         first = self.results[0].finding
         if len(self.results) == 1 and first is not None:
             return first.title()
@@ -40,7 +40,7 @@ class Cause:
 
     @property
     def seen(self) -> str:
-        """Where it was seen: `3 findings in programs, 12 op_db cases`."""
+        """The numbers of results by kind: `3 findings, 12 op_db cases`."""
         findings = sum(result.finding is not None for result in self.results)
         cases = len(self.results) - findings
         parts = [counted(findings, "finding")] if findings else []
@@ -48,7 +48,7 @@ class Cause:
 
     @property
     def named(self) -> str:
-        """The operators in one line, cut."""
+        """The operators in one line, up to `NAMED`."""
         more = len(self.operators) - NAMED
         return ", ".join([*self.operators[:NAMED], *([f"and {more} more"] if more > 0 else [])])
 
@@ -67,7 +67,7 @@ def pattern_of_result(result: Result) -> str:
 
 
 def causes_of(results: Iterable[Result]) -> list[Cause]:
-    """The causes of these results, the worst first. Results without a failure, such as an XPASS, have none."""
+    """The causes of these results, the worst first. Results without a failure, such as an XPASS, have no cause."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         wanted = result.outcome in BROKEN or result.outcome is Outcome.FLAKY
@@ -78,8 +78,8 @@ def causes_of(results: Iterable[Result]) -> list[Cause]:
 
 
 def _size(result: Result) -> tuple[bool, int, int, str]:
-    """Results whose script shows them come first. Programs come before cases, since they are shrunk; then the fewest
-    steps, then the shortest script."""
+    """Sort key for examples. Results whose script reproduces them come first. Then shrunk programs, cases, and other
+    programs; then fewest steps or shortest script."""
     lost = result.alone not in ("", SHOWS)
     if result.finding is not None:
         return lost, 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
@@ -87,6 +87,6 @@ def _size(result: Result) -> tuple[bool, int, int, str]:
 
 
 def _rank(results: Sequence[Result]) -> tuple[object, ...]:
-    """The rank of the worst result, then the most programs and cases first."""
+    """Sort key for causes: the rank of the worst result, then the largest number of programs and cases."""
     *worst, _, name = min(map(severity, results))
     return *worst, -sum(result.finding.count if result.finding else 1 for result in results), name

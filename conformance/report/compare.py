@@ -1,8 +1,8 @@
-"""What changed between two runs: new failures, fixed, gone, flaky; kernels, CPU fallbacks and time up or down.
+"""Changes between two runs: new failures, fixed, gone, flaky; kernels, CPU fallbacks and time up or down.
 
-Defines `Change`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case that is only in one of
-them is never silently dropped; it is new, or gone, or was not asked for. Times are compared as multiples of each run's
-own calibration loop, since machines differ.
+Defines `Change`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case in only one of them is
+never dropped silently: it is new, or gone, or was not selected. Times are compared as multiples of each run's own
+calibration loop, since machines differ.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from conformance.core.result import BROKEN, UNEXPECTED, Outcome, Result, Run
 
 FAILING = UNEXPECTED - {Outcome.FLAKY}
-"""What fails each time; a case that has become flaky is a change of its own kind."""
-# The kinds of change, worst first, with what they say.
+"""Outcomes of a case that fails each time. A case that becomes flaky is a separate kind of change."""
+# The kinds of change, worst first, with their explanations.
 KINDS = {
     "new failures": "passed before, or was not there, and fails now",
     "kernels up": "more kernels for the same samples",
@@ -36,14 +36,15 @@ KINDS = {
 }
 REGRESSIONS = ("new failures", "kernels up", "fallbacks up", "budgets up", "time up", "gone")
 MUCH_LONGER, LONG_RUN = 2.0, 60.0
-"""The ratio from which a run is slower, and the seconds that it must have taken in the baseline."""
+"""Ratio of a run's time to the baseline's that is a regression, and the least seconds in the baseline."""
 SLOWER, LONG_CASE = 4.0, 4.0
-"""The same for one case, where noise is larger; this is shown, and is no regression."""
+"""Ratio of a case's time to the baseline's that is reported, and the least seconds of the case. Noise is larger here,
+so this change is no regression."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One case's change: its kind, its id, and the two states in words."""
+    """One change of a case: its kind, its id, and both states as text."""
 
     kind: str
     id: str
@@ -53,8 +54,8 @@ class Change:
 
 @dataclass
 class Diff:
-    """All changes from one run to another, by kind, the cases of the older run that this one did not ask for, and
-    sentences about what both ran, taken together."""
+    """All changes from one run to another, by kind; the number of cases of the older run that the newer one did not
+    select; and sentences about the cases that both ran."""
 
     changes: dict[str, list[Change]] = field(default_factory=dict)
     not_run: int = 0
@@ -69,7 +70,8 @@ class Diff:
 
 
 def diff(before: Run, after: Run) -> Diff:
-    """The changes from `before` to `after`; kernels, calls and times where both passed the same samples."""
+    """The changes from `before` to `after`. Kernels, calls and times are compared if both runs passed the same
+    samples."""
     old = {result.id: result for result in before.results}
     new = {result.id for result in after.results}
     pairs = [(old[r.id], r) for r in after.results if r.id in old and _comparable(old[r.id], r)]
@@ -83,7 +85,7 @@ def diff(before: Run, after: Run) -> Diff:
     lost = [result for result in before.findings if result.id not in new and result.outcome in BROKEN]
     again = _drew_as_much(before, after)
     changes += [Change("fixed", result.id, _words(result), "no program showed it") for result in lost if again]
-    # Only a complete run that was asked for the same can miss a case.
+    # Only a complete run with the same selection can miss a case.
     whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
     changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
     found = {kind: [change for change in changes if change.kind == kind] for kind in KINDS}
@@ -95,7 +97,7 @@ def diff(before: Run, after: Run) -> Diff:
 
 
 def _drew_as_much(before: Run, after: Run) -> bool:
-    """Whether a finding that a run does not show again has gone: it ran all programs of the earlier one."""
+    """Whether a run includes all programs of the earlier run, so that a missing finding is fixed."""
     a, b = before.drawn, after.drawn
     if a is None or b is None or not after.complete:
         return False
@@ -108,18 +110,19 @@ def _comparable(old: Result, new: Result) -> bool:
 
 
 def _right(result: Result) -> bool:
-    """Whether the samples do what torch CPU does, if with more kernels than it runs ops."""
+    """Whether the case agrees with torch CPU in everything but its number of kernels."""
     return result.outcome is Outcome.PASS or result.only_kernels
 
 
 def _as_warm(old: Result, new: Result) -> bool:
-    """Whether a case found as much on disk as before: an empty cache must not look like a change of the device."""
+    """Whether the later run had to schedule no more graphs than the earlier run. An empty disk cache must not look like
+    a change of the device."""
     return old.scheduled is None or new.scheduled is None or new.scheduled <= old.scheduled
 
 
 def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
-    """Sentences about the share of CPU fallbacks and the time of what both runs passed, and the change if it is much
-    slower."""
+    """Sentences about the cases that both runs passed: their share of CPU fallbacks and their time. Also a change, if
+    the later run is much slower."""
     facts: list[str] = []
     counted = [(a, b) for a, b in pairs if a.fallback is not None and b.fallback is not None]
     if counted:
@@ -170,7 +173,7 @@ def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
 
 
 def _kind(old: Result | None, new: Result) -> str:
-    """What became of a case, or of a finding; empty for nothing worth a line."""
+    """The kind of change of a case or finding; empty for a change that is not reported."""
     if new.outcome in FAILING and (old is None or old.outcome not in FAILING):
         return "new failures"
     if old is None:
@@ -197,7 +200,7 @@ def _words(result: Result) -> str:
 
 
 def text(difference: Diff, limit: int = 20) -> str:
-    """The changes for a terminal, regressions first."""
+    """The changes as text for a terminal, in the order of `KINDS`."""
     lines = list(difference.facts)
     for kind, changes in difference.changes.items():
         lines.append(f"{kind} ({len(changes)}): {KINDS[kind]}")

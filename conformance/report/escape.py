@@ -1,6 +1,6 @@
-"""Foreign text: what a target says, made visible, so that it does nothing to a terminal, a page or a reader.
+"""Escaping of text from targets: control characters become visible signs, without effect on terminals and pages.
 
-The key insight: a control character is shown as a sign for itself rather than dropped, since it may be the finding.
+The key insight: a control character becomes a sign and is not dropped, since it may be the finding.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _UNSEEN = re.compile(f"{_CONTROLS}|{_DIRECTIONS}")
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters and direction marks as visible signs, so that they do nothing wherever it is
-    pasted; newlines and tabs stay."""
+    """Replace control characters and direction marks with visible signs, so that they have no effect where the text is
+    pasted. Newlines and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     return _UNSEEN.sub(_sign, text)

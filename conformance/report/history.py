@@ -1,9 +1,8 @@
-"""Runs over time: one row a run in an SQLite file, and the lines that are drawn from them.
+"""History of runs: one row per run in an SQLite file, and the trend lines drawn from them.
 
-Defines `check`, `append` and `trends`. The key insight: only runs of one target that asked for the same cases can be
-put on one line, so a row carries what was asked for, and a trend is over the rows that agree in it. SQLite's
-transactions make two writers wait for each other and a killed one leave nothing behind. This module must not import
-torch.
+Defines `check`, `append` and `trends`. The key insight: only runs of one target with the same selection of cases are
+comparable. So each row stores its selection, and a trend covers rows with the same one. SQLite's transactions make
+concurrent writers wait for each other, and a killed writer leaves no partial row. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from conformance.core.result import Outcome, Run
 
 SCHEMA = 1
 PATIENCE = 30.0
-"""Seconds to wait for another writer."""
+"""Maximum wait for another writer, in seconds."""
 LONGEST = 60
-"""Runs in a trend."""
+"""Maximum number of runs in a trend."""
 _COUNTS = ("samples", "kernels", "native", "decomposed", "fallback", "seconds")
 _OUTCOMES = tuple(str(outcome) for outcome in Outcome)
 _TABLE = f"""CREATE TABLE runs (
@@ -30,7 +29,7 @@ _TABLE = f"""CREATE TABLE runs (
     {", ".join(f'"{word}" INTEGER NOT NULL' for word in _OUTCOMES)},
     {", ".join(f'"{word}" REAL' for word in _COUNTS)}
 )"""
-# What is drawn: a label, the columns that are added up, and whether more of it is better, worse, or neither.
+# Trend lines: label, columns to add up, and 1, -1 or 0 if a larger value is better, worse, or neither.
 LINES = (
     ("passed", ("PASS",), 1),
     ("failed", ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY"), -1),
@@ -42,7 +41,7 @@ LINES = (
 
 @dataclass(frozen=True)
 class Trend:
-    """One number over the runs, oldest first; `better` is 1, -1 or 0: the direction in which it improved at last."""
+    """One number over the runs, oldest first. `better` is 1, -1 or 0: whether the last change improved it."""
 
     label: str
     values: tuple[float, ...]
@@ -50,12 +49,12 @@ class Trend:
 
     @property
     def last(self) -> str:
-        """The newest value in digits, a count without a fraction."""
+        """The newest value in digits; a count has no fraction."""
         value = self.values[-1]
         return f"{value:,.0f}" if value.is_integer() else f"{value:,.1f}"
 
     def points(self, width: int = 160, height: int = 28) -> str:
-        """The line as an SVG polyline's points, the largest value at the top; a line that never changes is level."""
+        """The points of an SVG polyline, the largest value at the top. A constant line is level."""
         low, high = min(self.values), max(self.values)
         step = width / max(len(self.values) - 1, 1)
         scale = (height - 4) / ((high - low) or 1)
@@ -63,14 +62,15 @@ class Trend:
 
 
 def check(path: Path) -> None:
-    """Raise ReportError unless `path` is a history of this schema or does not exist, so that a run need not be lost."""
+    """Raise ReportError unless `path` is a history of this schema or does not exist. A check before the run avoids the
+    loss of its results."""
     if path.exists():
         with _opened(path):
             pass
 
 
 def append(path: Path, run: Run) -> None:
-    """Add a run's row. Raises ReportError; what was in the file stays."""
+    """Add a run's row. On an error, raises ReportError and leaves the file as it was."""
     row = _row(run)
     names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
     with _opened(path) as file, _transaction(file):
@@ -78,7 +78,7 @@ def append(path: Path, run: Run) -> None:
 
 
 def trends(path: Path, run: Run) -> list[Trend]:
-    """The lines over the latest runs that asked for what `run` did; none when there are fewer than two."""
+    """The lines over the latest runs with the target and selection of `run`; none if there are fewer than two."""
     if not path.exists():
         return []
     with _opened(path) as file:

@@ -1,9 +1,9 @@
-"""The HTML report: one self-contained file, no network, for looking at rather than reading.
+"""The HTML report: one self-contained file without network access, for visual inspection.
 
-Defines `render`, of a run of cases, of programs, or of both. The key insight: all text from outside
-reaches the page either through jinja2's escaping or as JSON in which `<`, `>` and `&` are escapes, and the script puts
-it on the page as text only; so nothing in it can become markup. Rows are data; the browser makes the few that are
-looked at. This module must not import torch.
+Defines `render`, for a run of cases, of programs, or of both. The key insight: external text reaches the page in two
+ways only: through jinja2's escaping, or as JSON with `<`, `>` and `&` escaped, which the script inserts as text. So no
+external text can become markup. Rows are data, and the browser builds only the visible ones. This module must not
+import torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from conformance.report.history import Trend
 from conformance.report.rendering import rendered
 
 DETAIL_BUDGET = 3_000_000
-"""Characters of failure details in one page; scripts, then values, are left out once they are spent."""
+"""Characters of failure details in one page. Beyond this budget, details have no scripts and no values."""
 LISTED_CHANGES = 200
 OPENED = 5
-"""The findings that are open when the page is loaded, the worst."""
+"""Number of findings that are open when the page loads, the worst first."""
 WORDS = {
     Outcome.PASS: "agrees with torch CPU in every sample",
     Outcome.FAIL: "differs from torch CPU",
@@ -47,13 +47,13 @@ WORDS = {
 
 
 def embed(data: Any) -> str:
-    """JSON that is inert inside a <script> element, whatever strings it holds."""
+    """JSON that is safe inside a <script> element, whatever strings it holds."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 class _Names:
-    """Strings by number, so that a name that ten thousand rows share is in the page once."""
+    """Numbers for strings, so that the page holds each string once, even if ten thousand rows share it."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -63,7 +63,7 @@ class _Names:
 
 
 def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
-    """What the page's script needs: rows by column, strings by number, details of the rows that have any."""
+    """The data of the page's script: rows by column, strings as numbers, and details of rows."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
     results = sorted(run.cases, key=lambda result: (order[result.outcome], result.alone not in ("", SHOWS), result.id))
@@ -86,7 +86,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
 
 
 def _kernels_before(old: Result | None, new: Result) -> int | None:
-    """The baseline's kernel count, when it is for the same samples."""
+    """The baseline's kernel count, if it is for the same samples."""
     return old.kernels if old is not None and old.samples == new.samples else None
 
 
@@ -114,7 +114,7 @@ def _failure(failure: Failure, full: bool) -> dict[str, Any]:
 
 
 def _shown(data: Any, most: int = 4_000) -> Any:
-    """The data with every text in it made visible, and cut."""
+    """The data with control characters in its strings made visible, and each string cut to `most` characters."""
     if isinstance(data, str):
         return escape_control_characters(data)[:most]
     if isinstance(data, Mapping):
@@ -130,8 +130,10 @@ def render(
     difference: Diff | None = None,
     measured: Sequence[Result] = (),
 ) -> str:
-    """The page for a run, with a baseline, a campaign on its target that ran beside it, and earlier runs where given.
-    `difference` is that to the baseline, where it is known already; `measured` are the cases whose errors are shown."""
+    """The page for a run, with a baseline, a campaign on the same target, and earlier runs if given.
+
+    `difference` is the comparison with the baseline, if it is computed already. `measured` are the cases with errors to
+    list."""
     cases = dataclasses.replace(run, results=run.cases)
     counts, campaign = cases.counts(), run if run.drawn else fuzz
     verdicts = summary.verdicts(run, fuzz)
@@ -177,7 +179,7 @@ def render(
 
 
 def _worse_than_eager(run: Run) -> int | None:
-    """How many cases ran more kernels than torch CPU runs ops; None when kernels are not counted."""
+    """Number of cases with more kernels than torch CPU runs ops; None if kernels are not counted."""
     counted = [(r.kernels, r.eager) for r in run.results if r.kernels is not None and r.eager is not None]
     return sum(kernels > eager for kernels, eager in counted) if counted else None
 
@@ -189,7 +191,8 @@ def _fallbacks(run: Run) -> list[tuple[str, int, int]]:
 
 
 def heat_map(results: Iterable[Result]) -> dict[str, Any]:
-    """Family x (dtype, variant, layout): for each cell the counts by outcome. Columns differ in what the run varied."""
+    """Family x (dtype, variant, layout): the counts by outcome in each cell. A column label names the parts that vary
+    in the run."""
     cells: dict[tuple[str, tuple[str, str, str]], Counter[str]] = {}
     for result in results:
         key = (result.family or "other", (result.dtype, result.variant, result.layout))
@@ -213,7 +216,7 @@ def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
 
 def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> dict[str, Any]:
     compared, passed = counts.total() - counts["SKIP"], counts["PASS"]
-    # Steps rather than a continuous scale: equal colours can be compared by eye.
+    # A few steps, not a continuous scale: a reader can compare equal colors.
     step = str(min(4, int(5 * passed / compared))) if compared else "none"
     keys = ("family", "dtype", "variant", "layout")
     return {
@@ -227,7 +230,7 @@ def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> di
 
 
 def campaign_view(campaign: Run) -> dict[str, Any]:
-    """What the page shows of a campaign: plain facts, findings, what was not run and why, and its coverage."""
+    """A campaign's data for the page: facts, findings, reasons for programs and steps not run, and coverage."""
     drawn, stopped = campaign.drawn or Drawn(), campaign.stopped_at_inputs
     facts: dict[str, Any] = {
         "programs": f"{drawn.programs:,}",
@@ -268,8 +271,8 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
 
 
 def _coverage(drawn: Drawn) -> dict[str, Any]:
-    """Steps by family and layout class, and for each family by layout class and dtype. Rows and columns are all that
-    there are where the campaign names them, so that what was never reached is seen."""
+    """Steps by family and layout class, and for each family by layout class and dtype. If the campaign names all rows
+    and columns, the table has all of them, so that it shows cells that were never reached."""
     reached = [sorted({cell[part] for cell in drawn.cells}) for part in range(3)]
     known = [getattr(drawn, name) for name in AXES]
     families, layouts, dtypes = (tuple(dict.fromkeys((*a, *b))) for a, b in zip(known, reached, strict=True))
@@ -296,11 +299,11 @@ def _coverage(drawn: Drawn) -> dict[str, Any]:
 
 
 def _undeclared(result: Result) -> bool:
-    """Whether a result is a failure that is neither declared nor PyTorch's own."""
+    """Whether a result is a failure that is not declared and does not come from PyTorch itself."""
     return result.outcome in UNEXPECTED and result.outcome is not Outcome.XPASS and not result.layer
 
 
 def _step(count: int, counts: Mapping[Any, int]) -> int:
-    """A count's place among others: 0 for none, else 1 to 4 on a logarithmic scale."""
+    """Color step of a count: 0 for none, else 1 to 4 on a logarithmic scale."""
     most = max(counts.values(), default=0).bit_length() - 1
     return 1 + int(3 * (count.bit_length() - 1) / max(most, 1)) if count else 0

@@ -1,9 +1,8 @@
-"""A finding as an issue that is ready to be filed, in Markdown: `python -m conformance.report issue FINDING`.
+"""A finding as a GitHub issue in Markdown, ready to file: `python -m conformance.report issue FINDING`.
 
-The key insight: an issue holds what a maintainer needs to answer it and no more: the script's own part, which runs
-alone, both answers as they were observed, and the versions. Whatever comes from outside stands in code, in which
-Markdown means nothing, and no path of the user's home is told. The environment is asked of torch in a process of its
-own, since this one only reads files.
+An issue holds the facts that a maintainer needs: the script's own part, which runs alone, both observed answers, and
+the versions. Text from outside is formatted as code, where Markdown has no effect. The user's home folder is written as
+`~`. A separate process asks torch for the environment, since this module only reads files.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from conformance.core.sentences import sentence
 from conformance.report.rendering import rendered
 
 RUN = Path("reports/opinfo.json")
-"""Where a case's id is looked up."""
+"""Default result file for the search of a case's id."""
 
 ESSENTIALS = (
     *("PyTorch version", "CUDA used", "ROCM used", "OS", "GCC version", "Clang version", "Libc version"),
     *("Python version", "Python platform", "Is CUDA available", "CUDA runtime", "GPU models", "Is XPU available"),
 )
-"""The lines of `torch.utils.collect_env` that an issue repeats; the list of packages follows them."""
+"""Lines of `torch.utils.collect_env` in an issue. The list of packages follows them."""
 
 ENDED = {"CRASH": "ends the process", "TIMEOUT": "gives no answer in time", "MEMORY": "runs out of memory"}
-"""What is said of a death by its kind, where a finding does not say how the process ended."""
+"""Text about a death by its kind, if the finding does not say how the process ended."""
 
 MODULE = re.compile(r",import=(\w+)|^class:(\w+)\.")
-"""The top of the module that a target's spec names."""
+"""Regular expression for the top-level module in a target's spec."""
 
 LONGEST = 1_500
-"""Characters of an answer that an issue shows."""
+"""Maximum length of an answer in an issue, in characters."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an issue is made of: its title, the target as its user writes it, the script that shows it, what was
-    observed, and the target as it was loaded."""
+    """The content of an issue: title, the target as its user writes it, the script, the answers of both sides, and the
+    target's spec as loaded."""
 
     title: str
     target: str
@@ -62,7 +61,7 @@ class Finding:
 
 
 class Answer(NamedTuple):
-    """One difference in words, and what each side answers."""
+    """One difference as a sentence, and the answer of each side."""
 
     said: str
     cpu: str
@@ -74,7 +73,8 @@ DEATHS = ("crash", "timeout", "memory", "device")
 
 
 def answer_of(failure: Failure) -> Answer:
-    """Both answers as sentences where the observed text is none: who shares memory, and how a process ended."""
+    """A failure as an answer. For aliasing and for the end of a process, both answers become sentences, since the
+    observed values are not."""
     said = sentence(failure)
     if failure.oracle == "alias":
         cpu, target = (_shared(failure.where, owner) for owner in (failure.expected, failure.actual))
@@ -91,7 +91,7 @@ def _shared(name: str, owner: str) -> str:
 
 
 def issue(finding: str, run: Path = RUN) -> str:
-    """The Markdown of a finding: a JSON file that the fuzzer saved, or a case's id in the file `run`. Raises
+    """The Markdown of a finding: a JSON file that the fuzzer saved, or the id of a case in the file `run`. Raises
     ReportError."""
     found = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
     own, said = own_part(found.script), with_backend(environment(), found.loaded)
@@ -101,7 +101,7 @@ def issue(finding: str, run: Path = RUN) -> str:
 
 
 def of_program(path: Path) -> Finding:
-    """A finding of the fuzzer, with the script that lies beside it. Raises ReportError."""
+    """A finding of the fuzzer, with the script next to its file. Raises ReportError."""
     data = read(path)
     try:
         answers = [answer_of(plain.load(Failure, mismatch)) for mismatch in data["mismatches"]]
@@ -124,7 +124,7 @@ def of_program(path: Path) -> Finding:
 
 
 def of_case(name: str, path: Path) -> Finding:
-    """A failure of op_db in a run's result file. Raises ReportError, for an unknown id with the nearest ones."""
+    """A failure of op_db in a run's result file. Raises ReportError; for an unknown id it names similar ids."""
     name = name.partition("#")[0] if "::" in name else name
     run = model.load(path)
     failed = {result.id: result for result in run.results if result.failures}
@@ -138,8 +138,8 @@ def of_case(name: str, path: Path) -> Finding:
 
 
 def with_backend(said: str, spec: str) -> str:
-    """The versions, and those of the distributions that the target's module comes from, as far as they are not there: a
-    module in a folder comes from none."""
+    """The versions, with the distributions of the target's module added if they are missing. A module in a plain folder
+    has no distribution."""
     profile = None
     with contextlib.suppress(UserError):
         profile = profiles.of(spec)
@@ -150,7 +150,8 @@ def with_backend(said: str, spec: str) -> str:
 
 
 def environment() -> str:
-    """The essential lines of `torch.utils.collect_env`, of a process of its own; a sentence where it says nothing."""
+    """The essential lines of `torch.utils.collect_env`, run in a separate process; if it fails, a sentence that says
+    so."""
     words = [sys.executable, "-m", "torch.utils.collect_env"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)

@@ -1,4 +1,4 @@
-"""The table of operators that a target's profile declares lacking, in the terminal: the most missed first."""
+"""The terminal table of operators that a target's profile declares lacking, most missed first."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from conformance.core.lacking import Lacking, removed
 from conformance.report.escape import escape_control_characters
 
 LISTED = 25
-"""So many rows in the terminal; a report has all."""
+"""Maximum number of rows in the terminal. A report has all rows."""
 
 
 def show(console: Console, rows: Sequence[Lacking]) -> None:
-    """Print the table, if there is anything in it."""
+    """Print the table, unless it is empty."""
     if not rows:
         return
     table = Table(title="Lacking, and so not run", title_justify="left", box=box.SIMPLE)

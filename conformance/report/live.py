@@ -1,8 +1,8 @@
 """A campaign while it runs: `conformance watch` renews one page from the samples that the campaign leaves on disk.
 
-Defines `Log`, which a campaign writes, and the command. The key insight: watching only reads, so it can begin late, be
-ended, run on another machine that sees the folder, or look back at a campaign that was killed, and costs that nothing.
-This module must not import torch.
+Defines `Log`, which a campaign writes, and the command. The key insight: watching only reads files. It can start late,
+stop, run on another machine with access to the folder, or show a killed campaign, at no cost to the campaign. This
+module must not import torch.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from conformance.report.rendering import rendered
 
 NAME, PAGE, FAILURES = "fuzz-live.jsonl", "fuzz-live.html", "failures"
 EVERY = 5.0
-"""Seconds between two samples, and two looks at them."""
+"""Interval in seconds between samples, and between updates of the page."""
 
 POINTS = 120
-"""Of a line over the whole campaign."""
+"""Maximum number of points in a line over the whole campaign."""
 
 SHOWN = 100
-"""Causes on the page."""
+"""Maximum number of causes on the page."""
 
 STILL = 60.0
-"""Seconds without a sample, after which a campaign that has not ended must have been killed."""
+"""Seconds without a sample after which an unfinished campaign is reported as possibly killed."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a campaign is at a time (seconds since the epoch): totals since it began, and the workers that stand ready
-    now. `lost` counts supervisors and nodes, `deaths` worker processes."""
+    """State of a campaign at a time (seconds since the epoch): totals since its start, and the number of live workers.
+    `lost` counts supervisors and nodes, `deaths` worker processes."""
 
     at: float
     seconds: float
@@ -53,7 +53,7 @@ class Sample:
 
 
 class Log:
-    """The samples of a campaign in a folder; `afresh` begins a new file."""
+    """The samples of a campaign in a folder. `afresh` starts a new file."""
 
     def __init__(self, folder: Path, target: str, afresh: bool) -> None:
         self.path, self.last = folder / NAME, 0.0
@@ -61,18 +61,18 @@ class Log:
             write_atomic(self.path, f"{json.dumps({'target': target})}\n")
 
     def due(self) -> bool:
-        """Whether it is time for the next sample."""
+        """Whether the next sample is due."""
         return time.time() - self.last >= EVERY
 
     def add(self, sample: Sample) -> None:
-        """Write a sample down. Where there is no room the page is older, and nothing else."""
+        """Append a sample. If the file cannot be written, the sample is lost and the page shows an older state."""
         self.last = sample.at
         with contextlib.suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
             file.write(f"{json.dumps(asdict(sample))}\n")
 
 
 def read(path: Path) -> tuple[str, list[Sample]]:
-    """The target and the samples so far; a line that is being written is left out. Raises ReportError."""
+    """The target and the samples so far, without an incomplete last line. Raises ReportError."""
     try:
         head, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         return str(json.loads(head)["target"]), [Sample(**json.loads(line)) for line in lines]
@@ -82,7 +82,7 @@ def read(path: Path) -> tuple[str, list[Sample]]:
 
 @dataclass(frozen=True)
 class Cause:
-    """The saved findings of one property and op, as the report groups them; `script` is that of the first program,
+    """The saved findings of one property and op, grouped as in the report. `script` belongs to the first program and is
     relative to the page."""
 
     kind: str
@@ -92,8 +92,8 @@ class Cause:
 
 
 def causes(folder: Path) -> list[Cause]:
-    """What lies in a campaign's folder of failures, those with the most programs first. A file that is no finding, or
-    is gone meanwhile, is passed over: the campaign that runs may shrink it just now."""
+    """The causes in a campaign's folder of failures, most programs first. Files that are no finding, or that vanish
+    meanwhile, are skipped, since the running campaign may be shrinking them."""
     groups: dict[tuple[str, str], list[tuple[int, Path, int]]] = {}
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -108,7 +108,7 @@ def causes(folder: Path) -> list[Cause]:
 
 
 def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cause] = ()) -> str:
-    """The page of a campaign that is here at `now`, and has saved these findings."""
+    """The page of a campaign with these samples at time `now` and these saved findings."""
     last = samples[-1]
     thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]
     thin = list(samples) if len(samples) <= POINTS else thin
@@ -137,7 +137,7 @@ def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cau
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Renew the page until the campaign has ended; 2 where there is none."""
+    """Renew the page until the campaign has ended. Return 2 if there is no campaign."""
     parser = argparse.ArgumentParser("conformance watch", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="of the campaign")
     parser.add_argument("--once", action="store_true", help="write the page and end")

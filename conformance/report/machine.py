@@ -1,7 +1,7 @@
 """A run for CI: JUnit XML, CTRF JSON, a GitHub job summary in Markdown, and GitHub's error annotations.
 
-The key insight: what a target prints in an exception is untrusted text; each form escapes it by its own rules, and
-drops characters that the form cannot hold at all.
+The key insight: a target's exception text is untrusted. Each form escapes it by its own rules, and replaces characters
+that the form cannot hold.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SUMMARY_LIMIT = 1_000_000
 """GitHub refuses a job summary of more than 1 MiB."""
 LISTED_FINDINGS = 100
 LISTED_ERRORS = 10
-"""Of cases whose errors or memory were measured, the worst."""
+"""Number of cases with measured errors or memory that the summary lists, the worst first."""
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(run: Run) -> str:
-    """The run as one JUnit test suite, in which a known failure (XFAIL) is a skipped test of the type `known`."""
+    """The run as one JUnit test suite. A known failure (XFAIL) is a skipped test of type `known`."""
     tests, root = _tests(run), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
@@ -64,12 +64,12 @@ def _element(parent: ElementTree.Element, tag: str, **attributes: object) -> Ele
 
 
 def _xml(text: str) -> str:
-    """The text without what XML cannot hold at all."""
+    """The text with each character that XML cannot hold replaced."""
     return _NOT_XML.sub("\ufffd", text)
 
 
 def _tests(run: Run) -> list[Result]:
-    """The results, worst first where they are findings; and one test for all programs that showed no finding."""
+    """The results, findings with the worst first, and one test for all programs without a finding."""
     if not run.drawn:
         return run.results
     agree = run.drawn.compared - run.failing_programs - run.known_programs
@@ -82,8 +82,8 @@ def _name(result: Result) -> str:
     return result.id if result.dtype or result.finding else result.op
 
 
-# Outcomes in the words of the Common Test Report Format, in which a known failure is "other"; the rest have failed, a
-# pass on a rerun with `flaky` set.
+# Outcomes in the Common Test Report Format. A known failure is "other". All outcomes not listed are "failed"; a pass on
+# a rerun also has `flaky` set.
 _CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "other"}
 
 
@@ -114,7 +114,7 @@ def _ctrf_test(result: Result) -> dict[str, Any]:
 
 
 def _milliseconds(moment: str) -> int:
-    """A run's start in milliseconds since 1970, 0 when it is not known."""
+    """A run's start in milliseconds since 1970; 0 if it is unknown."""
     try:
         return round(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
     except ValueError:
@@ -127,7 +127,7 @@ def _headline(result: Result) -> str:
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
-    """A GitHub job summary under 1 MiB, of cases, programs or both: what fails, changes and failures first. `fuzz` is a
+    """A GitHub job summary under 1 MiB, of cases, programs or both, with failures and changes first. `fuzz` is a
     campaign on the same target."""
     campaign = run if run.drawn else fuzz
     rows = [
@@ -166,7 +166,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
 
 
 def error_lines(run: Run, limit: int = 10) -> list[str]:
-    """`::error` lines that GitHub shows beside a job; it keeps ten of them."""
+    """`::error` lines, which GitHub shows as annotations of a job. GitHub keeps ten of them."""
     return [
         f"::error title={_command(escape_control_characters(result.id), True)}::"
         + _command(escape_control_characters(_headline(result)))

@@ -1,4 +1,4 @@
-"""Output whose reader has gone, as in `| head`: no traceback, and no second one when Python flushes at its end."""
+"""Exit without a traceback when the reader of standard output has gone, as in `| head`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 
 def reader_gone() -> int:
-    """Send what is still written to standard output nowhere; the exit code to end with."""
+    """Redirect further standard output to the null device, so that Python's flush at exit does not fail too. Return the
+    exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -1,4 +1,4 @@
-"""What a probe found, as a short table in the terminal: what the device lacks first, then what follows from it."""
+"""The result of a probe as a short terminal table: first the device's gaps, then their consequences."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from conformance.report.escape import escape_control_characters
 
 
 def show(console: Console, target: str, made: Probe, declared: Collection[str] | None = None) -> None:
-    """Print it: a row for each thing that is not there or not right, the others in one line, and what follows, from
-    what the profile has `declared` lacking, if there is one. Nothing where no trial was made."""
+    """Print a line with the features that work, a row for each other feature, the dtypes, and the consequences. If
+    there is a profile, `declared` has the operators that it declares lacking. Print nothing if the probe made no
+    trial."""
     if made.unmade:
         return
     table = Table(title=f"What {target} has", title_justify="left", box=box.SIMPLE, show_header=False)

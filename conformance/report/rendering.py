@@ -1,7 +1,7 @@
-"""The templates of the report, and the filters that keep text from outside what it is.
+"""The templates of the report, and the filters that neutralize text from outside.
 
-Defines `rendered`. The key insight: what a target says is untrusted in each form by that form's own rules: a page
-escapes by itself, in Markdown a filter does; in both a control character shows as a sign for itself.
+Defines `rendered`. The key insight: a target's text is untrusted, and each form has its own escaping rules. jinja2
+escapes HTML pages; a filter escapes Markdown. In both, a control character becomes a visible sign.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def code(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Text in a Markdown table cell: nothing in it is markup, a link or a mention."""
+    """Text for a Markdown table cell, without markup, links or mentions."""
     text = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text)
     return re.sub(r"([\\`*_{}\[\]()<>#+!|@~$&-])", lambda match: f"&#{ord(match[1])};", text)
 
 
 def quoted(text: Any) -> str:
-    """Text from anywhere in one line as code that it cannot end, so that it starts no tag, link or mention."""
+    """External text in one line as inline code that it cannot end, so that it starts no tag, link or mention."""
     flat = escape_control_characters(" ".join(str(text).split())[:300])
     marks = "`" * (1 + max(map(len, re.findall("`+", flat)), default=0))
     return f"{marks} {flat} {marks}" if "`" in flat else f"`{flat}`"
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Text in a fence that it cannot end."""
+    """Text in a code fence that it cannot end."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -60,5 +60,5 @@ _ENVIRONMENT.filters |= {"quoted": quoted, "fenced": fenced}
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The text that a template makes of these values."""
+    """Render a template with these values."""
     return _ENVIRONMENT.get_template(template).render(**values)

@@ -18,7 +18,7 @@ from conformance.report.causes import causes_of
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether all is well with one half of a run, `cases` or `fuzz`, and the sentence that says so."""
+    """Whether one half of a run, `cases` or `fuzz`, is as expected, and the sentence about it."""
 
     good: bool
     sentence: str
@@ -53,7 +53,7 @@ def _on_cases(run: Run) -> Verdict:
 
 def _on_programs(run: Run) -> Verdict:
     drawn, findings = run.drawn, run.findings
-    assert drawn is not None  # the caller has looked
+    assert drawn is not None  # checked by the caller
     stopped = run.stopped_at_inputs
     if stopped is not None:
         return Verdict(False, at_inputs(run, stopped), "fuzz")
@@ -79,7 +79,7 @@ def _on_programs(run: Run) -> Verdict:
 
 
 def at_inputs(run: Run, stopped: Result) -> str:
-    """What all programs do that fail in one way before their first step, with the first difference."""
+    """The sentence for a run whose programs all fail in one way before their first step, with the first difference."""
     programs = run.drawn.compared if run.drawn else 0
     first = stopped.failures[0]
     told = f"{first.actual}: {first.detail}".removesuffix(": ") if first.oracle == "error" else sentence(first)
@@ -89,10 +89,10 @@ def at_inputs(run: Run, stopped: Result) -> str:
 
 
 def known(run: Run) -> list[str]:
-    """`3 known findings in 12 programs, declared in FILE`, or nothing."""
+    """`3 known findings in 12 programs, declared in FILE`; empty if there are none."""
     known = (result for result in run.findings if result.outcome is Outcome.XFAIL and not result.layer)
     found = [result.finding for result in known if result.finding]
-    apart = any(result.layer for result in run.findings)  # which `known_programs` counts as well
+    apart = any(result.layer for result in run.findings)  # `known_programs` counts these too
     programs = counted(sum(each.count for each in found) if apart else run.known_programs, "program")
     return [f"{counted(len(found), 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
 
@@ -102,7 +102,8 @@ MASKED = 0.1
 
 
 def masked(run: Run) -> list[str]:
-    """How many programs have steps that were not judged behind a known finding, and which findings mask how many."""
+    """The number of programs with steps behind a known finding that were not judged, and the findings that mask
+    them."""
     drawn = run.drawn
     if drawn is None or not drawn.masked:
         return []
@@ -117,27 +118,27 @@ def masked(run: Run) -> list[str]:
 
 
 def not_shrunk(run: Run) -> list[str]:
-    """`3 findings not shrunk, since the time was over`, or nothing."""
+    """The number of findings not shrunk because the time was over; empty if there are none."""
     late = sum(one.finding.pattern.startswith(NOT_SHRUNK.format("")) for one in run.findings if one.finding)
     return [f"{counted(late, 'finding')} not shrunk, since the time was over: give more --minutes"] if late else []
 
 
 def known_cases(run: Run) -> list[str]:
-    """`3 known failures, declared in FILE`, or nothing."""
+    """`3 known failures, declared in FILE`; empty if there are none."""
     failures = sum(result.outcome is Outcome.XFAIL and not result.layer for result in run.cases)
     where = f", declared in {run.expectations}" if run.expectations else ""
     return [f"{counted(failures, 'known failure')}{where}"] if failures else []
 
 
 def scripts(run: Run) -> list[str]:
-    """`3 of 3 scripts show their headline`, or nothing if no script was run."""
+    """`3 of 3 scripts show their headline`; empty if no script was run."""
     said = [result.alone for result in run.results if result.alone]
     verb = "show their headline" if len(said) > 1 else "shows its headline"
     return [f"{said.count(SHOWS)} of {counted(len(said), 'script')} {verb}"] if said else []
 
 
 def without_backend(run: Run) -> list[str]:
-    """`2 findings also fail without your backend`, or nothing."""
+    """`2 findings also fail without your backend`; empty if there are none."""
     cases, found = (sum(bool(result.layer) for result in each) for each in (run.cases, run.findings))
     counts = [(cases, "case"), (found, "finding")]
     singular = WITHOUT_BACKEND.replace("fails", "fail")
@@ -179,7 +180,7 @@ COMPILED = ("compiled", "partly_compiled", "not_compiled")
 
 
 def compiled(run: Run) -> dict[str, int] | None:
-    """Samples by how much of them reached the compiler; None where the target does not compile."""
+    """Numbers of samples that are compiled, partly compiled and not compiled; None if the target does not compile."""
     counts = {name: [n for result in run.results if (n := getattr(result, name)) is not None] for name in COMPILED}
     return {name: sum(each) for name, each in counts.items()} if any(counts.values()) else None
 
