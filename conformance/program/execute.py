@@ -25,12 +25,12 @@ from conformance.program.steps.table import OPS
 
 
 class Broken(StepFailed):
-    """A step after which torch raises when `grad_fn` of a tensor is read; that error is the cause."""
+    """A step after which reading `grad_fn` of a tensor raises. That error is the exception's cause."""
 
 
 class RunningProgram:
     """State of a running program: its tensors by name, and the Python values that steps returned. `inputs` are on
-    `device`. By default the inputs are made on the CPU."""
+    `device`; the default is new inputs on the CPU."""
 
     def __init__(
         self, program: Program, inputs: dict[str, torch.Tensor] | None = None, device: torch.device | None = None

@@ -228,8 +228,8 @@ def _first_turn(step: Step) -> Step:
 def plainer_step(step: Step) -> Iterator[Step]:
     """Yield simpler calls of the same op, or calls of a simpler op.
 
-    The simpler ops are `add_(1)` for a write, `logical_not_()` for a comparison in place, and `neg` for a result. A bug
-    that many ops show is thereby reduced to one op, and becomes one finding."""
+    The simpler ops are `add_(1)` for a write, `logical_not_()` for a comparison in place, and `neg` for a result. The
+    reducer then turns a bug of many ops into one program, and one finding."""
     for name in step.under:
         yield replace(step, under=tuple(other for other in step.under if other != name))
     if step.op in OPS and step.op != "add_":

@@ -35,7 +35,7 @@ LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
 
 
 REFUSALS = ("can't be cast", "Expected out tensor to have", "single memory location", "refer to", "but found dtype")
-"""Parts of the messages with which torch, on every device, rejects an out= tensor for its dtype or its memory."""
+"""Substrings of torch's error messages for an out= tensor of a wrong dtype or memory. All devices share these."""
 
 
 class Undefined(StepError):

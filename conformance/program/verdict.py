@@ -56,7 +56,7 @@ class Verdict:
     - `unsupported`: the reason why the program was not compared, such as a declared missing feature; else "". The
       program then has not passed.
     - `baseline`: kernels in the baseline, if it has the program.
-    - `arbitrated`: the program passed only because float64 showed that the CPU's rounding error is the larger one.
+    - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """
 
     mismatches: tuple[Mismatch, ...] = ()
