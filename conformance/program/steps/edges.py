@@ -37,7 +37,7 @@ from conformance.program.steps.op import (
 from conformance.program.steps.rows import Given, decided, row, without_grad
 
 NAME = "edges"
-"""The family."""
+"""Name of the family."""
 
 
 DTYPES = ("float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
