@@ -1,7 +1,7 @@
 """Writes at the end of a program that reveal shared memory, for targets without observable storages.
 
-Two tensors share memory exactly if a write to one changes the other. So each tensor is written in turn with a different
-number. The final values show which tensors share memory.
+Two tensors share memory exactly if a write to one changes the other. The probes write a different number to each tensor
+in turn. The final values show which tensors share memory. Tensors that require grad or overlap themselves are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conformance.program.steps.op import Step, tensor
 
 
 def with_alias_probes(program: Program, without: Collection[str] = ()) -> Program:
-    """Return the program followed by a write to each writable tensor. No write uses a step named in `without`.
+    """Return the program followed by a write to each writable tensor. Steps named in `without` are not used.
 
     Errors of the program's own steps propagate."""
     shadow = Shadow(program)

@@ -72,7 +72,7 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     op = OPS.get(step.op)
     name = op.call if op is not None and op.family == "errors" else step.op
     if verdict.lazy_only:
-        family = op.family if op is not None else name  # which write came last is chance
+        family = op.family if op is not None else name  # the last write is accidental, its family is not
         return Cause(wrong, f"only together, up to {family}")
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
@@ -136,7 +136,7 @@ def _written(op: Op, step: Step) -> str:
 
 
 def _maker(program: Program, before: int, name: str) -> Step | None:
-    """Return the last step before this one that returned the tensor as a view or changed its metadata in place."""
+    """Return the last earlier step that returned the tensor as a view or changed its metadata in place."""
     for step in reversed(program.steps[:before]):
         op = OPS.get(step.op)
         if op is None or step.raises:
@@ -147,8 +147,9 @@ def _maker(program: Program, before: int, name: str) -> Step | None:
 
 
 def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
-    """Yield the program up to this step with the step replaced by other writes to the same tensor, if these have a
-    meaning and do not raise."""
+    """Yield the program up to this step, with the step replaced by another write to the same tensor.
+
+    Other writes without a meaning, or that raise, are skipped."""
     for op, value in WRITES:
         if op != program.steps[at].op:
             other = settle(program.with_steps((*program.steps[:at], Step(op, ({"t": written}, value)))))

@@ -25,7 +25,7 @@ from conformance.program.steps.table import OPS
 
 
 class Broken(StepFailed):
-    """A step after which reading `grad_fn` of a tensor raises. That error is the exception's cause."""
+    """Error of torch on reading `grad_fn` of a tensor after a step; torch's error is the cause."""
 
 
 class RunningProgram:

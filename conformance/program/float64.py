@@ -90,7 +90,7 @@ def differences(program: Program, expected: Reference, actual: Observation, orac
 
 
 def concerning(program: Program, names: Collection[str]) -> Program:
-    """Return the program with only the steps on which these tensors may depend. Other steps may take another path in
+    """Return the program reduced to the steps that may affect these tensors. Other steps may take another path in
     float64, which does not matter for these tensors."""
     reached, before = {*names}, set[str]()
     storages = {one.name: one.storage for one in program.inputs}
@@ -128,8 +128,9 @@ def truth_of(
 
 
 def _agreed(program: Program, expected: Observation, actual: Observation) -> set[tuple[int, str]]:
-    """Return the results, by step and name, that are bitwise equal on both sides at the end, and not written since the
-    step that returned them."""
+    """Return the results, by step and name, that are bitwise equal on both sides at the end.
+
+    A result written after the step that returned it is excluded."""
     run, made = RunningProgram(program), dict[str, tuple[int, torch.Tensor, int]]()
     for number, step in enumerate(program.steps):
         run.step(step)

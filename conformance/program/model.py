@@ -1,7 +1,7 @@
 """The program as data: inputs of exact geometry and a list of steps, with its JSON format.
 
-The key insight: a program is plain data, neither a pickle nor code. So the same object can be drawn, shrunk, saved,
-replayed in another process, compared between targets and printed as a script.
+The key insight: a program is plain data, neither a pickle nor code. So the same object can be drawn, shrunk and saved.
+It can also be replayed in another process, compared between targets and printed as a script.
 
 This module depends on the step table only. Other modules run, draw, judge and report programs.
 """

@@ -355,7 +355,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         ) from failed
     except Undefined as reason:
         raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
-    except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold
+    except (StepError, RuntimeError, OverflowError) as error:  # a constant outside its dtype raises the last two
         raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
@@ -393,7 +393,7 @@ class _Counted(RunningProgram):
             with self.ops:
                 return call()
 
-        if "thread" in step.under:  # a mode counts the calls of its own thread only
+        if "thread" in step.under:  # a mode is local to its thread
             return super().within(step, counted)
         with self.ops:
             return super().within(step, call)

@@ -72,12 +72,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the program ran and every oracle agreed."""
+        """True if the program ran and every oracle agreed."""
         return not self.mismatches and not self.unsupported
 
     @property
     def vanished(self) -> bool:
-        """Whether the failure was not reproduced: the whole program passed when it ran again as its longest prefix."""
+        """True if the failure was not reproduced: the whole program passed when it ran again as its longest prefix."""
         return self.lazy_only and self.bad_step is None
 
 
@@ -185,7 +185,7 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
 def first_bad_step(
     program: Program, target: Target, watch: Watch = lambda number, builds: None
 ) -> tuple[int, Mismatch] | None:
-    """Observe after each step and return the first step after which the target differs from CPU, with the mismatch.
+    """Run with an observation after each step, and return the number of the first bad step with its mismatch.
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
     prefixes of the program are compiled as separate functions."""

@@ -185,7 +185,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 
 def in_vmap(call: Callable[[], Any]) -> Any:
-    """Return the result of the call in a level of vmap, without a batch dimension."""
+    """Return the result of the call in a level of vmap in which no tensor has a batch dimension."""
     made = []
 
     def level(one: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ def in_vmap(call: Callable[[], Any]) -> Any:
 
 
 def in_vjp(call: Callable[[], Any]) -> Any:
-    """Return the result of the call in a level of grad, without primals."""
+    """Return the result of the call in a level of grad in which no tensor is a primal."""
     made = []
 
     def level(one: torch.Tensor) -> Any:
@@ -223,7 +223,7 @@ def global_state() -> list[Any]:
 
 
 def new_tensors_lie(device: Any) -> list[bool]:
-    """Return for each new tensor whether it lies on the default device, for several defaults in turn."""
+    """Make new tensors under several default devices, and return for each whether it lies there."""
     found = []
     for default in (device, "meta", device, "cpu"):
         with torch.device(default):

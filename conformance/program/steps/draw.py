@@ -32,7 +32,7 @@ class Draw:
         return low if low >= high else self.source(low, high)
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of the options. A repeated option is drawn more often."""
+        """Return one of the options. A repeated option has a higher probability."""
         return options[self.integer(0, len(options) - 1)]
 
     def chance(self, hits: int, of: int) -> bool:
@@ -110,8 +110,8 @@ class Situation(Draw):
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """Return the name of a tensor that fits, or None.
 
-        Three kinds of tensors are drawn more often: recent ones, tensors on a storage that the last steps used, and
-        tensors of several elements."""
+        Three kinds of tensors have more weight: recent ones, tensors on a storage that the last steps used, and tensors
+        of several elements."""
         touched = {
             storage_key(self.shadow.env[name])
             for step in self.shadow.steps[-2:]
@@ -130,7 +130,7 @@ class Situation(Draw):
         return self.choice(names) if names else None
 
     def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        """Return the name of a tensor that fits, mostly one that can be written without an error."""
+        """Return the name of a tensor that fits. Mostly prefer tensors that accept writes without an error."""
         if self.chance(1, 10):
             return self.pick(fits)
         only = self.only

@@ -1,8 +1,8 @@
 """Steps with edge-case values, such as ties, signed zeros, nan and infinities.
 
-Other edge cases are numbers that a dtype cannot represent, operands of two dtypes, probabilities 0 and 1, gradients at
-a corner, and more elements than one block. Most wrong kernels are right on finite, distinct numbers. So a row accepts
-all values for which torch's answer is defined. PyTorch defines no answer if two zeros of different sign tie, or if a
+Other edge cases are numbers that a dtype cannot represent, operands of two dtypes, and probabilities 0 and 1. The rest
+are gradients at a corner and more elements than one block. Most wrong kernels are right on finite, distinct numbers. So
+a row accepts all values for which PyTorch defines the answer. It defines none if zeros of different sign tie, or if a
 sum depends on its order. Such tensors do not fit. Compilers simplify an op followed by its inverse, so the inverse may
 follow a step.
 """
@@ -41,7 +41,7 @@ NAME = "edges"
 
 
 DTYPES = ("float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
-"""Dtypes of the programs of this family. A repeated dtype is drawn more often."""
+"""Dtypes of the programs of this family. A repeated dtype has a higher probability."""
 
 PLAIN = (0.0, 1.0, -1.0, 0.5, 1.5, -0.5, 2.5, -2.5, 3.0, -3.0)
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, math.nan, math.inf, math.nan)

@@ -1,4 +1,4 @@
-"""Predicates that select the tensors on which a step can start."""
+"""Predicates on the first tensor of a step."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
 """Drawing rules for the layout of an input, by class."""
 
 OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
-"""Classes that are drawn more often, since most views and writes use them."""
+"""Classes with additional weight, since most views and writes use them."""
 
 
 def laid_out(d: Draw, size: Sequence[int], name: str) -> Layout:

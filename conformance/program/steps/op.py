@@ -1,4 +1,4 @@
-"""Step, row of the step table, and the forms in which a step calls torch.
+"""Classes for steps and for rows of the step table, and the forms of calls of torch.
 
 A step is a torch call as data, so torch CPU defines its meaning. A row adds facts that the schema lacks: the family,
 the effect on bits, and a rule that draws the arguments. Each form has two functions: one runs a call, the other prints
@@ -89,7 +89,7 @@ class Step:
         return cls(**{**given, "body": tuple(map(cls.from_json, data.get("body", ())))})
 
     def names(self) -> list[str]:
-        """Return the names of the tensors in the arguments, in order, including those of the body."""
+        """Return the names of the tensors in the arguments, in order, then those of the body."""
         found: list[str] = []
         walk([*self.args, *self.kwargs.values()], lambda marker: found.append(marker["t"]) if "t" in marker else None)
         return [*found, *(name for step in self.body for name in step.names())]
@@ -299,7 +299,7 @@ rounding, change a tensor's metadata, return a Python value."""
 class Op:
     """A row of the step table.
 
-    - `draw`: the rule that draws a step from the shadow's tensors; it returns None if none of them fits.
+    - `draw`: the rule that draws a step from the shadow's tensors, or returns None.
     - `call`: name of the function or method, if it differs from `name`.
     - `writes`: position of the argument that is written in place, or "out", or None.
     - `constant`: every element is written with the same value, so overlapping elements are harmless.
@@ -310,7 +310,7 @@ class Op:
     - `settled`: the call must not receive rounded values, since it may branch on them.
     - `fatal`: predicate on the arguments of calls that are never made, since torch CPU answers them by chance or ends
       the process.
-    - `fits`: predicate on the tensors from which the rule can start.
+    - `fits`: predicate on the first tensor of the step.
     - `needs`: the state without which a call has no meaning.
     """
 

@@ -21,7 +21,7 @@ from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUE
 FAMILY = "op_db"
 
 MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.", "ops.aten.")
-"""Modules below `torch` in which functions may be."""
+"""Modules below `torch` that are searched for functions."""
 
 CALL = Op("op_db", FAMILY, LOSSY, lambda k: None, FUNCTION, fits=lambda t: False, settled=True)
 METHOD_CALL = replace(CALL, form=METHOD)

@@ -1,7 +1,7 @@
 """Constructor of table rows with the common drawing rule, and argument rules that several families share.
 
-Nearly every step is drawn alike: the rule picks a tensor, then draws the other arguments to fit it. So a family of
-steps is a table, and each row states only its differences.
+Nearly all steps share one rule: it picks a tensor, then draws the other arguments to fit it. So a family of steps is a
+table, and each row states only its differences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def row(
 ) -> Op:
     """Return a row whose rule picks a tensor that `fits`, and then draws the other arguments with `rest`.
 
-    `rest` returns None if no arguments suit the tensor. If `fits` is None, the row may be drawn in any program.
+    `rest` returns None if no arguments suit the tensor. A row with `fits` None suits every program.
     `options` are fields of `Op`."""
 
     def rule(k: Situation) -> Step | None:

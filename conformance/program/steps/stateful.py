@@ -193,7 +193,9 @@ def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | 
 
 
 def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the states in which torch defines the step. A state that wraps one call cannot apply to a loop."""
+    """Return the given states without those in which torch does not define the step.
+
+    A state that wraps a single call is also removed for a loop."""
     every = [inner.op for inner in step.body] or [step.op]
     return tuple(
         name for name in names if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)

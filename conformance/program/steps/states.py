@@ -30,7 +30,7 @@ class State:
     - `never`: the steps without a unique answer under this state. Either torch CPU (2.13) has two answers, one of them
       under a dispatch mode, or the default device belongs to another thread.
     - `compiled`: torch.compile traces it into a graph. The other states are for devices only.
-    - `rounds`: it selects a narrower dtype, so the calls in float64 are made outside of it.
+    - `rounds`: the state selects a narrower dtype, so the float64 run makes the calls outside of it.
     """
 
     text: str

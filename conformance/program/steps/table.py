@@ -1,7 +1,7 @@
 """The step table: the rows of all families, and rows for op_db.
 
 Defines `OPS` and `FAMILIES`. The table derives a row for op_db from the row's name on lookup and does not store it.
-Ordinary programs are drawn from the stored rows.
+Drawing of ordinary programs uses the stored rows only.
 """
 
 from __future__ import annotations
