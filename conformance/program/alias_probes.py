@@ -1,7 +1,7 @@
-"""Writes at the end of a program that show who shares memory with whom, for targets that show no storages.
+"""Writes at the end of a program that reveal shared memory, for targets without observable storages.
 
-The key insight: two tensors share memory exactly if a write to one is seen in the other. So each is written in turn,
-each with another number, and what all of them hold at the end tells which of them were one.
+Two tensors share memory exactly if a write to one changes the other. The probes write a different number to each tensor
+in turn. The final values show which tensors share memory. Tensors that require grad or overlap themselves are skipped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from conformance.program.steps.op import Step, tensor
 
 
 def with_alias_probes(program: Program, without: Collection[str] = ()) -> Program:
-    """The program, and a write to each tensor that may be written, by steps that `without` does not name. Raises what
-    the program's own steps raise."""
+    """Return the program followed by a write to each writable tensor. Steps named in `without` are not used.
+
+    Errors of the program's own steps propagate."""
     shadow = Shadow(program)
     for step in program.steps:
         shadow.step(step)

@@ -1,9 +1,9 @@
-"""Why a program fails: the property that is wrong, and the op that is to blame for it.
+"""Cause of a failing program: the wrong property, and the op that is blamed.
 
-Defines `cause_of`. The key insight: a view that does not share its memory is seen only when something is written, so of
-a view and a write that are wrong together neither can be blamed by looking. Another write in its place tells: what is
-wrong whatever is written is the view's fault, and what is right again was the write's. And a step that is made of
-others is wrong where these are: where a plain use of such a feature is wrong too, that is the finding (`plainer`).
+Defines `cause_of` and `plainer`. A view that wrongly has its own memory shows only after a write. So a failing pair of
+view and write does not tell which of the two is wrong. `cause_of` replaces the write by another one. If the program
+still fails, the view is blamed, otherwise the write. A composite step may fail because of an op that it calls. If a
+minimal program of that op alone also fails, `plainer` returns that program as the finding.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict
 
 NAMED = re.compile(r"\b(?:aten|prims)::(\w+)")
-"""An op that the text of an error names."""
+"""Pattern of an op's name in the text of an error."""
 
 LAID_OUT = "metadata in place"
-"""The family of steps that give a tensor another geometry."""
+"""Family of the steps that change a tensor's geometry in place."""
 
 TELLING = ("error", "alias", "value", "grad", "storage", "version")
-"""Oracles by how much they tell of a cause, before all others. What is wrong in a tensor is wrong in its storage."""
+"""Oracles in order of how precisely they identify a cause; all others follow. "value" precedes "storage", since a
+wrong value also makes the storage wrong."""
 
 WRITES = (("fill_", 7), ("add_", 1))
-"""Writes that are tried in place of another, with their argument."""
+"""Replacement writes with their argument."""
 
 SLICE = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
 PLAIN = {"as_strided": ((SLICE,), (SLICE, Step("fill_", (tensor("b"), 7))))}
-"""Uses of a feature that have nothing else in them, on a tensor `a` of six elements."""
+"""Minimal uses of a feature on a tensor `a` of six elements."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """The property that is wrong, one of `finding.PROPERTIES`, and the op, or the place, that is to blame."""
+    """The wrong property, one of `finding.PROPERTIES`, and the op or place that is blamed."""
 
     property: str
     op: str
@@ -53,8 +54,10 @@ class Cause:
 
 
 def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool] | None = None) -> Cause:
-    """The cause of a failing verdict on a program, as small as it can be made. `fails` runs a program of other writes;
-    without it, and for a program that was not shrunk, the first wrong step itself is blamed."""
+    """Return the cause of a failing verdict on a minimized program.
+
+    `fails` runs a program with another write. Without it, the first wrong step itself is blamed; pass None for a
+    program that was not shrunk."""
     first = _worst(program, verdict)
     wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
     if verdict.bad_step == 0:
@@ -69,14 +72,14 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     op = OPS.get(step.op)
     name = op.call if op is not None and op.family == "errors" else step.op
     if verdict.lazy_only:
-        family = op.family if op is not None else name  # which write came last is chance
+        family = op.family if op is not None else name  # the last write is accidental, its family is not
         return Cause(wrong, f"only together, up to {family}")
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
     written = _written(op, step)
     spoilt = [one.where.partition("[")[0] for one in verdict.mismatches if one.oracle == "value"]
     if wrong == "value" and spoilt and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
-        wrong = "aliasing"  # the results of the step are right, and another tensor is wrong
+        wrong = "aliasing"  # the step's results are right, but another tensor is wrong
     if fails is not None and written:
         view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, written))), None)
         if view is not None and any(map(fails, _other_writes(program, at, written))):
@@ -85,8 +88,10 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
 
 
 def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]) -> Program | None:
-    """A plain use of a feature, where that fails and the first wrong step uses it within: a step of the harness's own,
-    or a composite of torch's, as torch CPU runs it. None where there is none, or the step is that feature itself."""
+    """Return a failing minimal use of a feature that the first wrong step calls internally on torch CPU.
+
+    The step is one of the harness's own functions or a composite of torch. Return None if no such use fails, or if the
+    step is the feature itself."""
     first = _worst(program, verdict)
     wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
     if not verdict.bad_step or verdict.lazy_only or wrong not in ("value", "aliasing", "error"):
@@ -103,27 +108,27 @@ def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]
 
 
 def _operators(program: Program, at: int) -> set[str]:
-    """The operators that torch CPU calls in this step."""
+    """Return the operators that torch CPU calls in this step."""
     noted, running = Operators(), RunningProgram(program)
     try:
         for step in program.steps[:at]:
             running.step(step)
         with noted:
             running.step(program.steps[at])
-    except (Broken, StepFailed):  # it raises on torch CPU after what it has called
+    except (Broken, StepFailed):  # the step raises on torch CPU; the operators before the error count
         pass
     return {*noted.names}
 
 
 def _worst(program: Program, verdict: Verdict) -> Mismatch:
-    """The difference that says most of what is wrong at the first wrong step: a result that is a copy where it should
-    be a view has another offset, too."""
+    """Return the mismatch at the first wrong step that identifies the cause best, by the order of `TELLING`. For
+    example, a copy returned instead of a view may also have a wrong offset."""
     only = (verdict.cause,) if verdict.cause and verdict.bad_step != len(program.steps) else verdict.mismatches
     return min(only, key=lambda one: TELLING.index(one.oracle) if one.oracle in TELLING else len(TELLING))
 
 
 def _written(op: Op, step: Step) -> str:
-    """The name of the tensor that a step writes; the empty string where it writes none that has a name."""
+    """Return the name of the tensor that a step writes; "" if there is none."""
     argument: Json = step.kwargs.get("out") if op.writes == "out" else None
     if isinstance(op.writes, int) and op.writes < len(step.args):
         argument = step.args[op.writes]
@@ -131,7 +136,7 @@ def _written(op: Op, step: Step) -> str:
 
 
 def _maker(program: Program, before: int, name: str) -> Step | None:
-    """The last step before this one that made the tensor as a view, or changed its metadata in place."""
+    """Return the last earlier step that returned the tensor as a view or changed its metadata in place."""
     for step in reversed(program.steps[:before]):
         op = OPS.get(step.op)
         if op is None or step.raises:
@@ -142,7 +147,9 @@ def _maker(program: Program, before: int, name: str) -> Step | None:
 
 
 def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
-    """The program up to this step, with other writes to the same tensor in its place, where they mean something."""
+    """Yield the program up to this step, with the step replaced by another write to the same tensor.
+
+    Other writes without a meaning, or that raise, are skipped."""
     for op, value in WRITES:
         if op != program.steps[at].op:
             other = settle(program.with_steps((*program.steps[:at], Step(op, ({"t": written}, value)))))

@@ -1,9 +1,9 @@
-"""Running a program: step by step on a device, or as one function that a target transforms.
+"""Execution of a program: step by step on a device, or as one function that a target transforms.
 
-Defines `RunningProgram`, a program under way with its tensors by name, and `ProgramSubject`, which the executor runs.
-The key insight: a step is called the same way on every device, so the reference and the target differ in where the
-inputs lie and in nothing else; and a compiler is wrong about what it sees together, so it is given the whole program as
-the very calls that its script shows. What a difference means is not this module's business."""
+Defines `RunningProgram`, the state of a running program, and `ProgramSubject`, the program as the executor runs it. A
+step makes the same call on every device, so the reference and the target differ only in the device of the inputs.
+A compiler's bugs depend on the calls that it compiles together. So it receives the whole program as one function, with
+the same calls as the script. Other modules interpret the differences."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from conformance.program.steps.table import OPS
 
 
 class Broken(StepFailed):
-    """After this step torch cannot even say what a tensor's place in the autograd graph is; the error is the cause."""
+    """Error of torch on reading `grad_fn` of a tensor after a step; torch's error is the cause."""
 
 
 class RunningProgram:
-    """A program under way: its tensors by name, and the plain answers that steps gave. `inputs` lie on `device`;
-    without them it runs on the CPU."""
+    """State of a running program: its tensors by name, and the Python values that steps returned. `inputs` are on
+    `device`; the default is new inputs on the CPU."""
 
     def __init__(
         self, program: Program, inputs: dict[str, torch.Tensor] | None = None, device: torch.device | None = None
@@ -43,7 +43,9 @@ class RunningProgram:
         self.done = 0
 
     def step(self, step: Step) -> None:
-        """Run one step; an error that it declares becomes an answer, any other raises StepFailed (or Broken)."""
+        """Run one step and record an error that it declares as its answer.
+
+        Raises StepFailed for an undeclared error, Broken if torch cannot compute a tensor's `grad_fn` afterwards."""
         self.done += 1
         try:
             self.perform(step)
@@ -56,15 +58,16 @@ class RunningProgram:
         else:
             if step.raises is not None:
                 self.answers[f"step {self.done}"] = "no error"
-        # A view whose base has come to require grad learns of it only when somebody looks, and until then torch rejects
-        # in-place writes to it: look, so that a program means the same whoever watches.
+        # If the base of a view starts to require grad, torch updates the view when its `grad_fn` is read. Until then
+        # torch rejects in-place writes to the view. So read `grad_fn` after each step: then an observation between
+        # steps does not change the program's meaning.
         try:
             _ = [tensor.grad_fn for tensor in self.env.values() if isinstance(tensor, torch.Tensor)]
         except RuntimeError as error:
             raise Broken(self.done, step.op) from error
 
     def perform(self, step: Step, i: int = 0) -> None:
-        """Run one step, whatever it raises."""
+        """Run one step and let its errors propagate."""
         if step.op == LOOP:
             for turn in range(step.times):
                 for inner in step.inside():
@@ -75,20 +78,20 @@ class RunningProgram:
         if step.out:
             made, known = dict(zip(step.out, results, strict=False)), {id(tensor) for tensor in self.env.values()}
             self.env.update(made)
-            # How often a kernel wrote to its own fresh result is nobody's promise: writes count from here on.
+            # PyTorch does not define how often a kernel writes to its own new result: count writes from here on.
             self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
         if OPS[step.op].settled and OPS[step.op].writes is not None:
-            # How often a composite writes to its out= tensor, on the way too, is its own affair: writes count anew.
+            # PyTorch does not define how often a composite writes to its out= tensor: restart the count of writes.
             self.versions = versions_of(self.env)
 
     def within(self, step: Step, call: Callable[[], Any]) -> Any:
-        """What the call gives under the step's states."""
+        """Return the result of the call under the step's states."""
         return within(step.under, self.device, call)
 
     def arguments(self, step: Step, i: int = 0) -> tuple[list[Any], dict[str, Any]]:
-        """What the step is called with, in turn `i` of a loop."""
+        """Return the step's positional and keyword arguments as Python values; `i` is the turn of a loop."""
         args = [decode(arg, self.env, self.device, i) for arg in step.args]
         return args, {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
 
@@ -97,7 +100,7 @@ class RunningProgram:
         return op.run(args, kwargs)
 
     def observe(self, target: Target | None = None) -> Observation:
-        """All that can be seen now; `target` is None for torch CPU."""
+        """Return the observation of the current state. `target` is None for torch CPU."""
         made = {name: value for name, value in self.env.items() if name not in self.inputs}
         given = {name: self.env[name] for name in self.inputs}
         versions = self.versions if target is None or "version" in target.oracles else None
@@ -105,29 +108,29 @@ class RunningProgram:
 
 
 class SteppedProgram(RunningProgram):
-    """A program under way that the executor takes from step to step."""
+    """A running program that the executor advances step by step."""
 
     outcome = None
 
     @property
     def count(self) -> int:
-        """How many steps the program has."""
+        """Number of steps of the program."""
         return len(self.program.steps)
 
     def signature(self, number: int) -> Hashable:
-        """The step's ops, the tensors that they work on, and the dtypes that they are given."""
+        """Return a key for the kernels of a step: its ops, their dtype arguments, and the signature of its tensors."""
         step, dtypes = self.program.steps[number - 1], list[str]()
         walk([*step.args, *step.kwargs.values()], lambda marker: dtypes.append(str(marker.get("dtype", ""))))
         given = [self.env[name] for name in step.names() if name in self.env]
         return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(given))
 
     def advance(self, number: int) -> None:
-        """Run step `number`. Raises StepFailed."""
+        """Run step `number`, counted from 1. Raises StepFailed."""
         self.step(self.program.steps[number - 1])
 
 
 class TransformedProgram:
-    """A program under way as one function that a target transforms: one step."""
+    """A running program as one function that a target transforms. It has a single step."""
 
     count = 1
 
@@ -136,7 +139,7 @@ class TransformedProgram:
         self.function = transform(function(program, target.attempt))
 
     def signature(self, number: int) -> Hashable:
-        """Of no meaning: each function is compiled anew."""
+        """Return None: the target compiles each function anew."""
         return None
 
     def advance(self, number: int) -> None:
@@ -144,32 +147,32 @@ class TransformedProgram:
         self.outcome = self.function(*self.inputs.values())
 
     def observe(self, target: Target) -> Observation:
-        """What the function returned, and its inputs now."""
+        """Return the observation of the function's results and of its inputs after the call."""
         seen = {k: Raised.of(v) if isinstance(v, Exception) else v for k, v in self.outcome.items()}
         return observe(seen, self.inputs, target=target)
 
 
 @dataclass(frozen=True)
 class ProgramSubject:
-    """A program, for the executor."""
+    """A program as a subject of the executor."""
 
     program: Program
 
     def inputs(self) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-        """The program's inputs; none stays on the CPU."""
+        """Return the program's inputs, and the empty tuple: no input stays on the CPU."""
         return make_inputs(self.program), ()
 
     def begin(
         self, inputs: dict[str, torch.Tensor], target: Target, transform: Transform | None
     ) -> SteppedProgram | TransformedProgram:
-        """Step by step, or as one function where the target transforms functions."""
+        """Return the running program: stepped, or as one function if there is a `transform`."""
         if transform is None:
             return SteppedProgram(self.program, inputs, target.device)
         return TransformedProgram(self.program, inputs, target, transform)
 
 
 def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The program as a function of its inputs; `attempt` calls a step that must raise."""
+    """Return the program as a function of its inputs. The function calls a step that must raise through `attempt`."""
     scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
@@ -182,7 +185,7 @@ def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dic
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
-    """The inputs on the CPU, by name."""
+    """Return the inputs on the CPU by name."""
     flats = [storage.make() for storage in program.storages]
     made: dict[str, torch.Tensor] = {}
     for one in program.inputs:

@@ -1,12 +1,11 @@
-"""How a target's run of a program differs from torch CPU's, where the CPU's rounding is not held against it.
+"""Comparison of a target's run of a program with torch CPU, with arbitration by float64.
 
-Defines `ProgramPolicy`, `differences` and `truth_of`. The key insight: where only floating values differ, the program
-in float64 can say which of the two rounds more. It can say so only as far as the program goes the same way there: after
-every step all that is not floating (integers, masks, shapes, strides, errors, plain answers) must be what it was in the
-first run. A step that decides by a rounded value, or reads the bits of one, ends that, and from there on the CPU stays
-right.
+Defines `ProgramPolicy`, `differences` and `truth_of`. If only floating values differ, a run of the program in float64
+shows which side rounds more. The float64 run is valid as long as it takes the same path. After each step, everything
+that is not floating must equal the first run: integers, masks, shapes, strides, errors and Python values. A step that
+branches on a rounded value, or reads its bits, ends the common path. After it the answer of torch CPU stands.
 
-What the answer decides is `arbitrate`'s business; how a target is run is the executor's.
+`arbitrate` decides from the answer in float64. The executor runs the target.
 """
 
 from __future__ import annotations
@@ -35,13 +34,15 @@ from conformance.program.steps.table import OPS
 
 @dataclass(frozen=True)
 class ProgramPolicy(Policy):
-    """A program's comparison, in which the program in float64 decides about rounding."""
+    """Policy for programs: a run in float64 decides whether rounding explains a difference.
+
+    `sides` are the observations of torch CPU and of the target."""
 
     program: Program = field(default_factory=lambda: Program((), ()))
     sides: tuple[Observation, Observation] = (Observation(), Observation())
 
     def undefined(self, mismatch: Mismatch) -> bool:
-        """Rounding that PyTorch's own tests grant an op of the program."""
+        """Return whether the mismatch lies within the tolerance of PyTorch's own tests for an op of the program."""
         if not self.program.tolerance or mismatch.oracle not in ARBITRATED or mismatch.where in self.exact:  # type: ignore[operator]
             return False
         want, got = (subject(mismatch, side) for side in self.sides)
@@ -51,8 +52,10 @@ class ProgramPolicy(Policy):
         return granted is not None and not bool(differing(want, got, False, *granted).any())
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
-        """The program's answer in float64; None where bits that were only moved differ, which is never a matter of
-        rounding, or where a subject had another content when float64 was last sure."""
+        """Return the program's answer in float64, or None if float64 cannot arbitrate.
+
+        It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if a
+        mismatched tensor changed on the CPU after the last step at which the float64 run was valid."""
         if any(mismatch.where in self.exact for mismatch in found):  # type: ignore[operator]
             return None
         narrow, wide = truth_of(concerning(self.program, _subjects(found)))
@@ -60,14 +63,16 @@ class ProgramPolicy(Policy):
         return wide if settled else None
 
     def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
-        """The same with every rounded result of a step moved by one unit in the last place of its dtype: up, down, and
-        by chance. Where that takes the answer far, or a decision the other way, rounding explains the difference. A
-        result that is seen to be the same on both sides is not moved: what it was rounded to is known."""
+        """Return the answers in float64 with each rounded result of a step moved by one unit in the last place.
+
+        The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
+        changes the answer much, or flips a decision, rounding explains the difference. A result that is observed to be
+        equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
         program = concerning(self.program, _subjects(found))
         try:
             known = _agreed(program, *self.sides)
             return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
-        except (StepFailed, StepError, RuntimeError):  # moved, a step may be refused: then rounding explains nothing
+        except (StepFailed, StepError, RuntimeError):  # torch may reject a moved value: rounding then explains nothing
             return ()
 
 
@@ -79,14 +84,14 @@ def _subjects(found: Sequence[Mismatch]) -> set[str]:
 
 
 def differences(program: Program, expected: Reference, actual: Observation, oracles: Collection[str]) -> Judgement:
-    """How the target's run of the program differs from CPU's."""
+    """Return the mismatches between the target's run and torch CPU, and whether float64 acquitted the target."""
     sides = (expected.observation, actual)
     return judge(*sides, ProgramPolicy(oracles, expected.exact, program=program, sides=sides))
 
 
 def concerning(program: Program, names: Collection[str]) -> Program:
-    """The program with only the steps that these tensors may depend on: what another step does in float64, where it may
-    go another way, says nothing of them."""
+    """Return the program reduced to the steps that may affect these tensors. Other steps may take another path in
+    float64, which does not matter for these tensors."""
     reached, before = {*names}, set[str]()
     storages = {one.name: one.storage for one in program.inputs}
     while reached != before:
@@ -99,17 +104,18 @@ def concerning(program: Program, names: Collection[str]) -> Program:
 
 
 def _named(step: Step) -> set[str]:
-    """What a step reads, writes and makes, a loop in its turns too."""
+    """Return the names that a step reads, writes or returns, including the body of a loop."""
     return {name for one in (step, *step.body) for name in (*one.names(), *one.out)}
 
 
 def truth_of(
     program: Program, sway: str | int | None = None, known: Collection[tuple[int, str]] = ()
 ) -> tuple[Observation, Observation]:
-    """What is seen of the program on the CPU, as it is and in float64, before the first step that goes another way in
-    float64 or has no answer there. With `sway`, results in float64 that its own dtype would round are moved by a unit
-    in the last place: all up, all down, or by the random signs of a seed; but those of `known`, by step and name, are
-    rounded."""
+    """Return the CPU observations of the program in its own dtypes and in float64, up to the last common step.
+
+    The runs end before the first step that takes another path, or fails, in float64. With `sway`, float64 results that
+    the original dtype cannot represent are moved by one unit in its last place. The direction is up, down, or random
+    with an integer as the seed. Results in `known`, by step and name, take their rounded values instead."""
     alike = sum(1 for _ in _while_alike(program, *_begun(program)))
     narrow, wide = _begun(program)
     for number, step in enumerate(program.steps[:alike]):
@@ -122,7 +128,9 @@ def truth_of(
 
 
 def _agreed(program: Program, expected: Observation, actual: Observation) -> set[tuple[int, str]]:
-    """The results, by step and name, that both sides show at the end bit by bit alike, and as the step left them."""
+    """Return the results, by step and name, that are bitwise equal on both sides at the end.
+
+    A result written after the step that returned it is excluded."""
     run, made = RunningProgram(program), dict[str, tuple[int, torch.Tensor, int]]()
     for number, step in enumerate(program.steps):
         run.step(step)
@@ -139,7 +147,7 @@ def _agreed(program: Program, expected: Observation, actual: Observation) -> set
 
 
 def _rounded(value: torch.Tensor, narrow: torch.Tensor, _: str | int) -> torch.Tensor:
-    """The value as it was rounded, with the gradient that it has."""
+    """Return the rounded value, with the gradient of the float64 value."""
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
     away = narrow.detach().to(value.dtype) - value.detach()
@@ -147,7 +155,7 @@ def _rounded(value: torch.Tensor, narrow: torch.Tensor, _: str | int) -> torch.T
 
 
 def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.Tensor:
-    """The value moved by a unit in the last place of the narrow dtype, where it is not a number of that dtype."""
+    """Return the value. Elements that the narrow dtype cannot represent move by one unit in its last place."""
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
     signs = torch.full_like(value, -1.0 if sway == DOWN else 1.0)
@@ -163,11 +171,11 @@ def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:
 
 
 def _while_alike(program: Program, narrow: RunningProgram, wide: RunningProgram) -> Iterator[Step]:
-    """The steps as they run on both, as long as they go the same way."""
+    """Run the steps on both sides and yield them as long as both take the same path."""
     for step in program.steps:
         try:
             _both(narrow, wide, step)
-        except Exception:  # whatever it is, from here on it says nothing about the target: the finding stands
+        except Exception:  # from here on the float64 run cannot acquit the target, so the finding stands
             return
         if not _went_the_same_way(narrow, wide):
             return
@@ -177,7 +185,7 @@ def _while_alike(program: Program, narrow: RunningProgram, wide: RunningProgram)
 def _both(narrow: RunningProgram, wide: RunningProgram, step: Step) -> None:
     narrow.step(step)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of new floats
+    torch.set_default_dtype(torch.float64)  # for new floats
     try:
         wide.step(step)
     finally:
@@ -185,7 +193,7 @@ def _both(narrow: RunningProgram, wide: RunningProgram, step: Step) -> None:
 
 
 def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bool:
-    """Whether what the CPU has at the end is bit by bit what it had when float64 was asked."""
+    """Return whether the two tensors have the same dtype, shape and bits; False if one is None."""
     return (
         before is not None
         and at_the_end is not None
@@ -195,13 +203,13 @@ def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bo
 
 
 class _InFloat64(RunningProgram):
-    """A program whose constants and dtypes among the arguments are widened too."""
+    """A running program in float64: constants and dtypes among the arguments are widened too."""
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return super().call(op, _widened(args), _widened(kwargs))
 
     def within(self, step: Step, call: Callable[[], Any]) -> Any:
-        """Without the states that choose a narrower dtype."""
+        """Call without the states that select a narrower dtype."""
         names = tuple(name for name in step.under if not STATES[name].rounds)
         return super().within(replace(step, under=names), call)
 
@@ -223,13 +231,13 @@ def _went_the_same_way(narrow: RunningProgram, wide: RunningProgram) -> bool:
 
 
 def _shared(run: RunningProgram) -> dict[str, str]:
-    """The tensors by name, each with the first that lies in the same storage."""
+    """Return for each tensor the name of the first tensor in the same storage."""
     first: dict[int, str] = {}
     return {name: first.setdefault(storage_key(tensor), name) for name, tensor in run.env.items()}
 
 
 def _plain(answers: dict[str, Any]) -> dict[str, Any]:
-    """The answers without their floats, which may be rounded, and without the texts of errors."""
+    """Return the answers with floats replaced by their type, since they may be rounded, and errors without text."""
     kinds = {name: getattr(answer, "kind", answer) for name, answer in answers.items()}
     return {name: type(kind) if isinstance(kind, (float, complex)) else kind for name, kind in kinds.items()}
 

@@ -1,9 +1,9 @@
-"""The program: inputs of exact geometry and steps, as data; reading and writing it.
+"""The program as data: inputs of exact geometry and a list of steps, with its JSON format.
 
-The key insight: because a program is data, one and the same thing is drawn, shrunk, saved, replayed in another process,
-compared between targets and printed as a script. It is never a pickle and never code.
+The key insight: a program is plain data, neither a pickle nor code. So the same object can be drawn, shrunk and saved.
+It can also be replayed in another process, compared between targets and printed as a script.
 
-It knows the step table only; how programs are run, drawn, judged and reported is not its business.
+This module depends on the step table only. Other modules run, draw, judge and report programs.
 """
 
 from __future__ import annotations
@@ -28,38 +28,42 @@ from conformance.program.steps.table import OPS
 SCHEMA = 1
 
 LOOP = "loop"
-"""The op of a step that runs its body several times."""
+"""Op of a step that runs its body several times."""
 
 LONGEST_LOOP = 1000
-"""A longer loop is refused; drawn ones run over a dimension of at most 256 elements."""
+"""Largest number of turns of a loop that `check` accepts. Drawn loops run over a dimension of at most 256 elements."""
 
 LARGEST_STORAGE = 1_000_000
-"""A larger storage is refused; drawn ones have some hundred cells."""
+"""Largest number of cells of a storage that `check` accepts. Drawn storages have a few hundred cells."""
 
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
-"""Floats that kernels treat apart."""
+"""Floats that need special handling in kernels."""
 
 
 class ProgramError(UserError):
-    """A program that cannot be read or run: one sentence with what is wrong and where."""
+    """A program that cannot be read or run. The message is one sentence with the fault and its place."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Cells of one dtype; `values` is "arange", {"seed": n} for small whole numbers and halves, {"special": n} for such
-    numbers with nan, the infinities and -0.0 among them, or an integer's least and largest, or a list."""
+    """Cells of one dtype. `values` is a list or one of three generators:
+
+    - "arange": 0, 1, 2, ... modulo 100
+    - {"seed": n}: small whole numbers, for floats also halves
+    - {"special": n}: such numbers mixed with nan, infinities and -0.0, or with an integer dtype's limits and neighbours
+    """
 
     dtype: str
     size: int
     values: Json = "arange"
 
     def make(self) -> torch.Tensor:
-        """The storage's content as a 1-d CPU tensor."""
+        """Return the storage's content as a 1-d CPU tensor."""
         dtype = dtype_of(self.dtype)
         return torch.tensor(self.literal(), dtype=dtype) if self.size else torch.empty(0, dtype=dtype)
 
     def literal(self) -> list[Any]:
-        """The content as Python numbers, all exactly representable in the dtype unless they were given."""
+        """Return the content as Python numbers. The dtype represents all generated numbers exactly."""
         dtype = dtype_of(self.dtype)
         if isinstance(self.values, list):
             return [decode(value, {}, torch.device("cpu")) for value in self.values]
@@ -82,7 +86,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Input:
-    """A named tensor on a storage; `dtype` may differ from the storage's, offset and stride are in its own elements."""
+    """A named tensor on a storage. `dtype` may differ from the storage's; `stride` and `offset` count its elements."""
 
     name: str
     storage: int
@@ -95,9 +99,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Program:
-    """Storages, the inputs on them, and the steps. `note` is for people.
+    """Storages, the inputs on them, and the steps. `note` is free text for readers.
 
-    `tolerance` has (rtol, atol) by dtype where PyTorch's own tests grant an op of the program more than the usual."""
+    `tolerance` maps a dtype to (rtol, atol) if PyTorch's own tests use a larger tolerance than usual for an op of the
+    program."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
@@ -106,7 +111,7 @@ class Program:
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        """The program as JSON, with the schema's version."""
+        """Return the program as JSON, with the schema's version."""
         return {
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
@@ -118,7 +123,7 @@ class Program:
 
     @classmethod
     def from_json(cls, data: Json) -> Program:
-        """The program that `to_json` wrote. Raises ProgramError with one sentence when the data is something else."""
+        """Return the program from the output of `to_json`. Raises ProgramError if the data is not a valid program."""
         if not isinstance(data, dict) or "schema" not in data:
             raise ProgramError("this is not a program: it has no 'schema'")
         if data["schema"] != SCHEMA:
@@ -145,7 +150,9 @@ class Program:
         return program
 
     def check(self) -> None:
-        """Raises ProgramError unless every input lies in its storage, every step is known and every name defined."""
+        """Check that each input lies in its storage, each step is in the table, and each name is defined before use.
+
+        Raises ProgramError."""
         defined: set[str] = set()
         try:
             for storage in self.storages:
@@ -164,7 +171,7 @@ class Program:
                 defined.update(inner.out)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
-        """The same inputs with other steps."""
+        """Return a program with the same inputs and other steps."""
         return replace(self, steps=steps)
 
 
@@ -237,12 +244,12 @@ def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
 
 
 def digest(program: Program) -> str:
-    """Equal for equal programs, whatever note they carry."""
+    """Return a hash of the program without its note."""
     return hashlib.sha256(json.dumps(replace(program, note="").to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_program(path: Path) -> Program:
-    """The program in a JSON file. Raises ProgramError naming the file when it is missing, damaged or older."""
+    """Return the program in a JSON file. Raises ProgramError, with the file's name, if it is missing or invalid."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Program.from_json(data.get("program", data) if isinstance(data, dict) else data)
@@ -253,7 +260,7 @@ def read_program(path: Path) -> Program:
 
 
 def dump(program: Program) -> str:
-    """The program as JSON text, a line for each input and step."""
+    """Return the program as JSON text with one line for each storage, input and step."""
     return "{\n" + ",\n".join(_field(key, value) for key, value in program.to_json().items()) + "\n}\n"
 
 
@@ -264,7 +271,7 @@ def _field(key: str, value: Json) -> str:
 
 
 def fresh_names(used: Mapping[str, Any]) -> Iterator[str]:
-    """a, b, ..., z, a1, b1, ... without those in use."""
+    """Yield a, b, ..., z, a1, b1, ... without `i` and the names in use."""
     for number in ("", *range(1, 1000)):
         names = (f"{letter}{number}" for letter in string.ascii_lowercase)
         yield from (name for name in names if name not in used and name != "i")

@@ -1,8 +1,8 @@
-"""Make a failing program smaller: fewer steps, smaller and plainer inputs, plainer arguments.
+"""Reduction of a failing program: fewer steps, smaller and simpler inputs, simpler arguments.
 
-The key insight: a smaller program is worth trying only if it still means something, and the CPU shadow decides that
-again for each candidate, also which errors its steps now raise. Whether it still fails is asked of a function, so that
-the same reducer works for a wrong value, in this process, and for a segfault, in another.
+A candidate is tried only if it has a defined meaning. The CPU shadow checks that for each candidate, and determines the
+errors that its steps now raise. A function given by the caller decides whether the candidate still fails. So the same
+reducer handles wrong values in this process and segmentation faults in another process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
 COMPARISONS = frozenset("logical_and_ logical_xor_ eq_ ne_ lt_ ge_".split())
-"""Writes of truth values into a tensor of any dtype."""
+"""Ops that write truth values into a tensor of any dtype."""
 
 MOST_TRIALS = 400
-"""How often the failing program may be run while it is reduced."""
+"""Default limit on the number of candidates that the reducer runs."""
 
 
 def reduce_program(
@@ -31,13 +31,13 @@ def reduce_program(
     trials: int = MOST_TRIALS,
     passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
 ) -> Program:
-    """A smaller program for which `fails` still holds; at most `trials` are tried, all with a meaning on CPU. `passes`
-    propose smaller programs; all of `PASSES` by default."""
+    """Return a smaller program for which `fails` still holds. At most `trials` candidates run, all with a meaning on
+    CPU. `passes` propose the candidates; the default is `PASSES`."""
     seen = {repr(program.to_json())}
     left = trials
 
     def smaller(candidates: Iterator[Program]) -> Program | None:
-        """The first of the candidates that fails, and was not tried before."""
+        """Return the first candidate that fails and was not tried before."""
         nonlocal left
         for settled in map(settle, candidates):
             if left <= 0:
@@ -59,8 +59,9 @@ def reduce_program(
 
 
 def settle(program: Program) -> Program | None:
-    """The program with the errors that its steps raise on CPU now, or None when it has no defined meaning: also where
-    a step gives fewer results than it names, as a split of less does."""
+    """Return the program with the errors that its steps now raise on CPU; None if it has no defined meaning.
+
+    None too if a step returns fewer results than it names, for example a split of a smaller tensor."""
     try:
         program.check()
         shadow = Shadow(program)
@@ -75,7 +76,8 @@ def settle(program: Program) -> Program | None:
 
 
 def fewer_steps(program: Program) -> Iterator[Program]:
-    """Without runs of steps, the long runs first; what used a dropped step's result goes too, or uses its source."""
+    """Yield the program without runs of steps, long runs first. A user of a dropped result is dropped too, or uses the
+    source of the dropped step instead."""
     count = len(program.steps)
     length = count
     while length >= 1:
@@ -91,7 +93,8 @@ def fewer_steps(program: Program) -> Iterator[Program]:
 
 
 def without(program: Program, dropped: range, instead: dict[str, str]) -> Program:
-    """The program without some steps; names they made are replaced as `instead` says, or their users are dropped."""
+    """Return the program without some steps. `instead` maps their results to other tensors; users of the remaining
+    results are dropped."""
     defined = {one.name for one in program.inputs}
     kept = []
     for number, step in enumerate(program.steps):
@@ -106,7 +109,7 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
 
 
 def rename(step: Step, names: dict[str, str]) -> Step:
-    """The step with tensors renamed."""
+    """Return the step with tensors renamed."""
 
     def swap(value: Json) -> Json:
         if isinstance(value, dict):
@@ -118,7 +121,7 @@ def rename(step: Step, names: dict[str, str]) -> Step:
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:
-    """Without inputs that no step uses, without their storages, and with smaller storages."""
+    """Yield the program without an unused input and its storage, and with a smaller storage."""
     used = {name for step in program.steps for name in step.names()}
     for one in program.inputs:
         if one.name not in used and len(program.inputs) > 1:
@@ -131,8 +134,9 @@ def fewer_inputs(program: Program) -> Iterator[Program]:
 
 
 def plainer_values(program: Program) -> Iterator[Program]:
-    """With the plainest values of one storage: zeros, which say that values do not matter, else ones, else a range,
-    else small numbers in place of what must stay, half of the cells at a time and then each alone."""
+    """Yield the program with simpler values in one storage: zeros, ones, a range, then zeros and ones in parts of it.
+
+    All zeros show that the values do not matter. The parts shrink by half, down to single cells."""
     for at, storage in enumerate(program.storages):
         for values in _plainer_values(storage):
             yield with_storage(program, at, replace(storage, values=values))
@@ -157,12 +161,12 @@ def _plainer_values(storage: Storage) -> Iterator[Json]:
 
 
 def with_storage(program: Program, number: int, storage: Storage) -> Program:
-    """The program with one storage replaced."""
+    """Return the program with one storage replaced."""
     return replace(program, storages=(*program.storages[:number], storage, *program.storages[number + 1 :]))
 
 
 def tidy(program: Program) -> Program:
-    """Without storages that no input lies in."""
+    """Return the program without unused storages."""
     kept = sorted({one.storage for one in program.inputs})
     return replace(
         program,
@@ -172,7 +176,7 @@ def tidy(program: Program) -> Program:
 
 
 def plainer_inputs(program: Program) -> Iterator[Program]:
-    """With one input's geometry, dtype or requires_grad made plainer."""
+    """Yield the program with one input's geometry, dtype or requires_grad made simpler."""
     for at, one in enumerate(program.inputs):
         for plainer in plainer_input(one):
             yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1 :]))
@@ -184,7 +188,7 @@ def plainer_inputs(program: Program) -> Iterator[Program]:
 
 
 def plainer_input(one: Input) -> Iterator[Input]:
-    """Plainer ways to lay one input out."""
+    """Yield the input with a simpler geometry or without requires_grad."""
     if one.requires_grad:
         yield replace(one, requires_grad=False)
     if one.stride != dense(one.size):
@@ -201,7 +205,7 @@ def plainer_input(one: Input) -> Iterator[Input]:
 
 
 def plainer_steps(program: Program) -> Iterator[Program]:
-    """With one argument of one step made plainer, or a loop made shorter or replaced by its first turn."""
+    """Yield the program with one simpler step, or with a loop replaced by its first turn."""
     for at, step in enumerate(program.steps):
         if step.op == LOOP and step.times:
             turn = tuple(map(_first_turn, step.inside()))
@@ -211,7 +215,7 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 
 def _first_turn(step: Step) -> Step:
-    """A step of a loop's body as it runs in the first turn, outside of the loop."""
+    """Return a step of a loop's body as it runs in the first turn, outside of the loop."""
 
     def bind(value: Json) -> Json:
         if isinstance(value, dict):
@@ -222,9 +226,10 @@ def _first_turn(step: Step) -> Step:
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
-    """Plainer calls of the same op; or `add_(1)` in place of another write, `logical_not_()` in place of another
-    comparison and `neg` in place of another result, so that what any of them shows is shown by one op and is one
-    finding."""
+    """Yield simpler calls of the same op, or calls of a simpler op.
+
+    The simpler ops are `add_(1)` for a write, `logical_not_()` for a comparison in place, and `neg` for a result. The
+    reducer then turns a bug of many ops into one program, and one finding."""
     for name in step.under:
         yield replace(step, under=tuple(other for other in step.under if other != name))
     if step.op in OPS and step.op != "add_":
@@ -239,7 +244,7 @@ def plainer_step(step: Step) -> Iterator[Step]:
                 yield replace(step, times=times)
         return
     if step.op in OPS and OPS[step.op].settled:
-        return  # what a sample of op_db says beside its tensors belongs together: other numbers may crash torch CPU
+        return  # the arguments of an op_db sample are valid only together: other numbers may crash torch CPU
     for key in step.kwargs:
         if key not in ("out", "device"):  # without its device, a new tensor lies on the CPU
             yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
@@ -249,7 +254,7 @@ def plainer_step(step: Step) -> Iterator[Step]:
 
 
 def _written(step: Step) -> list[Json]:
-    """The tensors that a call writes: `out`, one or several, or the argument that it writes in place."""
+    """Return the tensors that a call writes: one or several in `out`, or the argument that it writes in place."""
     writes = OPS[step.op].writes
     if isinstance(writes, int):
         return [step.args[writes]]
@@ -258,7 +263,7 @@ def _written(step: Step) -> list[Json]:
 
 
 def _negated(step: Step) -> Iterator[Step]:
-    """`neg` of each tensor from which the step computes, or moves elements into, a single new one."""
+    """Yield `neg` of each tensor argument, if the step returns a single new tensor."""
     row = OPS[step.op]
     if row.writes is None and row.effect in (MOVE, COMPUTE, LOSSY) and len(step.out) == 1 and step.op != "neg":
         for arg in step.args:
@@ -267,7 +272,7 @@ def _negated(step: Step) -> Iterator[Step]:
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:
-    """Plainer JSON arguments: numbers nearer to zero, shorter lists, plain slices, constants on the device."""
+    """Yield simpler JSON arguments: numbers nearer to zero, shorter lists, simpler slices, constants on the device."""
     if isinstance(arg, bool) or arg is None or isinstance(arg, str):
         return
     if isinstance(arg, (int, float)):

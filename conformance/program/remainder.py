@@ -1,9 +1,9 @@
-"""The steps behind a wrong step, as a new program.
+"""The steps after a wrong step, as a new program.
 
-Defines `remainder`. A wrong step must not hide the faults of the steps behind it. The remainder starts from torch CPU's
-state after the wrong step: each tensor that a later step uses becomes an input with the same values, geometry and
-storage. If a tensor cannot be an input (it is part of an autograd graph, or lazily conjugated), the remainder is
-instead the whole program without the wrong step. The remainder drops a step without a meaning there, and counts it.
+Defines `remainder`. A wrong step must not hide bugs in the steps after it. The remainder starts from torch CPU's state
+after the wrong step: each tensor that a later step uses becomes an input with the same values, geometry and storage.
+Some tensors cannot be inputs, for example those in an autograd graph or with lazy conjugation. In this case the
+remainder is the whole program without the wrong step. Steps without a meaning in the remainder are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from conformance.program.steps.op import StepError, dtype_name
 from conformance.program.steps.op import number as json_number
 
 LARGEST = 10_000
-"""Largest number of cells of a storage that becomes an input. A larger storage has no remainder from its state."""
+"""Largest number of cells of a storage that becomes an input. With a larger storage, the remainder is the whole program
+without the wrong step."""
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """A program of the steps behind a wrong step; `dropped` is the number of steps that are missing in it."""
+    """A program of the steps after a wrong step; `dropped` is the number of these steps that it lacks."""
 
     program: Program
     dropped: int = 0
 
 
 def remainder(program: Program, step: int) -> Remainder | None:
-    """Return the remainder behind step `step`, counted from 1; None if it has no step behind it with a meaning."""
+    """Return the remainder after step `step`, counted from 1; None if no later step has a meaning in it."""
     behind = len(program.steps) - step
     if not 0 < step < len(program.steps):
         return None
@@ -47,7 +48,7 @@ def remainder(program: Program, step: int) -> Remainder | None:
 
 
 def _from_state(program: Program, step: int) -> Program | None:
-    """The later steps on torch CPU's state after `step`; None if a tensor that they use cannot be an input."""
+    """Return the later steps on torch CPU's state after `step`; None if a tensor that they use cannot be an input."""
     running = RunningProgram(program)
     try:
         for one in program.steps[:step]:
@@ -83,7 +84,7 @@ def _can_be_input(tensor: torch.Tensor) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> Storage:
-    """The content of a tensor's storage, bit by bit: as numbers of its dtype where these have the same bits."""
+    """Return a storage with the same bits as the tensor's: numbers of its dtype if these keep the bits, else uint8."""
     flat = whole_storage(tensor.detach())
     as_numbers = Storage(dtype_name(flat.dtype), flat.numel(), [json_number(value) for value in flat.tolist()])
     data = flat.view(torch.uint8)
@@ -96,7 +97,7 @@ def _storage(tensor: torch.Tensor) -> Storage:
 
 
 def _meaningful(program: Program) -> Program:
-    """Return the program without the steps that have no meaning on torch CPU, and with the errors that others raise."""
+    """Return the program without steps that have no meaning on torch CPU, and with the errors that the others raise."""
     shadow = Shadow(program)
     for step in program.steps:
         names: Collection[str] = step.names()

@@ -1,7 +1,7 @@
-"""A program as a standalone Python script that needs torch and the target only, and shows both answers.
+"""A program as a standalone Python script that needs torch and the target only, and prints both answers.
 
-The key insight: a report is read by somebody who has neither this package nor its vocabulary, so the script is the
-calls themselves, the very function that a compiler is given. Its shape is `core/script.py`'s.
+The reader of a report may not have this package. So the script consists of plain torch calls: the function that a
+compiler receives. `core/script.py` defines the structure of the script.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def attempt(step):
     except Exception as error:
         return unwrapped(error)
 """
-"""For programs with several steps that raise, each of which is a function of its own; a compiler needs it for one."""
+"""Definitions of `attempt` in a script: the second for compilers, the first for programs with several raising steps.
+
+Each raising step becomes a function that `attempt` calls. A compiler needs that for a single raising step too."""
 
 OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
-"""Families of steps that can tell a tensor from a view of a hidden base."""
+"""Families of steps whose results differ between a plain tensor and a view of a hidden base."""
 
 
 def script(
@@ -53,9 +55,10 @@ def script(
     bad_step: int | None = None,
     death: str = "",
 ) -> str:
-    """The program as Python source. The first of the `mismatches`, or the text of a `death`, becomes its docstring and
-    the mismatch what it prints, and the `bad_step` is marked; all of them and the `notes`, such as the command that
-    runs it again, come later."""
+    """Return the program as Python source.
+
+    The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
+    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text."""
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     about = textwrap.shorten(told, 110)
@@ -79,9 +82,9 @@ def script(
     )
     try:
         lines = make(lacks=target.lacks)
-    except NoSource:  # a program that ended its worker before its inputs were made, or saved for another device
+    except NoSource:  # the program killed its worker before the inputs existed, or was saved for another device
         lines = make()
-    # A compiler would see other outputs; elsewhere the inputs that are looked at are returned, which is a line.
+    # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
     bug = Bug(
@@ -90,7 +93,7 @@ def script(
         [name for name in inputs if name not in also],
         source(program, mark=bad_step, attempts=attempts, also=also),
     )
-    # What was compared has run on the CPU; a program that ended a worker is not run here.
+    # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
     options = {**judged(target.oracles, target.lacks), "exact": str(exact)}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]

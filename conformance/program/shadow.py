@@ -1,9 +1,10 @@
-"""The CPU shadow of a program: the reference that a target is compared with, and the guide while programs are drawn.
+"""The shadow: a run of a program on torch CPU, used as the reference and as the guide for drawing programs.
 
-The key insight: whether a step is meaningful is decided by running it on the CPU and looking at memory before it runs.
-A write whose cells overlap each other or what it reads has no meaning unless torch rejects it; a rounding error must
-not reach an integer, a comparison or bits. So the shadow holds for each storage a *level*: bits only moved, whole
-numbers computed exactly, or rounded. Drawing, shrinking and replaying all use this one judge.
+The shadow decides whether a step has a defined meaning. It checks the step's memory accesses, then runs the step. A
+write has no defined meaning if its cells overlap each other, or overlap its operands, unless torch rejects it. A
+rounding error must not reach an integer, a comparison or the bits of another dtype. So the shadow keeps a *level* for
+each storage: bits only moved, whole numbers computed exactly, or rounded. Drawing, shrinking and replaying share this
+check.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
-"""Levels of a storage: its bits were only moved; whole numbers were computed exactly; rounding may have happened."""
+"""Levels of a storage: bits only moved, whole numbers computed exactly, values possibly rounded."""
 
 LEVEL = {COMPUTE: EXACT, LOSSY: ROUNDED}
 
 
 REFUSALS = ("can't be cast", "Expected out tensor to have", "single memory location", "refer to", "but found dtype")
-"""What torch says where it refuses an out= tensor for its dtype or its memory, on every device."""
+"""Substrings of torch's error messages for an out= tensor of a wrong dtype or memory. All devices share these."""
 
 
 class Undefined(StepError):
-    """A step that has no defined meaning, with the reason as a word for counting."""
+    """A step without a defined meaning. The message is the reason, used as the key of a counter."""
 
 
 class Shadow(RunningProgram):
-    """A program running on the CPU, with what must be known to draw its next step."""
+    """A program running on torch CPU, with the state that the drawing rules need for the next step.
+
+    `levels` are levels by storage. `steps` are the recorded steps. `avoided` counts rejected steps by reason.
+    `has_pieces` is True once a call has returned several views."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.levels: dict[int, int] = {}
-        self.ends: dict[int, int] = {}  # of storages made larger than their results: bytes up to which they are defined
+        self.ends: dict[int, int] = {}  # number of defined bytes, for storages that are larger than the call's result
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
         self.has_pieces = False
         self.avoided: Counter[str] = Counter()
@@ -57,22 +61,22 @@ class Shadow(RunningProgram):
     overlaps = staticmethod(layouts.overlaps_itself)
 
     def level(self, tensor: torch.Tensor) -> int:
-        """MOVED, EXACT or ROUNDED."""
+        """Return the level of the tensor's storage: MOVED, EXACT or ROUNDED."""
         return self.levels.get(storage_key(tensor), MOVED)
 
     def fresh(self, count: int) -> tuple[str, ...]:
-        """Names that no tensor has yet."""
+        """Return unused names."""
         return tuple(next(self.names) for _ in range(count))
 
     def exact_names(self) -> frozenset[str]:
-        """The tensors whose bits must agree: nothing was computed in their storages."""
+        """Return the names of tensors whose bits must agree: nothing was computed in their storages."""
         return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
 
     def offer(self, step: Step) -> Step | None:
-        """Run a drawn step when it has a meaning, and say how it is to be recorded: None when it has none.
+        """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
 
-        What is turned down is counted in `avoided` by reason, and leaves the shadow as it was. Raises Broken when torch
-        itself fails after the step: then the shadow is of no more use, and `steps` are those before."""
+        A rejected step is counted in `avoided` by reason and leaves the shadow unchanged. Raises Broken if torch fails
+        after the step. Then the shadow is unusable, and `steps` holds the steps before."""
         try:
             if not step.out and OPS[step.op].makes:
                 step = replace(step, out=self.fresh(OPS[step.op].makes))
@@ -97,7 +101,7 @@ class Shadow(RunningProgram):
                 why = "error not asked for"
             elif op.settled and not any(text in str(raised) for text in REFUSALS):
                 why = "an error that other devices need not share"
-            elif "INTERNAL ASSERT" in str(raised):  # a bug of torch, which no device need share
+            elif "INTERNAL ASSERT" in str(raised):  # a bug of torch that other devices need not have
                 why = "torch fails an internal assertion"
             elif self.cells() != after:
                 why = "a refused call that had written"
@@ -105,13 +109,15 @@ class Shadow(RunningProgram):
                 self.avoided[f"{why}: {step.op}"] += 1
                 return None
             declared = replace(step, raises=type(raised).__name__, out=())
-            self.step(declared)  # a backward that raises midway has freed what other graphs saved, which `cells` lacks
+            # Run it again: a backward that raises midway frees tensors saved by other graphs, which `cells` misses.
+            self.step(declared)
         self.steps.append(declared)
         return declared
 
     def rollback(self) -> None:
-        """Be what the recorded steps leave, where a step ran before it was turned down: it may have written, and
-        a later backward looks at the count of writes."""
+        """Restore the state after the recorded steps, if a step ran before it was rejected.
+
+        The step may have written, and a later backward checks the version counters."""
         if self.done == len(self.steps):
             return
         again = Shadow(self.program)
@@ -121,14 +127,16 @@ class Shadow(RunningProgram):
         vars(self).update({**vars(again), **own})
 
     def cells(self) -> dict[str, Any]:
-        """Each tensor's geometry, and the bytes of its storage."""
+        """Return each tensor's geometry and the bytes of its storage."""
         return {
             name: (t.size(), t.stride(), t.storage_offset(), whole_storage(t).view(torch.uint8).tolist())
             for name, t in self.env.items()
         }
 
     def judge(self, step: Step) -> Step:
-        """The step, with `raises` when torch rejects an overlap. Raises Undefined when it has no defined meaning."""
+        """Return the step, with `raises` set if torch rejects its overlap.
+
+        Raises Undefined if the step has no defined meaning."""
         for inner in step.inside() or (step,):
             promise(inner)
         if step.op == LOOP:
@@ -153,7 +161,7 @@ class Shadow(RunningProgram):
         raise Undefined(hazard)
 
     def dry_run(self, loop: Step) -> None:
-        """Run a loop on copies, looking at each turn. Raises Undefined when any of its calls has no defined meaning."""
+        """Run a loop on copies and check each call. Raises Undefined if a call has no defined meaning."""
         copy = Shadow(replace(self.program, storages=(), inputs=(), steps=()))
         copy.env = _copied(self.env)
         copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
@@ -170,7 +178,7 @@ class Shadow(RunningProgram):
                     raise Undefined(f"error not asked for: {inner.op} in a loop") from error
 
     def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:
-        """Why the call's result is not defined, or None."""
+        """Return the reason why the call's result is undefined, or None."""
         if op.settled and any(self.level(read) == ROUNDED for read in _tensors([args, kwargs])):
             return "decided by rounded values"
         for written in destinations(op, args, kwargs):
@@ -191,7 +199,7 @@ class Shadow(RunningProgram):
         return None
 
     def converts(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether a conversion of these float values to this integer dtype is defined and free of rounding."""
+        """Return whether converting these floats to this integer dtype is defined and no rounding error enters."""
         if self.level(tensor) == ROUNDED or not tensor.isfinite().all():
             return False
         if dtype is torch.bool or not tensor.numel():
@@ -200,7 +208,7 @@ class Shadow(RunningProgram):
         return bool((values >= info.min).all() and (values <= min(info.max, 2**52)).all())
 
     def perform(self, step: Step, i: int = 0) -> None:
-        """Run the step, and follow what it did to the levels."""
+        """Run the step and update the levels. Raises Undefined if the result turns out to be undefined."""
         if step.op == LOOP:
             super().perform(step, i)
             return
@@ -220,7 +228,7 @@ class Shadow(RunningProgram):
         if resized and not op.settled:
             raise Undefined("out= of another size, which torch is about to refuse")
         if op.settled:
-            # Running averages are written, and neither the schema nor the count of writes says so.
+            # Running averages are written, but neither the schema nor the version counter shows it.
             changed = [one for one, key in before if not torch.equal(_bits(whole_storage(one)), _bits(held[key]))]
             unnamed = [one for one in changed if not any(storage_key(one) == storage_key(to) for to in written)]
             keys = [key for _, key in before]
@@ -235,7 +243,7 @@ class Shadow(RunningProgram):
         pieces = len(made) > 1 and any(storage_key(tensor) in old for tensor in made)
         self.has_pieces |= (op.effect == VIEW and op.results != 1) or (op.settled and pieces)
         coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
-        if op.effect == LOSSY and op.writes == "out":  # computed in the operands' dtype, whatever it is written to
+        if op.effect == LOSSY and op.writes == "out":  # computed in the dtype of the operands, not of `out`
             operands = [read for read, _ in before if not any(read is to for to in written)]
             coarsest = max(coarsest, min(filter(None, map(precision, operands)), default=precision(torch.empty(()))))
         for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
@@ -258,7 +266,7 @@ class Shadow(RunningProgram):
 
 
 def promise(step: Step) -> None:
-    """Raises Undefined where torch promises nothing of the step under its states, or without them."""
+    """Check that torch defines the step's result under its states. Raises Undefined if not."""
     needed = OPS[step.op].needs
     if needed and needed not in step.under:
         raise Undefined(f"without the state that it needs: {step.op}")
@@ -267,7 +275,7 @@ def promise(step: Step) -> None:
 
 
 def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the call writes; for `a[basic index] = ...` the view that is written."""
+    """Return the tensors that the call writes; for `a[basic index] = ...` the view that the index selects."""
     if op.writes is None:
         return []
     if op.writes == "out":
@@ -283,7 +291,7 @@ def destinations(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[torch.
 
 
 def precision(tensor: torch.Tensor) -> float:
-    """The distance from 1 to the next number that the dtype holds; 0 for integers, which do not round."""
+    """Return the distance from 1 to the next number of the dtype; 0 for integers and bool."""
     dtype = tensor.dtype
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
@@ -293,11 +301,11 @@ def _bits(storage: torch.Tensor) -> torch.Tensor:
 
 
 def exactly_whole(tensor: torch.Tensor) -> bool:
-    """Whether all values are whole numbers or halves that the dtype holds exactly, with their neighbours."""
+    """Return whether all values are whole numbers or halves, in the range where the dtype is exact."""
     if not precision(tensor):
         return True
     parts = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    # Up to 2 / eps a dtype holds every whole number.
+    # A dtype represents every whole number up to 2 / eps.
     return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < 1 / precision(tensor))).all())
 
 
@@ -313,7 +321,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What torch CPU says of a program: the observation, which tensors must agree bit by bit, and the shadow."""
+    """Answer of torch CPU for a program: the observation, the names that must agree bit by bit, and the shadow."""
 
     observation: Observation
     exact: frozenset[str]
@@ -321,11 +329,11 @@ class Reference:
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
-    """CPU's answer. With `count` its bound for kernels too: the aten ops, and a transfer for each storage that
-    is sent or fetched.
+    """Return the answer of torch CPU.
 
-    Raises ProgramError when a step has no defined meaning, or does not raise what it declares: then the program says
-    nothing about any target.
+    With `count`, the observation also has the bound for kernels: the number of aten ops, plus one transfer for each
+    storage that is sent or fetched. Raises ProgramError if a step has no defined meaning, or raises another error than
+    it declares. Such a program cannot test a target.
     """
     shadow = Shadow(program)
     try:
@@ -347,7 +355,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         ) from failed
     except Undefined as reason:
         raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
-    except (StepError, RuntimeError, OverflowError) as error:  # the last two: a constant that its dtype cannot hold
+    except (StepError, RuntimeError, OverflowError) as error:  # a constant outside its dtype raises the last two
         raise ProgramError(f"step {number}: {error}") from error
     fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
@@ -357,10 +365,10 @@ def reference(program: Program, *, count: bool = False) -> Reference:
 
 
 def aten_ops_of(program: Program) -> int | None:
-    """How many aten ops that compute or move data torch CPU runs for the program; None where it fails when counted.
+    """Return how many aten ops that compute or move data torch CPU runs for the program; None if the run fails.
 
-    They are counted in a run of their own, in which nothing is observed: under a dispatch mode some composites take
-    other paths, and views made in inference mode do not require grad."""
+    The count uses a separate run without observations. Under a dispatch mode some composites take other paths, and
+    views made in inference mode do not require grad."""
     ops = AtenOps()
     running = _Counted(program, ops)
     try:
@@ -372,20 +380,20 @@ def aten_ops_of(program: Program) -> int | None:
 
 
 class _Counted(RunningProgram):
-    """A program under way, the aten ops of its calls counted, and those that enter a state."""
+    """A running program that counts the aten ops of its calls and of entering states."""
 
     def __init__(self, program: Program, ops: AtenOps) -> None:
         super().__init__(program)
         self.ops = ops
 
     def within(self, step: Step, call: Callable[[], Any]) -> Any:
-        """What the call gives under the step's states."""
+        """Return the result of the call under the step's states, with its aten ops counted."""
 
         def counted() -> Any:
             with self.ops:
                 return call()
 
-        if "thread" in step.under:  # a mode counts what its own thread calls
+        if "thread" in step.under:  # a mode is local to its thread
             return super().within(step, counted)
         with self.ops:
             return super().within(step, call)

@@ -1,9 +1,8 @@
-"""A program as the text of one Python function: what compilers are given, and what a script shows.
+"""Source of a program as one Python function, for compilers and for scripts.
 
-The key insight: a compiler is wrong about what it sees together, so it must see the whole program, and must see torch
-calls, not this package's machinery. The function's source is the program's own text. A step that must raise becomes a
-function too, which `attempt` calls: some transforms cannot go on after an exception within the function that they were
-given.
+A compiler's bugs depend on the calls that it compiles together. So it must receive the whole program, as torch calls
+without code of this package. A step that must raise becomes an inner function that `attempt` calls. Some transforms
+cannot continue after an exception inside the transformed function.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from conformance.program.steps.table import OPS
 
 
 def source(program: Program, *, mark: int | None = None, attempts: bool = True, also: Collection[str] = ()) -> str:
-    """The text of `def program(<inputs>)`, which returns a dict: what the steps made by name, and their answers.
+    """Return the text of `def program(<inputs>)`, which returns a dict of results by name and of the steps' answers.
 
-    It uses `torch`, `device`, `attempt`, and the functions that the steps define. The first wrong step is `mark`;
-    without `attempts` a step that must raise stands in a `try`; the inputs in `also` are returned too."""
+    The text uses `torch`, `device`, `attempt`, and the functions of `definitions` that the steps call. A comment marks
+    step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
+    returns the inputs in `also`."""
     arguments = ", ".join(one.name for one in program.inputs)
     named = dict.fromkeys([*_results(program), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
@@ -33,7 +33,7 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
 
 
 def _under(number: int, step: Step, attempts: bool) -> Iterator[str]:
-    """The lines of a step under its states."""
+    """Yield the lines of a step under its states."""
     managers, wrapper = shown(step.under)
     lines = _lines(number, step, attempts, wrapper)
     if not managers:

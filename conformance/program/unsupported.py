@@ -1,8 +1,8 @@
-"""What a target leaves out: decided from the program and the target's own words, before anything runs.
+"""Features that a target does not support, checked against a program before the target runs it.
 
-The key insight: "unsupported" read off an exception hides bugs, since every bug may call itself unsupported. So a
-target names families, steps and traits of programs beforehand, and a program that has one of them is counted apart: it
-is neither run nor passed.
+"Unsupported" is never inferred from an exception, since any bug could raise one. Instead a target declares families,
+steps, states and traits of programs beforehand. A program with one of them does not run and does not pass; it is
+counted separately.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
 }
-"""What a target may leave out beside families and steps, each with the question that is asked of a program."""
+"""Traits of programs that a target may declare as unsupported, each with its predicate."""
 
 STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
-"""And the states that a step may be under, with or without an argument."""
+"""States that a target may declare as unsupported, with or without an argument."""
 
 
 def unsupported_reason(program: Program, target: Target) -> str:
-    """Why the target does not take the program, or the empty string when it does. Raises TargetError where the target
-    leaves out what there is not."""
+    """Return the reason why the target does not support the program; "" if it does.
+
+    Raises TargetError if the target declares an unknown name as unsupported."""
     _check(target)
     for op in (inner.op for step in program.steps for inner in (step, *step.body)):
         for name in (op, OPS[op].family):
@@ -57,16 +58,17 @@ def unsupported_reason(program: Program, target: Target) -> str:
 
 
 def lacking_operator(program: Program, target: Target) -> str:
-    """The operator that the target's profile declares lacking and that the program calls on torch CPU, in whichever
-    form of whichever step; "" without one. Runs the program on the CPU where the profile declares any."""
+    """Return an operator that the program calls on torch CPU and that the target's profile declares missing, or "".
+
+    Runs the program on the CPU if the profile declares missing operators."""
     if target.profile is None or not target.profile.lacking:
         return ""
     return lacking(operators_of(program, program.steps), target)
 
 
 def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
-    """Return the dispatcher's operators that these steps call on torch CPU, on the program's inputs. An undeclared
-    error ends the run."""
+    """Return the dispatcher's operators that these steps call on torch CPU, from the program's inputs. The run stops
+    at an undeclared error."""
     running = RunningProgram(program)
     with Operators() as operators, contextlib.suppress(StepFailed):
         for step in steps:
@@ -75,7 +77,7 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
 
 
 def dtypes_of(program: Program) -> list[str]:
-    """The dtypes that the program names: of its inputs, of constants on the device, and those converted to."""
+    """Return the dtypes of the program's inputs, of its constants on the device, and of its dtype arguments."""
     found = [one.dtype for one in program.inputs]
 
     def visit(marker: dict[str, Json]) -> None:
@@ -89,13 +91,13 @@ def dtypes_of(program: Program) -> list[str]:
 
 
 def unsupported_steps(target: Target) -> tuple[str, ...]:
-    """The families and steps that need not be drawn for this target. Raises TargetError for unknown ones."""
+    """Return the families and steps that the target does not support. Raises TargetError for unknown names."""
     _check(target)
     return tuple(sorted(target.unsupported & {*FAMILIES, *OPS}))
 
 
 def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
-    """Those of the dtypes that need be drawn for this target: where a profile names what it holds, no others."""
+    """Return the dtypes to draw for this target: those in its profile if there is one with dtypes, otherwise all."""
     known = target.dtypes if target.profile is not None else None
     return tuple(name for name in dtypes if known is None or dtype_of(name) in known)
 

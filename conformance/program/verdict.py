@@ -1,9 +1,9 @@
-"""What one program says about one target: run it, compare it with torch CPU, and name the first bad step.
+"""Verdict on one program and one target: run the program, compare it with torch CPU, and find the first bad step.
 
-The key insight: a lazy run observes only the end, which is what a user's program does and what lets a device fuse; when
-it is wrong, a second run that observes after each step says where. A failure that only the lazy run shows is a finding
-of its own kind: the steps are right one by one, and wrong together. Then the program's beginnings are run, each lazily,
-and the last step of the first that is wrong is the first bad step.
+The first run observes only the end, like a user's program, so that a lazy device can fuse steps. If it fails, a second
+run observes after each step and locates the failure. If only the first run fails, the steps are correct one by one but
+wrong together, which is a separate kind of finding. In this case, prefixes of the program run without observations in
+between. The last step of the wrong prefix is the first bad step.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from conformance.program.unsupported import lacking_operator, unsupported_reason
 
 @dataclass(frozen=True)
 class Signature:
-    """What makes two failures the same bug, as far as can be told: the oracle that saw it at the first bad step, that
-    step's op, and the layout class of what it worked on.
+    """Key of failures that are probably one bug: the oracle at the first bad step, its op, and its layout class.
 
-    Of an error the type and text are enough, numbers and names left out, since they say more of the cause than the step
-    does. Of what is wrong only when nobody looks in between, the step's family is: it is the write that came last."""
+    For an error, the key is the oracle with the error's type and text, without numbers and names: these identify the
+    cause better than the step. If the failure shows only without observations between steps, the key has the family of
+    the step, which is the last write."""
 
     oracle: str
     op: str
@@ -47,11 +47,17 @@ class Signature:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mismatches (none: it passed), the number of the first bad step (None: it was not looked for, or not found),
-    whether observing after each step hides the failure, and the kernels that the target ran against the most that it
-    may run (None where it cannot count); `baseline` are the kernels that it took before, where the program was counted.
-    `unsupported` says what the target had declared that it leaves out; then nothing ran, and nothing passed.
-    `arbitrated` says that it passed only since the target agrees with torch CPU in float64, and the CPU rounds more."""
+    """Result of comparing a program's run on a target with torch CPU.
+
+    - `mismatches`: empty if the program passed.
+    - `bad_step`: number of the first bad step; None if it was not searched or not found. 0: the inputs already differ.
+    - `lazy_only`: observing after each step hides the failure.
+    - `kernels`, `allowed`: kernels that the target ran, and the most that it may run; None if it cannot count.
+    - `unsupported`: the reason why the program was not compared, such as a declared missing feature; else "". The
+      program then has not passed.
+    - `baseline`: kernels in the baseline, if it has the program.
+    - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
+    """
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
@@ -62,35 +68,37 @@ class Verdict:
     baseline: int | None = None
     arbitrated: bool = False
     cause: Mismatch | None = None
-    """What differed first at the first bad step: at the end, another step's fault may come before it."""
+    """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
 
     @property
     def passed(self) -> bool:
-        """Whether it ran and every oracle agreed."""
+        """True if the program ran and every oracle agreed."""
         return not self.mismatches and not self.unsupported
 
     @property
     def vanished(self) -> bool:
-        """Whether the failure was gone when the program was run again: as the last of its own beginnings, it passed."""
+        """True if the failure was not reproduced: the whole program passed when it ran again as its longest prefix."""
         return self.lazy_only and self.bad_step is None
 
 
 class CpuFunction(Target):
-    """torch CPU running a program as one function, and no compiler."""
+    """Target that runs a program on torch CPU as one function, without a compiler."""
 
     name, transforms_program = "cpu function", True
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, called as it is, in another: what gives its function back transforms nothing."""
+        """Return the function in a wrapper: the executor refuses a target that returns the function itself."""
         return functools.partial(function)
 
 
 WATCHED = "a program that means something else when nobody looks between its steps"
-"""A view whose base has come to require grad learns of it when it is looked at (see the findings): step by step
-somebody does, in one function nobody."""
+"""Reason to skip a program whose meaning depends on observations between its steps.
+
+If the base of a view starts to require grad, torch updates the view when the view is inspected (see the findings). A
+step-by-step run inspects it after each step; a transformed function does not."""
 
 UNCAPTURED = "a program of which the compiler was handed nothing"
-"""What was not compiled was not compared: it ran in plain Python."""
+"""Reason to skip a program that ran in plain Python: no compiled code was compared."""
 
 
 UNAVAILABLE = "a layout of an input that the device has no way to make"
@@ -104,11 +112,11 @@ def judge_program(
     watch: Watch = lambda number, builds: None,
     baseline: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """Run the program on the target and on torch CPU and compare. `locate` names the first bad step of a failure;
-    `watch` is told each step before the target runs it, as by `Executor.run`; `baseline` has the kernels that programs
-    took before, by digest.
+    """Run the program on the target and on torch CPU and compare.
 
-    Raises ProgramError when the program has no defined meaning on torch CPU."""
+    With `locate`, search the first bad step of a failure. The executor calls `watch` before each step (see
+    `Executor.run`). `baseline` has the kernel counts of an earlier run by digest of the program. Raises ProgramError if
+    the program has no defined meaning on torch CPU."""
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
@@ -152,7 +160,8 @@ def judge_program(
 
 
 def _step_by_step(program: Program, target: Target, together: Verdict, watch: Watch) -> Verdict:
-    """The verdict on expressions that are right as a whole: each result, computed by itself, must be right too."""
+    """Return the verdict on fused expressions that passed as a whole: each step's result must also be right if it is
+    computed separately."""
     seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
     found = _first_wrong(program, target, seen)
     if found is None:
@@ -163,22 +172,23 @@ def _step_by_step(program: Program, target: Target, together: Verdict, watch: Wa
 
 
 def _reached(program: Program, capture: Capture) -> bool:
-    """Whether the compiler took part. Where every step must raise, each may do so while the compiler traces it, which
-    is its own answer."""
+    """Return whether the compiler received ops. If every step must raise, each may do so during tracing, which counts
+    as reached."""
     return bool(capture.ops) or all(step.raises for step in program.steps)
 
 
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
-    """The one that says most of the cause: an error, or the absence of one, has wrong values as its consequence."""
+    """Return the mismatch nearest to the cause: an error or a missing error, since wrong values follow from it."""
     return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
 
 
 def first_bad_step(
     program: Program, target: Target, watch: Watch = lambda number, builds: None
 ) -> tuple[int, Mismatch] | None:
-    """The number of the first step after which the target differs from CPU, observing after each, and how; 0 when the
-    inputs already differ, None when no step does. Where the target transforms functions, ever longer beginnings of the
-    program are functions of their own."""
+    """Run with an observation after each step, and return the number of the first bad step with its mismatch.
+
+    The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
+    prefixes of the program are compiled as separate functions."""
     start = program.with_steps(())
     executor = Executor(target)
     sent = executor.run(ProgramSubject(start), watch=watch).last
@@ -193,10 +203,10 @@ def first_bad_step(
 def first_bad_beginning(
     program: Program, target: Target, watch: Watch = lambda number, builds: None
 ) -> tuple[int, Mismatch] | None:
-    """The number of steps in a beginning of the program that is wrong when nothing is observed before its end, while
-    the beginning without its last step is right; and how it is wrong. None when the failure is gone.
+    """Return the length of a wrong prefix of the program, and its mismatch; None if the failure is not reproduced.
 
-    Bisected, since each beginning is compiled anew. It is the shortest wrong one unless a later step hides the
+    Each prefix is observed only at its end. The returned prefix is wrong, and without its last step it is right. The
+    search bisects, since each prefix is compiled anew. It finds the shortest wrong prefix unless a later step hides the
     difference again."""
     executor, shadow = Executor(target), Shadow(program)
     expected = []
@@ -230,13 +240,13 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 
 
 def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
-    """The difference that tells most of the cause, kernels left out; None where there is none."""
+    """Return the mismatch nearest to the cause, kernel counts excluded; None if there is none."""
     wrong = differences(program, expected, actual, target.oracles - {"kernels"}).mismatches
     return leading(wrong) if wrong else None
 
 
 def signature(program: Program, verdict: Verdict) -> Signature:
-    """The group that a failure belongs to."""
+    """Return the signature of a failing verdict."""
     first = verdict.cause or leading(verdict.mismatches)
     said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""

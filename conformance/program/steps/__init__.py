@@ -1,1 +1,1 @@
-"""The step families: what a program can do, one table row an op, with its drawing rule and its CPU meaning."""
+"""The step families: all steps of programs as table rows, each with its drawing rule and its call of torch."""

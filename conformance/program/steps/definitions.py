@@ -1,4 +1,4 @@
-"""Functions that steps call and torch does not have. A standalone script carries their source: they need torch only."""
+"""Functions that steps call and torch does not have. Standalone scripts carry their source, so they need torch only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.core.torch_compat import TorchDispatchMode
 
 
 def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device: str, start: int) -> torch.Tensor:
-    """`empty_strided`, and then its whole storage, gaps included, counted up from `start`."""
+    """Return a tensor of `empty_strided` with its whole storage, gaps included, filled from `start` upwards."""
     made = torch.empty_strided(size, stride, dtype=dtype, device=device)
     cells = made.untyped_storage().nbytes() // made.element_size()
     values = torch.arange(start, start + cells).remainder(100).to(dtype)
@@ -26,7 +26,7 @@ def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device:
 
 
 def resize_filled_(tensor: torch.Tensor, size: list[int]) -> None:
-    """`resize_`, and then zeros in the part of the storage that is new and would hold anything."""
+    """Resize in place and fill the new part of the storage with zeros."""
     before = tensor.untyped_storage().nbytes() // tensor.element_size()
     tensor.resize_(size)
     cells = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -35,12 +35,12 @@ def resize_filled_(tensor: torch.Tensor, size: list[int]) -> None:
 
 
 def through_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that went to the host and came back."""
+    """Return a copy of the tensor made by way of the host."""
     return tensor.detach().cpu().clone().to(tensor.device)
 
 
 def host_view(host: torch.Tensor, start: int, kind: str) -> torch.Tensor:
-    """A view of a host tensor that is not dense: transposed, with a step, or expanded; from `start` of its last dim."""
+    """Return a view of a host tensor: transposed, strided or expanded, from `start` of its last dimension."""
     start = min(start, host.size(-1) - 1)
     if kind == "t":
         return host[..., start:].transpose(0, -1)
@@ -48,12 +48,12 @@ def host_view(host: torch.Tensor, start: int, kind: str) -> torch.Tensor:
 
 
 def from_host_view(tensor: torch.Tensor, start: int, kind: str) -> torch.Tensor:
-    """What a view on the host is once it was moved to the device."""
+    """Return a copy on the device of a view on the host."""
     return host_view(tensor.detach().cpu().clone(), start, kind).to(tensor.device, copy=True)
 
 
 def into_host_view(tensor: torch.Tensor, start: int, kind: str) -> torch.Tensor:
-    """The tensor written into a view on the host, that view's whole base moved to the device."""
+    """Write the tensor into a view on the host, and return the view's base on the device."""
     host = torch.zeros(2 * tensor.size(0) + start, *tensor.shape[1:], dtype=tensor.dtype)
     host[start::2].copy_(tensor.detach())
     return (host.t() if kind == "t" and host.dim() == 2 else host).to(tensor.device, copy=True)
@@ -72,7 +72,7 @@ def set_view_(tensor: torch.Tensor, source: torch.Tensor, offset: int, size: lis
 
 
 def same_base(tensor: torch.Tensor, other: torch.Tensor) -> list[bool]:
-    """What torch itself says of the relation of two tensors."""
+    """Return torch's answers on the relation of two tensors."""
     return [
         tensor.is_set_to(other),
         tensor._is_view(),
@@ -82,12 +82,12 @@ def same_base(tensor: torch.Tensor, other: torch.Tensor) -> list[bool]:
 
 
 def mode_values(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """The values of `mode`; where they lie is not defined."""
+    """Return the values of `mode`; PyTorch does not define its indices."""
     return tensor.mode(dim)[0]
 
 
 def of_many(tensor: torch.Tensor, name: str, count: int) -> torch.Tensor:
-    """What the method of this name gives for `count` elements, which repeat the tensor's."""
+    """Return the method's result for `count` elements, which repeat the tensor's."""
     flat = tensor.flatten()
     many = flat.repeat(-(-count // flat.numel()))[:count]
     return getattr(many, name)(0) if name in ("cumsum", "sum", "amax") else getattr(many, name)()
@@ -95,7 +95,7 @@ def of_many(tensor: torch.Tensor, name: str, count: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Another dtype for new floats."""
+    """Set the default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -106,7 +106,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_device(device: Any) -> Iterator[None]:
-    """Another device for new tensors."""
+    """Set the default device."""
     torch.set_default_device(device)
     try:
         yield
@@ -116,7 +116,7 @@ def default_device(device: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Deterministic algorithms; new memory is filled, with nan or the largest number."""
+    """Enable deterministic algorithms. Torch then fills new memory with nan or the largest number."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -127,7 +127,7 @@ def deterministic() -> Iterator[None]:
 
 @contextlib.contextmanager
 def flush_denormal() -> Iterator[None]:
-    """The CPU takes subnormal floats for zero, if it can."""
+    """Make the CPU treat subnormal floats as zero, if it can."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -137,7 +137,7 @@ def flush_denormal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads within an op."""
+    """Set the number of threads within an op."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -147,7 +147,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def function_mode() -> Any:
-    """A mode that sees torch functions and changes nothing."""
+    """Return a mode that intercepts torch functions and changes nothing."""
 
     class Passing(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,7 +157,7 @@ def function_mode() -> Any:
 
 
 def dispatch_mode() -> Any:
-    """A mode that sees aten ops and changes nothing."""
+    """Return a mode that intercepts aten ops and changes nothing."""
 
     class Passing(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -167,7 +167,7 @@ def dispatch_mode() -> Any:
 
 
 def in_thread(call: Callable[[], Any]) -> Any:
-    """The call's result, made in a thread of its own."""
+    """Return the result of the call in a new thread."""
     made, raised = [], []
 
     def run() -> None:
@@ -185,7 +185,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 
 def in_vmap(call: Callable[[], Any]) -> Any:
-    """The call's result, made in a level of vmap in which nothing has a batch dimension."""
+    """Return the result of the call in a level of vmap in which no tensor has a batch dimension."""
     made = []
 
     def level(one: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ def in_vmap(call: Callable[[], Any]) -> Any:
 
 
 def in_vjp(call: Callable[[], Any]) -> Any:
-    """The call's result, made in a level of grad of which nothing is a primal."""
+    """Return the result of the call in a level of grad in which no tensor is a primal."""
     made = []
 
     def level(one: torch.Tensor) -> Any:
@@ -211,7 +211,7 @@ def in_vjp(call: Callable[[], Any]) -> Any:
 
 
 def global_state() -> list[Any]:
-    """What is global, which no call may leave changed."""
+    """Return the global state, which no call may leave changed."""
     return [
         str(torch.get_default_dtype()),
         torch.is_grad_enabled(),
@@ -223,7 +223,7 @@ def global_state() -> list[Any]:
 
 
 def new_tensors_lie(device: Any) -> list[bool]:
-    """Whether new tensors lie on the default device, wherever the last ones lay."""
+    """Make new tensors under several default devices, and return for each whether it lies there."""
     found = []
     for default in (device, "meta", device, "cpu"):
         with torch.device(default):
@@ -233,14 +233,14 @@ def new_tensors_lie(device: Any) -> list[bool]:
 
 
 def subnormals(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers, moved among the subnormal ones and back, after the CPU took such numbers for zero."""
+    """Scale the numbers to subnormal ones and back, after a call under `flush_denormal`."""
     with flush_denormal():
         tensor * 2.0**-130
     return tensor * 2.0**-130 * 2.0**100 * 2.0**30
 
 
 def pickled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, saved and loaded again."""
+    """Return the tensor after saving and loading."""
     file = io.BytesIO()
     torch.save(tensor, file)
     file.seek(0)
@@ -248,7 +248,7 @@ def pickled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pickled_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
-    """Two tensors, or one and a view of it, saved and loaded again together: they share memory where they did."""
+    """Save and load two tensors together, or one and a view of it. Shared memory stays shared."""
     file = io.BytesIO()
     torch.save((tensor, other.detach() if other is tensor else other), file)
     file.seek(0)
@@ -256,26 +256,26 @@ def pickled_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def deepcopied(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's deep copy."""
+    """Return the tensor's deep copy."""
     return copy.deepcopy(tensor)
 
 
 def deepcopied_together(tensor: torch.Tensor, other: torch.Tensor) -> Any:
-    """The deep copies of two tensors, or of one and a view of it: they share memory where the two do."""
+    """Return the deep copies of two tensors, or of one and a view of it. Shared memory stays shared."""
     return copy.deepcopy((tensor, other.detach() if other is tensor else other))
 
 
 def collected(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the tensor, made after a view of it and a result were left to the garbage collector in a cycle."""
+    """Return a copy of the tensor, after the collection of a reference cycle with a view and a result."""
     cycle: list[Any] = [tensor.detach().view_as(tensor), tensor.detach().clone()]
     cycle.append(cycle)
     del cycle
-    gc.collect(1)  # what is young
+    gc.collect(1)  # the young generations
     return tensor.clone()
 
 
 def seeded(kind: str, seed: int, device: Any) -> list[bool]:
-    """Whether random numbers come again with their seed, and others with another, whatever was drawn before."""
+    """Return whether a seed repeats its random numbers, another seed does not, and neither depends on earlier draws."""
 
     def draw(seed: int) -> list[Any]:
         torch.manual_seed(seed)
@@ -297,7 +297,7 @@ def seeded(kind: str, seed: int, device: Any) -> list[bool]:
 
 
 def generated(seed: int, device: Any) -> list[bool]:
-    """The same of the device's own generator, whose state can be taken and given back."""
+    """Return the same checks for the device's own generator, including saving and restoring its state."""
     one, two = torch.Generator(device=device), torch.Generator(device=device)
 
     def draw(generator: Any) -> list[float]:
@@ -310,7 +310,7 @@ def generated(seed: int, device: Any) -> list[bool]:
 
 
 def warned(kind: str, device: Any) -> list[str]:
-    """The warnings of a call that must warn, each time: their categories and first words."""
+    """Return the warnings of a call that must warn each time: their categories and first words."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:

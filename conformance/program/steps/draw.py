@@ -1,8 +1,8 @@
-"""The few ways in which a drawing rule may ask for a choice, all of them made of whole numbers from one source.
+"""Random choices for drawing rules, all made of whole numbers from one source.
 
-The key insight: because every choice is a whole number from a range, the same rules draw from Hypothesis, where each
-choice shrinks, and from a seeded stream, where programs are independent of each other and each has an address (its seed
-and number). The least of a range and the first of a sequence are what shrinking reaches: the plainest choice is first.
+Every choice is a whole number from a range, so the same rules work with two sources. In Hypothesis, each choice
+shrinks. In a seeded stream, each program has its seed and number as an address, and programs are independent.
+Shrinking moves to the least number of a range and the first option of a sequence, so the simplest choice comes first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.program.steps.op import Json, Step, dtype_name, number, tensor
 
 T = TypeVar("T")
 Source = Callable[[int, int], int]
-"""Gives a whole number from the first to the second, both included."""
+"""Function that returns a whole number from the first to the second argument, both included."""
 
 
 class Draw:
@@ -28,49 +28,50 @@ class Draw:
         self.source = source
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """Return a whole number from low to high, both included."""
         return low if low >= high else self.source(low, high)
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of the options; a repeated option is drawn more often."""
+        """Return one of the options. A repeated option has a higher probability."""
         return options[self.integer(0, len(options) - 1)]
 
     def chance(self, hits: int, of: int) -> bool:
-        """True with odds of about `hits` in `of`; False is the plainer answer."""
+        """Return True with a probability of about `hits` / `of`. False is the simpler choice."""
         return self.integer(1, of) > of - hits
 
     def permutation(self, n: int) -> list[int]:
-        """An order of range(n); the identity is the plainest."""
+        """Return an order of range(n). The identity is the simplest choice."""
         left = list(range(n))
         return [left.pop(self.integer(0, len(left) - 1)) for _ in range(n)]
 
     def subset(self, n: int) -> list[int]:
-        """Some of range(n), in order."""
+        """Return a sorted subset of range(n)."""
         return [k for k in range(n) if self.chance(1, 2)]
 
 
 def category(dtype: torch.dtype) -> int:
-    """bool 0, integers 1, floats 2, complex 3: a result may be written where the category is at least its own."""
+    """Return 0 for bool, 1 for integers, 2 for floats, 3 for complex. A result may be written to a dtype of at least
+    its own category."""
     return 0 if dtype is torch.bool else 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
 def broadcasts(source: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of size `source` can be expanded to the size `to`."""
+    """Return whether a tensor of size `source` can be expanded to the size `to`."""
     return len(source) <= len(to) and all(a in (1, b) for a, b in zip(reversed(source), reversed(to)))
 
 
 def tensor_of(values: Any, dtype: torch.dtype = torch.int64) -> Json:
-    """A constant tensor."""
+    """Return the marker of a constant tensor."""
     return {"tensor": values, "dtype": dtype_name(dtype)}
 
 
 def index_of(dim: int, at: Json) -> Json:
-    """`[:, :, at]`: an index of one dimension beside all of those before it."""
+    """Return the index `[:, :, at]` of dimension `dim`, with full slices of the dimensions before it."""
     return {"tuple": [{"slice": [None, None, None]}] * dim + [at]}
 
 
 class Drawn(Protocol):
-    """The program so far, run on the CPU, as the drawing rules see it; `Shadow` says what each is."""
+    """Interface of the shadow for the drawing rules. `Shadow` documents the members."""
 
     env: dict[str, torch.Tensor]
     steps: list[Step]
@@ -85,21 +86,21 @@ class Drawn(Protocol):
 
 
 class Situation(Draw):
-    """The choices of a rule together with what it may choose from: the shadow of the program so far."""
+    """Context of a drawing rule: its choices, and the shadow of the program so far, whose tensors it may pick."""
 
     def __init__(self, source: Source, shadow: Drawn, dtypes: Sequence[str], biased: bool = True) -> None:
         super().__init__(source)
         self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
         self.only: Callable[[torch.Tensor], bool] | None = None
-        """While a step is aimed: what the tensor must be that is picked first."""
+        """Condition on the first tensor that a rule picks, while the draw aims at a coverage cell."""
         self.hidden: set[str] = set()
-        """Tensors that are not to be picked: inputs of calls that are still to come."""
+        """Tensors that rules must not pick: inputs of later calls."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]
 
     def holds(self, fits: Callable[[torch.Tensor], bool]) -> bool:
-        """Whether there is a tensor that fits."""
+        """Return whether some tensor fits."""
         return any(
             t.numel() <= MOST_ELEMENTS and (self.only is None or self.only(t)) and fits(t)
             for name, t in self.shadow.env.items()
@@ -107,8 +108,10 @@ class Situation(Draw):
         )
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        """A tensor that fits, by name: later ones, those on a storage that the last steps touched, and
-        those of several elements more often."""
+        """Return the name of a tensor that fits, or None.
+
+        Three kinds of tensors have more weight: recent ones, tensors on a storage that the last steps used, and tensors
+        of several elements."""
         touched = {
             storage_key(self.shadow.env[name])
             for step in self.shadow.steps[-2:]
@@ -127,7 +130,7 @@ class Situation(Draw):
         return self.choice(names) if names else None
 
     def pick_writable(self, fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
-        """Like `pick`, mostly one that can be written without an error."""
+        """Return the name of a tensor that fits. Mostly prefer tensors that accept writes without an error."""
         if self.chance(1, 10):
             return self.pick(fits)
         only = self.only
@@ -137,21 +140,21 @@ class Situation(Draw):
         return found or self.pick(fits)
 
     def dim(self, t: torch.Tensor) -> int:
-        """A dimension of the tensor, at times counted from the end."""
+        """Return a dimension of the tensor, sometimes counted from the end."""
         if not t.dim():
             return self.choice((0, -1))
         dim = self.integer(0, t.dim() - 1)
         return dim - t.dim() if self.chance(1, 4) else dim
 
     def number(self, dtype: torch.dtype) -> Json:
-        """A small number that the dtype holds exactly."""
+        """Return a small number that the dtype represents exactly."""
         if dtype is torch.bool:
             return self.chance(1, 2)
         value = self.integer(0, 5) if not dtype.is_signed else self.integer(-3, 5)
         return number(float(value)) if dtype.is_floating_point and self.chance(1, 2) else value
 
     def constant(self, size: Sequence[int], dtype: torch.dtype, host: bool = False) -> Json:
-        """A constant tensor of small whole numbers."""
+        """Return a constant tensor of small whole numbers."""
         start = self.choice((1, 2, 5, 0, 50))
         values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
         values = values % (2 if dtype is torch.bool else 100)
@@ -159,50 +162,52 @@ class Situation(Draw):
         return {**tensor_of(made, dtype), **({"host": True} if host else {})}
 
     def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
-        """A constant tensor of small whole numbers without 0."""
+        """Return a constant tensor of small whole numbers without 0."""
         count, start = int(torch.Size(size).numel()), self.integer(0, 4)
         values = (torch.arange(start, start + count) % 5 + 1) * (-1 if dtype.is_signed and self.chance(1, 3) else 1)
         return tensor_of(values.reshape(tuple(size)).tolist(), dtype)
 
     def mask(self, size: Sequence[int]) -> Json:
-        """A constant bool tensor."""
+        """Return a constant bool tensor."""
         count = int(torch.Size(size).numel())
         bits = self.integer(0, 2 ** min(count, 12) - 1)
         values = torch.tensor([bool(bits >> (k % 12) & 1) for k in range(count)], dtype=torch.bool)
         return tensor_of(values.reshape(tuple(size)).tolist(), torch.bool)
 
     def mask_for(self, t: torch.Tensor) -> Json:
-        """A mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""
+        """Return a mask that broadcasts to the tensor: a bool tensor of the program, or a constant."""
         name = (
             self.pick(lambda m: m.dtype is torch.bool and broadcasts(m.size(), t.size())) if self.chance(1, 3) else None
         )
         return tensor(name) if name else self.mask(self.subsize(t.size()))
 
     def indices(self, below: int, count: int, distinct: bool = False) -> list[int]:
-        """Indices below `below`; distinct ones are no more than there are."""
+        """Return `count` indices below `below`. If `distinct`, return at most `below` of them."""
         if distinct:
             return self.permutation(below)[:count]
         return [self.integer(0, below - 1) for _ in range(count)]
 
     def along(self, t: torch.Tensor, distinct: bool = False) -> tuple[int, list[int]]:
-        """A dimension and indices into it."""
+        """Return a dimension and indices into it."""
         dim = self.dim(t)
         return dim, self.indices(t.size(dim), self.integer(1, 3), distinct)
 
     def factors(self, t: torch.Tensor) -> list[Json]:
-        """Two matrices whose product has the tensor's size."""
+        """Return two constant matrices whose product has the tensor's size."""
         return [self.constant((t.size(0), 2), t.dtype), self.constant((2, t.size(1)), t.dtype)]
 
     def subsize(self, size: Sequence[int]) -> tuple[int, ...]:
-        """A size that broadcasts to `size`."""
+        """Return a size that broadcasts to `size`."""
         cut = self.choice((0, 0, 0, *range(len(size) + 1)))
         return tuple(1 if self.chance(1, 5) else n for n in size[cut:])
 
     def operand(
         self, size: Sequence[int], dtype: torch.dtype, *, same: bool = False, host: bool = False, settled: bool = False
     ) -> Json:
-        """A tensor that broadcasts to `size` and whose dtype may be written to `dtype` (or is it, when `same`): one of
-        the program's, without rounding errors when `settled`, or a constant; at times one on the host when `host`."""
+        """Return an operand that broadcasts to `size`: a tensor of the program or a constant.
+
+        Its dtype can be written to `dtype`, or is `dtype` if `same`. If `settled`, it has no rounding errors. If
+        `host`, a constant is sometimes on the host."""
 
         def fits(t: torch.Tensor) -> bool:
             right = t.dtype == dtype if same else category(t.dtype) <= category(dtype)
@@ -216,10 +221,10 @@ class Situation(Draw):
 
 
 NEAR = 1
-"""How much more often a tensor is drawn for lying on a storage that the last two steps touched."""
+"""Additional weight of a tensor on a storage that the last two steps used."""
 
 TELLING = 3
-"""How much more often a tensor is drawn that has more than one element: little can go wrong in the others."""
+"""Factor on the weight of a tensor with more than one element. Other tensors show few bugs."""
 
 MOST_ELEMENTS = 256
-"""Larger tensors are left alone, so that no program grows without end."""
+"""Largest number of elements of a tensor that rules pick. The limit bounds the growth of programs."""

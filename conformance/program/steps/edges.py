@@ -1,10 +1,10 @@
-"""Calls at the edge of what they mean: ties, signed zeros, nan and the infinities, numbers that no dtype holds,
-operands of two dtypes, certain chances, gradients at a corner, more elements than one block.
+"""Steps with edge-case values, such as ties, signed zeros, nan and infinities.
 
-The key insight: most wrong kernels are right on finite numbers that are all different, so the values are the subject
-here, and a row takes any that leave torch's answer defined: where two zeros tie, or a sum depends on its order, torch
-itself promises nothing, and such tensors do not fit. A device that simplifies does so over an op and its inverse, so
-one may follow the other.
+Other edge cases are numbers that a dtype cannot represent, operands of two dtypes, and probabilities 0 and 1. The rest
+are gradients at a corner and more elements than one block. Most wrong kernels are right on finite, distinct numbers. So
+a row accepts all values for which PyTorch defines the answer. It defines none if zeros of different sign tie, or if a
+sum depends on its order. Such tensors do not fit. Compilers simplify an op followed by its inverse, so the inverse may
+follow a step.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from conformance.program.steps.op import (
 from conformance.program.steps.rows import Given, decided, row, without_grad
 
 NAME = "edges"
-"""The family."""
+"""Name of the family."""
 
 
 DTYPES = ("float32", "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
-"""What its programs are drawn from, the often drawn ones repeatedly."""
+"""Dtypes of the programs of this family. A repeated dtype has a higher probability."""
 
 PLAIN = (0.0, 1.0, -1.0, 0.5, 1.5, -0.5, 2.5, -2.5, 3.0, -3.0)
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, math.nan, math.inf, math.nan)
 INEXACT = (0.3, -1.7, 0.1, 77.7, 100.0, -1000.0)
-"""Floats: whole numbers and halves, those that kernels treat apart, and those that a half rounds, or whose exponential
-overflows."""
+"""Three kinds of floats: `PLAIN` whole numbers and halves, `SPECIAL` values of IEEE 754, and `INEXACT` values that
+float16 rounds or whose exponential overflows."""
 
 NUMBERS = (0, 1, 0.5, -0.5, 2, -1, 1.5, 2.5, 0)
 EXPONENTS = (2, 3, 0.5, -1, 0, 1, 2.0)
@@ -59,7 +59,7 @@ INVERSE |= {"neg.edge": "neg.edge", "reciprocal": "reciprocal", "mul.fused": "sq
 
 
 def values(k: Any, dtype: torch.dtype, count: int) -> list[Json]:
-    """Values of this dtype, few of them different: so many tie."""
+    """Return values of this dtype. Few are distinct, so that many tie."""
     if dtype.is_floating_point:
         info = torch.finfo(dtype)
         some: list[Any] = [k.choice(PLAIN) for _ in range(k.choice((2, 1, 3)))]
@@ -75,12 +75,12 @@ def values(k: Any, dtype: torch.dtype, count: int) -> list[Json]:
 
 
 def _one_zero(t: torch.Tensor) -> bool:
-    """Whether zeros have one sign: which of two is the larger is nobody's promise."""
+    """Return whether no zero is negative: PyTorch does not define which of two zeros is the larger."""
     return not (t.is_floating_point() and bool(((t == 0) & t.signbit()).any()))
 
 
 def _moderate(t: torch.Tensor) -> bool:
-    """Whether no sum or product of a few depends on its order."""
+    """Return whether no sum or product of a few elements depends on its order."""
     finite = t.detach().abs()
     return _one_zero(t) and (
         not t.is_floating_point() or bool((finite.isinf() | finite.isnan() | (finite <= LARGE)).all())
@@ -190,7 +190,7 @@ def _repeated_to(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _small_halves(t: torch.Tensor) -> bool:
-    """Whether sums of many are exact."""
+    """Return whether sums of many elements are exact."""
     if t.dtype not in (torch.float32, torch.float64) or not _summable(t):
         return False
     return bool(((2 * t == (2 * t).round()) & (t.abs() <= 8)).all())
@@ -215,7 +215,7 @@ def _joined(k: Situation) -> Step | None:
 
 
 def _undone(k: Situation) -> Step | None:
-    """The inverse of the last step, of its result."""
+    """Draw the inverse of the last step, applied to its result."""
     for step in k.shadow.steps[-1:]:
         names = step.names()
         if step.op == "to.edge" and step.out and names and names[0] in k.shadow.env:
@@ -230,13 +230,13 @@ def _graph(t: torch.Tensor) -> bool:
 
 
 def _gradient(k: Situation) -> Step | None:
-    """The gradient of the last step's result."""
+    """Draw a backward from the last step's result."""
     made = [name for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env and _graph(k[name])]
     return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
 
 
 FOLLOWERS = (Op("undone", NAME, LOSSY, _undone, FUNCTION), Op("gradient", NAME, METADATA, _gradient, may_raise=True))
-"""What may follow a step at once. No rows of the table: they draw steps of other rows."""
+"""Rules for a step that directly follows another one. They are not rows of the table: they draw steps of other rows."""
 
 
 def _mixed(k: Situation, t: torch.Tensor) -> list[Json] | None:

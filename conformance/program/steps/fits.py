@@ -1,4 +1,4 @@
-"""Which tensors a step can start from: questions about one tensor."""
+"""Predicates on the first tensor of a step."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ Fits = Callable[[torch.Tensor], bool]
 
 
 def always(t: torch.Tensor) -> bool:
-    """Any tensor fits."""
+    """Any tensor."""
     return True
 
 
 def has_dims(least: int) -> Fits:
-    """Tensors of at least so many dimensions."""
+    """Tensors of at least `least` dimensions."""
     return lambda t: t.dim() >= least
 
 
 def number_like(t: torch.Tensor) -> bool:
-    """Numbers, not bools and not complex."""
+    """Tensors of integers or floats, neither bool nor complex."""
     return category(t.dtype) in (1, 2)
 
 
 def numeric(t: torch.Tensor) -> bool:
-    """Numbers, also complex."""
+    """Tensors of numbers, including complex ones."""
     return category(t.dtype) > 0
 
 
 def signed(t: torch.Tensor) -> bool:
-    """Numbers that may be negative."""
+    """Tensors of signed integers or floats."""
     return number_like(t) and t.dtype.is_signed
 
 
 def negatable(t: torch.Tensor) -> bool:
-    """Such numbers, also complex."""
+    """Tensors of signed integers, floats or complex numbers."""
     return t.is_complex() or signed(t)
 
 
 def floating(t: torch.Tensor) -> bool:
-    """Floats."""
+    """Tensors of floats."""
     return t.dtype.is_floating_point
 
 
 def small_floats(t: torch.Tensor) -> bool:
-    """Floats whose exponential is not large."""
+    """Tensors of floats of at most 8, whose exponential is not large."""
     return floating(t) and not bool((t.detach() > 8).any())
 
 
 def filled(t: torch.Tensor) -> bool:
-    """Tensors with a dimension and an element."""
+    """Tensors with at least one dimension and one element."""
     return t.dim() > 0 and t.numel() > 0
 
 
 def filled_numbers(t: torch.Tensor) -> bool:
-    """Such tensors of numbers."""
+    """Tensors of integers or floats with at least one dimension and one element."""
     return filled(t) and number_like(t)
 
 

@@ -1,9 +1,9 @@
-"""Expressions of one value and itself, `f(x) - x`, `x * f(g(x))`: what a compiler merges into one kernel.
+"""Expressions that a compiler fuses into one kernel, such as `f(x) - x` and `x * f(g(x))`.
 
-The key insight: each of these functions may be right alone and wrong where a compiler has simplified the whole: `x *
-exp(x)` at -inf is nan, and a rule that moves the product into the exponential's case distinction makes it -inf. So the
-functions take any floats, nan and the infinities too, the second operand is a tensor of the program's own, and a result
-mostly takes the name of what it was made from: what somebody can still look at is no part of a fused kernel.
+Each function may be right alone, and wrong after a compiler simplified the expression. For example, `x * exp(x)` at
+-inf is nan; a rule that moves the product into the branches of the exponential returns -inf. So the functions accept
+all floats, including nan and infinities, and the second operand is a tensor of the program. A result mostly takes the
+name of its operand: a tensor that stays observable cannot be internal to a fused kernel.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from conformance.program.steps.op import FUNCTION, LOSSY, tensor
 from conformance.program.steps.rows import Given, row
 
 NAME = "fusion"
-"""The family."""
+"""Name of the family."""
 
 MODERATE = 100.0
-"""Above it a sine says more of the argument's rounding than of the sine."""
+"""Largest argument of sin and cos. Above it, rounding of the argument dominates the result."""
 
 
 def _precise(t: torch.Tensor) -> bool:
@@ -37,7 +37,7 @@ def _alone(k: Situation, t: torch.Tensor) -> Given:
 
 
 def _beside(k: Situation, t: torch.Tensor) -> Given | None:
-    """What the last step was given, mostly, or another tensor of its size and dtype, itself at times."""
+    """Draw the second operand: mostly an operand of the last step, else any tensor of the same size and dtype."""
 
     def fits(u: torch.Tensor) -> bool:
         return u.dtype == t.dtype and u.size() == t.size()
@@ -48,14 +48,15 @@ def _beside(k: Situation, t: torch.Tensor) -> Given | None:
 
 
 def _rebound(k: Situation, t: torch.Tensor) -> tuple[str, ...]:
-    """The name of the last step's result where this one goes on from it, mostly: then nobody can look at that result,
-    and a device need not compute it apart. Otherwise none, for a name of its own."""
+    """Return mostly the name of the last step's result if `t` is that result, else no name.
+
+    Reusing the name makes the earlier result unobservable, so that a device need not compute it separately."""
     made = [name for step in k.shadow.steps[-1:] for name in step.out if k[name] is t]
     return (made[0],) if made and k.chance(3, 4) else ()
 
 
 def _latest(k: Situation, fits: Fits) -> str | None:
-    """The last step's result, mostly."""
+    """Pick mostly the last step's result."""
     made = [name for step in k.shadow.steps[-1:] for name in step.out if fits(k[name])]
     return made[-1] if made and k.chance(2, 3) else k.pick(fits)
 

@@ -1,7 +1,7 @@
-"""The catalogue of memory layouts: how inputs are laid out, and which class a tensor's layout is in.
+"""The catalogue of layout classes: rules that draw layouts of inputs, and the classification of a tensor's layout.
 
-The key insight: a backend goes wrong by *class* of layout (offset dropped, gaps, zero strides, windows that overlap,
-strides that do not divide), so inputs are drawn by class and coverage is counted by class, not by exact numbers.
+Bugs of a backend depend on the *class* of a layout: a dropped offset, gaps, zero strides, overlapping windows, strides
+that do not divide each other. So inputs are drawn by class, and coverage is counted by class, not by exact numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.program.steps.draw import Draw
 
 @dataclass(frozen=True)
 class Layout:
-    """A geometry in elements, and the least number of cells that its storage must have."""
+    """A geometry in units of elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,17 +27,17 @@ class Layout:
 
     @property
     def cells(self) -> int:
-        """One past the last cell that the layout reaches; 0 when it has no elements."""
+        """Smallest number of cells of a storage with this layout; 0 if the layout has no elements."""
         return 0 if 0 in self.size else self.offset + 1 + sum((n - 1) * st for n, st in zip(self.size, self.stride))
 
 
 def dense(size: Sequence[int]) -> tuple[int, ...]:
-    """torch's contiguous strides of a size (a dimension of length 0 counts as 1)."""
+    """Return torch's contiguous strides of a size. A dimension of length 0 counts as 1."""
     return tuple(math.prod(max(n, 1) for n in size[k + 1 :]) for k in range(len(size)))
 
 
 def cells_of(tensor: torch.Tensor) -> list[int]:
-    """The storage cell of each element, in the order of the elements; in units of the tensor's own dtype."""
+    """Return the storage cell of each element, in the order of the elements and in units of the tensor's dtype."""
     grid = torch.tensor([int(tensor.storage_offset())])
     for n, st in zip(tensor.size(), tensor.stride()):
         grid = grid.unsqueeze(-1) + torch.arange(n) * st
@@ -45,13 +45,13 @@ def cells_of(tensor: torch.Tensor) -> list[int]:
 
 
 def end(tensor: torch.Tensor) -> int:
-    """The byte of the storage that follows the tensor's last element; 0 when it has none."""
+    """Return the byte offset in the storage behind the tensor's last cell; 0 if the tensor is empty."""
     layout = Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
     return layout.cells * tensor.element_size()
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of the tensor lie in one cell."""
+    """Return whether two elements of the tensor share a cell."""
     if tensor.is_contiguous() or tensor.numel() < 2:
         return False
     cells = cells_of(tensor)
@@ -59,7 +59,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors share a byte."""
+    """Return whether two tensors share a byte."""
     if storage_key(one) != storage_key(two) or not one.numel() or not two.numel():
         return False
     return bool(_bytes(one) & _bytes(two))
@@ -71,12 +71,12 @@ def _bytes(tensor: torch.Tensor) -> set[int]:
 
 
 def geometry(t: torch.Tensor) -> tuple[Any, ...]:
-    """The identity of a view: of two tensors for which it is equal, element k of one is element k of the other."""
+    """Return the identity of a view. If it is equal for two tensors, element k of one is element k of the other."""
     return storage_key(t), t.dtype, t.size(), t.stride(), t.storage_offset()
 
 
 def layout_class(tensor: torch.Tensor) -> str:
-    """The name of the tensor's layout class; the classes are those of `LAYOUTS` and what views make of them."""
+    """Return the name of the tensor's layout class."""
     if not tensor.numel():
         return "empty"
     if not tensor.dim():
@@ -98,7 +98,7 @@ def layout_class(tensor: torch.Tensor) -> str:
 
 
 def draw_size(d: Draw, dims: int, most: int = 4) -> tuple[int, ...]:
-    """A size of `dims` dimensions; lengths 2 and 3 mostly, 1 and `most` at times."""
+    """Draw a size of `dims` dimensions: mostly lengths 2 and 3, sometimes 1 and `most`."""
     return tuple(d.choice((2, 3, 2, 3, 1, most)) for _ in range(dims))
 
 
@@ -186,14 +186,14 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
     "empty": _empty,
     "size one": _size_one,
 }
-"""How an input may be laid out, by class."""
+"""Drawing rules for the layout of an input, by class."""
 
 OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
-"""Classes drawn more often: what views and writes are mostly made on."""
+"""Classes with additional weight, since most views and writes use them."""
 
 
 def laid_out(d: Draw, size: Sequence[int], name: str) -> Layout:
-    """A layout of this size, of the class `name` where the size has one, and contiguous otherwise."""
+    """Draw a layout of this size and of the class `name`; contiguous if the size has no such layout."""
     plain = Layout(tuple(size), dense(size))
     long = [k for k, n in enumerate(size) if n > 1]
     if name == "window":
@@ -220,7 +220,7 @@ def laid_out(d: Draw, size: Sequence[int], name: str) -> Layout:
 
 
 def _ordered(d: Draw, size: Sequence[int], strides: Sequence[int], permuted: bool, offset: int = 0) -> Layout:
-    """The size with these strides, or with strides of that kind in another order of the dimensions."""
+    """Return a layout with these strides, or with similar strides in another order of the dimensions."""
     if not permuted:
         return Layout(tuple(size), tuple(strides), offset)
     gap = strides[-1]

@@ -1,13 +1,16 @@
-"""One row of the step table, and the few forms in which a step calls torch.
+"""Classes for steps and for rows of the step table, and the forms of calls of torch.
 
-The key insight: a step is a torch call written as data, so its CPU meaning is torch itself; what a row adds is what the
-schema does not say: which family it is in, whether it moves bits or computes, and a rule that draws its arguments. Each
-form knows two things, how to run a call and how to print it as Python, so a program and its script cannot disagree.
+A step is a torch call as data, so torch CPU defines its meaning. A row adds facts that the schema lacks: the family,
+the effect on bits, and a rule that draws the arguments. Each form has two functions: one runs a call, the other prints
+it as Python. So a program and its script agree.
 
-Arguments are JSON values; a dict with one key is a marker: `{"t": name}` a tensor of the program, `{"tensor": values,
-"dtype": d}` a constant on the device (`"host": true` leaves it on the CPU), `{"slice": [start, stop, step]}`,
-`{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`, `{"ellipsis": 0}`, `{"device": 0}`,
-`{"number": "nan"}`, `{"complex": [real, imaginary]}`, `{"i": [m, c]}` the loop's index `m*i + c`.
+Arguments are JSON values. A dict is a marker, named by one of its keys:
+
+- `{"t": name}`: a tensor of the program
+- `{"tensor": values, "dtype": d}`: a constant on the device; `"host": true` leaves it on the CPU
+- `{"i": [m, c]}`: the index `m*i + c`, where `i` is the turn of the loop
+- `{"slice": [start, stop, step]}`, `{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`,
+  `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"complex": [real, imaginary]}`: the value of this kind
 """
 
 from __future__ import annotations
@@ -34,19 +37,19 @@ Env = Mapping[str, torch.Tensor]
 
 SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, "raises": str | None, "times": int,
                           "body": list, "under": list}  # fmt: skip
-"""The fields of a step in JSON."""
+"""Fields of a step in JSON, with their types."""
 
 
 class StepError(UserError):
-    """A step is not understood: one sentence with what is wrong and where."""
+    """A step that cannot be decoded. The message is one sentence with the fault and its place."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the row's name, JSON arguments, the names of its results, the error that CPU raises, if it does, and
-    the global states (`states.STATES`) that it is made under, the first the outermost.
+    """One call: the row's name, JSON arguments, and the names of its results.
 
-    A loop's `body` is run `times` times with `{"i": ...}` bound."""
+    `raises` is the error that torch CPU raises, if any. `under` are the global states (`states.STATES`) around the
+    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn."""
 
     op: str
     args: tuple[Json, ...] = ()
@@ -58,7 +61,7 @@ class Step:
     under: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """The step as JSON; what is empty is left out."""
+        """Return the step as JSON without its empty fields."""
         data = {"op": self.op, "args": list(self.args)}
         more: dict[str, Json] = {"kwargs": dict(self.kwargs), "out": list(self.out), "raises": self.raises}
         more["under"] = list(self.under)
@@ -68,7 +71,7 @@ class Step:
 
     @classmethod
     def from_json(cls, data: Json) -> Step:
-        """The step that `to_json` wrote. Raises StepError when the data has another shape."""
+        """Return the step from the output of `to_json`. Raises StepError if the data is not a valid step."""
         if not isinstance(data, dict) or not isinstance(data.get("op"), str):
             raise StepError(f"a step is an object with an 'op', not {str(data)[:80]}")
         unknown = data.keys() - SHAPES.keys()
@@ -86,23 +89,23 @@ class Step:
         return cls(**{**given, "body": tuple(map(cls.from_json, data.get("body", ())))})
 
     def names(self) -> list[str]:
-        """The tensors that the step names, in order, including its body's."""
+        """Return the names of the tensors in the arguments, in order, then those of the body."""
         found: list[str] = []
         walk([*self.args, *self.kwargs.values()], lambda marker: found.append(marker["t"]) if "t" in marker else None)
         return [*found, *(name for step in self.body for name in step.names())]
 
     def inside(self) -> tuple[Step, ...]:
-        """The loop's steps, each under the loop's states."""
+        """Return the loop's steps, each under the loop's states and its own."""
         return tuple(replace(inner, under=(*self.under, *inner.under)) for inner in self.body)
 
 
 def is_name(value: Json) -> bool:
-    """Whether a script can call a tensor so."""
+    """Return whether a script can use this name for a tensor."""
     return isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
 
 
 def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
-    """Visit every marker within a JSON argument."""
+    """Call `visit` on every marker within a JSON argument."""
     if isinstance(value, dict):
         visit(value)
         for part in value.values():
@@ -113,12 +116,12 @@ def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
 
 
 def tensor(name: str) -> Json:
-    """The marker of a program's tensor."""
+    """Return the marker of a program's tensor."""
     return {"t": name}
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of this name. Raises StepError when there is none."""
+    """Return the torch dtype of this name. Raises StepError if there is none."""
     found = getattr(torch, str(name), None)
     if not isinstance(found, torch.dtype):
         raise StepError(f"unknown dtype {name!r}")
@@ -126,12 +129,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Return `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def number(value: Any) -> Json:
-    """A Python number as JSON, also nan and the infinities, and complex ones."""
+    """Return a Python number as JSON, including nan, infinities and complex numbers."""
     if isinstance(value, complex):
         return {"complex": [str(value.real), str(value.imag)]}
     return value if not isinstance(value, float) or math.isfinite(value) else {"number": str(value)}
@@ -162,7 +165,7 @@ DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
 
 
 def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
-    """The Python value that a JSON argument stands for. Raises StepError for what is not understood."""
+    """Return the Python value of a JSON argument; `i` is the turn of a loop. Raises StepError if it is invalid."""
     if isinstance(value, list):
         return [decode(part, env, device, i) for part in value]
     if not isinstance(value, dict):
@@ -203,7 +206,7 @@ def _affine(factor: int, constant: int) -> str:
 
 
 def render(value: Json) -> str:
-    """The Python expression of a JSON argument; the device is called `device`, a loop's index `i`."""
+    """Return the Python expression of a JSON argument. It names the device `device` and the turn of a loop `i`."""
     if isinstance(value, list):
         return "[" + ", ".join(render(part) for part in value) + "]"
     if isinstance(value, dict):
@@ -212,7 +215,7 @@ def render(value: Json) -> str:
 
 
 def render_index(index: Json) -> str:
-    """The text between the brackets of `a[...]`."""
+    """Return the text between the brackets of `a[...]`."""
     parts = index["tuple"] if isinstance(index, dict) and "tuple" in index else [index]
     texts = [
         _render_slice(part["slice"]) if isinstance(part, dict) and "slice" in part else render(part) for part in parts
@@ -231,7 +234,7 @@ def _augment(target: torch.Tensor, index: Any, value: Any) -> None:
 
 @functools.cache
 def torch_function(path: str) -> Callable[..., Any]:
-    """torch's function of this dotted path below `torch`."""
+    """Return the function at this dotted path below `torch`."""
     return functools.reduce(getattr, path.split("."), torch)  # type: ignore[arg-type,return-value]
 
 
@@ -241,8 +244,9 @@ def _call(args: tuple[Json, ...], kwargs: Mapping[str, Json]) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """How a step calls torch: `run(name, args, kwargs)` and `show(name, args, kwargs)`, the latter on JSON; `least` is
-    how many arguments the form itself needs."""
+    """A way to call torch: `run(name, args, kwargs)` runs the call, `show(name, args, kwargs)` prints it from JSON.
+
+    `least` is the number of positional arguments that the form needs."""
 
     run: Callable[[str, list[Any], dict[str, Any]], Any]
     show: Callable[[str, tuple[Json, ...], Mapping[str, Json]], str]
@@ -287,21 +291,27 @@ SET_DATA = Form(
 )
 
 VIEW, MOVE, COMPUTE, LOSSY, METADATA, QUERY = "view", "move", "compute", "lossy", "metadata", "query"
-"""What a row does to bits: nothing but a new view; moves them unchanged; computes (exactly on small whole numbers);
-computes with rounding; changes a tensor's own metadata; answers with a Python value."""
+"""Effects of a row. In order: return a view, move bits unchanged, compute exactly on small whole numbers, compute with
+rounding, change a tensor's metadata, return a Python value."""
 
 
 @dataclass(frozen=True)
 class Op:
     """A row of the step table.
 
-    `writes` is the position of the argument that is written in place, or "out", or None. `constant` says that every
-    element is written with the same value, so that overlapping elements do no harm. `pointwise` says that the call may
-    read exactly what it writes. `results` is how many results get names, 0 for a tuple that the rule names. `settled`
-    says that the call must not be given rounded values, since it may decide by them; `fatal` which calls must not be
-    made since torch CPU ends the process. `fits` says which tensors the rule can start from; `draw` draws a step from
-    what the shadow holds, or None when nothing there fits after all. `may_raise` lets CPU's error be the answer.
-    Without the state that it `needs` a call means nothing.
+    - `draw`: the rule that draws a step from the shadow's tensors, or returns None.
+    - `call`: name of the function or method, if it differs from `name`.
+    - `writes`: position of the argument that is written in place, or "out", or None.
+    - `constant`: every element is written with the same value, so overlapping elements are harmless.
+    - `pointwise`: an operand may be the same view as the written tensor.
+    - `may_raise`: an error of torch CPU is a valid answer.
+    - `weight`: relative frequency in draws.
+    - `results`: number of results that get names; 0 for a tuple whose results the rule names.
+    - `settled`: the call must not receive rounded values, since it may branch on them.
+    - `fatal`: predicate on the arguments of calls that are never made, since torch CPU answers them by chance or ends
+      the process.
+    - `fits`: predicate on the first tensor of the step.
+    - `needs`: the state without which a call has no meaning.
     """
 
     name: str
@@ -323,12 +333,12 @@ class Op:
 
     @property
     def makes(self) -> int:
-        """How many results get names, where the rule has not named them."""
+        """Number of results that get names if the rule has not named them."""
         return self.results if self.writes is None and self.effect not in (METADATA, QUERY) else 0
 
     @property
     def least(self) -> int:
-        """How many arguments a call needs that is to be looked at before torch is asked."""
+        """Number of positional arguments that a call needs, so that the shadow can check it before torch runs it."""
         return max(self.form.least, self.writes + 1 if isinstance(self.writes, int) else 0)
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -336,11 +346,11 @@ class Op:
         return self.form.run(self.call or self.name, args, kwargs)
 
     def show(self, step: Step) -> str:
-        """The call as Python."""
+        """Return the call as Python."""
         return self.form.show(self.call or self.name, step.args, step.kwargs)
 
     def line(self, step: Step, call: str = "") -> str:
-        """The call, or this one in its place, with its results' names before it, as a line of Python."""
+        """Return a line of Python that assigns the results of the call. `call` replaces the text of the call."""
         made = f"{', '.join(step.out)}{' = ' if self.results else ', = '}" if step.out else ""
         return made + (call or self.show(step))
 
@@ -349,12 +359,13 @@ IMPORTS = {
     **{rf"\b{module}\.": f"import {module}" for module in ("contextlib", "copy", "gc", "io", "threading", "warnings")},
     r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
 }
-"""What functions of `definitions` need beside torch, by how they use it."""
+"""Import lines that functions of `definitions` need, by the pattern of their use."""
 
 
 def definitions_of(names: Iterable[str]) -> list[str]:
-    """The sources of these functions, which steps call and torch does not have, and of those that they call, each
-    once, behind what they import; they need torch only."""
+    """Return the sources of these functions of `definitions`, and of the functions that they call, each once.
+
+    Their import lines come first."""
     sources: dict[str, str] = {}
     for name in names:
         function = inspect.unwrap(getattr(definitions, name))

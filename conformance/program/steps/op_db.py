@@ -1,8 +1,8 @@
-"""Rows for every entry of op_db: a step `op_db:nn.functional.gelu` calls that function, `op_db.out:add` into out=.
+"""Rows for op_db: the step `op_db:nn.functional.gelu` calls that function, `op_db.out:add` calls `add` with out=.
 
-Defines `row_of`. The key insight: such a row needs nothing but the name, so the table has one for each function that
-torch has, none is written down, and a program read from a file can name functions of torch's operators only. What it
-is called with is drawn from op_db's samples, elsewhere.
+Defines `row_of`, which derives a row from its name. So the table covers all operators of torch without listing them. A
+program from a file can call functions and methods of torch's operators only. Arguments come from the samples of op_db;
+another module draws them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUE
 FAMILY = "op_db"
 
 MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.", "ops.aten.")
-"""Where functions may be, below torch."""
+"""Modules below `torch` that are searched for functions."""
 
 CALL = Op("op_db", FAMILY, LOSSY, lambda k: None, FUNCTION, fits=lambda t: False, settled=True)
 METHOD_CALL = replace(CALL, form=METHOD)
@@ -36,7 +36,7 @@ KINDS = {
     "op_db.inplace": replace(METHOD_CALL, writes=0),
     "op_db.attribute": replace(CALL, form=ATTRIBUTE),
 }
-"""How an entry is called, and what comes of it: one tensor, several, or none."""
+"""Rows by the form of the call and the kind of its result: one tensor, several, or a Python value."""
 
 
 FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
@@ -55,12 +55,14 @@ FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
         ("diagonal_scatter", "select_scatter", "slice_scatter"), lambda args, kwargs: overlaps_itself(args[0])
     ),
 }
-"""Calls that torch CPU answers by chance, by function: it reads or writes what is not its own, or leaves out what it
-should write (see the findings); it searches in what is not sorted, or writes to a copy that overlaps itself."""
+"""Predicates on the arguments of calls without a reproducible answer on torch CPU, by function.
+
+In these calls torch CPU reads or writes memory outside its operands, or leaves elements unwritten (see the findings).
+It searches unsorted boundaries, or writes to a copy that overlaps itself."""
 
 
 def _sorted(boundaries: torch.Tensor) -> bool:
-    if not boundaries.dim():  # which torch refuses
+    if not boundaries.dim():  # torch rejects these
         return True
     return not boundaries.isnan().any() and bool((boundaries[..., 1:] >= boundaries[..., :-1]).all())
 
@@ -75,7 +77,7 @@ def _repeats(one: torch.Tensor) -> bool:
 
 @functools.cache
 def row_of(name: str) -> Op:
-    """The row of this name. Raises KeyError where there is none: no such kind, or no such function of torch."""
+    """Return the row of this name. Raises KeyError if the kind or torch's function does not exist."""
     kind, _, call = name.partition(":")
     row = KINDS[kind]
     if not (has_function(call) if row.form is FUNCTION else has_method(call, row.form)):
@@ -84,7 +86,7 @@ def row_of(name: str) -> Op:
 
 
 def has_function(path: str) -> bool:
-    """Whether this is an operator's function below `torch`, and not one that reads files, say."""
+    """Return whether this path below `torch` is the function of an operator, so not, for example, `torch.load`."""
     module, _, name = path.rpartition(".")
     home = f"{module}." if module else ""
     if home not in MODULES or not name.isidentifier():
@@ -94,5 +96,5 @@ def has_function(path: str) -> bool:
 
 
 def has_method(name: str, form: Form) -> bool:
-    """Whether tensors have this method, or this attribute."""
+    """Return whether tensors have this method, or this attribute if `form` is not METHOD."""
     return name.isidentifier() and callable(getattr(torch.Tensor, name, None)) == (form is METHOD)

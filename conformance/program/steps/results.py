@@ -1,4 +1,4 @@
-"""Steps whose result is a new tensor: copies that must not alias, moves, arithmetic and reductions on odd layouts."""
+"""Steps that return a new tensor: copies that must not alias, arithmetic, reductions, matmul and network layers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _dims(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _advanced(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A list or tensor of indices for one dimension, repeated and negative ones among them."""
+    """Draw a list or tensor of indices for one dimension. Indices may repeat and be negative."""
     dim = k.integer(0, t.dim() - 1)
     at = [one - t.size(dim) if k.chance(1, 4) else one for one in k.indices(t.size(dim), k.integer(1, 3))]
     return [index_of(dim, at if k.chance(1, 2) else tensor_of(at))]
 
 
 def _scattered(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A source for one row of the first dimension, and that row."""
+    """Draw a source for one row of the first dimension, and the index of that row."""
     return [k.constant(t.size()[1:], t.dtype), 0, k.integer(0, t.size(0) - 1)]
 
 
@@ -133,7 +133,7 @@ def _empty_filled(k: Situation) -> Step | None:
 
 
 def _images(dims: int) -> Fits:
-    """What a network's layer over so many dimensions takes: channels before them, and nothing but finite floats."""
+    """Return the predicate on inputs of a network layer: finite floats, with channels and `dims` more dimensions."""
 
     def fits(t: torch.Tensor) -> bool:
         return (
@@ -147,7 +147,9 @@ def _images(dims: int) -> Fits:
 
 
 def _conv(dims: int) -> Rest:
-    """A kernel, of the program's own tensors where one has the size, and at times stride, padding or dilation."""
+    """Return the rule for a convolution's weight, no bias, stride and padding.
+
+    The weight is a tensor of the program if one has a suitable size, else a constant."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
         channels, space = t.size(t.dim() - dims - 1), t.size()[t.dim() - dims :]
@@ -169,7 +171,7 @@ def _conv(dims: int) -> Rest:
 
 
 def _pool(dims: int) -> Rest:
-    """A kernel, a stride, and at times padding."""
+    """Return the rule for a pooling layer's kernel size, stride and padding."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
         size = min(2, *t.size()[t.dim() - dims :])
@@ -191,18 +193,18 @@ def _small_and_filled(t: torch.Tensor) -> bool:
 
 
 def _plain(t: torch.Tensor) -> bool:
-    """Neither a conjugate nor a negative view."""
+    """Return whether the tensor is filled and neither a conjugate nor a negative view."""
     return fits.filled(t) and not t.is_conj() and not t.is_neg()
 
 
 def _distinct(t: torch.Tensor) -> bool:
-    """Whether no two values are equal, so that an order is unique."""
+    """Return whether the values are distinct and without nan, so that their order is unique."""
     return 0 < t.numel() == t.detach().unique().numel() and not (t.is_floating_point() and bool(t.isnan().any()))
 
 
 copied = functools.partial(row, family="copies", effect=MOVE)
 viewed = functools.partial(copied, effect=VIEW)
-"""A copy, or a view where the layout allows one."""
+"""A row that returns a view if the layout allows one, otherwise a copy."""
 channels_last = functools.partial(copied, rest=_channels_last, fits=lambda t: t.dim() == 4)
 computed = functools.partial(row, family="out of place", effect=COMPUTE)
 reduced = functools.partial(row, family="reduction", effect=COMPUTE)

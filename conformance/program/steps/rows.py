@@ -1,8 +1,7 @@
-"""Rows of the step table, and the one rule by which their arguments are drawn.
+"""Constructor of table rows with the common drawing rule, and argument rules that several families share.
 
-Defines `row`, and what rows of several families say: how the tensor is picked, and what is drawn beside it. The key
-insight: nearly every step is drawn alike, a tensor is picked and the other arguments follow from it, so a family of
-steps is a table, and a row of it says only what is its own.
+Nearly all steps share one rule: it picks a tensor, then draws the other arguments to fit it. So a family of steps is a
+table, and each row states only its differences.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from conformance.program.steps.op import Json, Op, Step, tensor
 
 
 class Given(NamedTuple):
-    """What is drawn beside the tensor that a step starts from, and the names of several results."""
+    """Drawn arguments after the first tensor of a step, and names for its results if the rule chooses them."""
 
     args: list[Json]
     kwargs: dict[str, Json] = {}  # noqa: RUF012 - never written
@@ -44,8 +43,10 @@ def row(
     pick: Pick = Situation.pick,
     **options: Any,
 ) -> Op:
-    """A row whose rule picks a tensor that `fits`, and draws the rest from it (None: there is nothing to be drawn).
-    Without `fits` the row is drawn whatever the program holds; `options` are fields of `Op`."""
+    """Return a row whose rule picks a tensor that `fits`, and then draws the other arguments with `rest`.
+
+    `rest` returns None if no arguments suit the tensor. A row with `fits` None suits every program.
+    `options` are fields of `Op`."""
 
     def rule(k: Situation) -> Step | None:
         start = pick(k, fits or always)
@@ -58,54 +59,55 @@ def row(
     return Op(name, family, effect, rule, fits=fits, **options)
 
 
-# Ways to pick one.
+# Rules that pick the tensor.
 
 
 def decided(k: Situation, fits: Fits) -> str | None:
-    """For an answer that would turn on a rounding error: only where nothing was rounded."""
+    """Pick a tensor without rounding errors, or none, for answers that a rounding error could change."""
     name = k.pick(fits)
     return name if name is not None and k.shadow.level(k[name]) < 2 else None
 
 
 def without_grad(k: Situation, fits: Fits) -> str | None:
-    """One that does not require grad."""
+    """Pick a tensor that does not require grad."""
     return k.pick(lambda t: fits(t) and not t.requires_grad)
 
 
 def beside_no_grad(k: Situation, fits: Fits) -> str | None:
-    """For several views at once, not beside autograd: once their base is written, torch refuses even to say whether
-    such a view requires grad, so that it cannot be observed."""
+    """Pick a tensor for a call that returns several views, but none if some tensor of the program requires grad.
+
+    After a write to their base, torch raises if `requires_grad` of such a view is read, so it cannot be observed."""
     return None if k.holds(wants_grad) else k.pick(fits)
 
 
-# What is drawn beside it.
+# Rules that draw the other arguments.
 
 
 def a_dim(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A dimension."""
+    """Draw a dimension."""
     return [k.dim(t)]
 
 
 def two_dims(k: Situation, t: torch.Tensor) -> list[Json]:
-    """Two dimensions, at times the same."""
+    """Draw two dimensions, sometimes the same."""
     return [k.dim(t), k.dim(t)]
 
 
 def a_number(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A number of the tensor's dtype."""
+    """Draw a number of the tensor's dtype."""
     return [k.number(t.dtype)]
 
 
 def an_operand(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A tensor that broadcasts."""
+    """Draw an operand that broadcasts to the tensor."""
     return [k.operand(t.size(), t.dtype)]
 
 
 def near_diagonal(k: Situation, t: torch.Tensor) -> list[Json]:
-    """The main diagonal, or one beside it."""
+    """Draw the main diagonal or one next to it."""
     return [k.integer(-1, 1)]
 
 
 def masked(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A mask that broadcasts, and a number."""
+    """Draw a mask that broadcasts, and a number."""
     return [k.mask_for(t), k.number(t.dtype)]

@@ -1,5 +1,4 @@
-"""Steps that are neither a view nor a plain write: out=, metadata in place, autograd, questions, and calls that must
-raise."""
+"""Steps with out=, in-place changes of metadata, autograd, queries, and calls that must raise."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def out(
     effect: str = MOVE,
     **options: Any,
 ) -> Op:
-    """A row that picks what is written, a view of any layout, and then draws inputs whose result has exactly its size
-    and dtype."""
+    """Return a row that picks the out= tensor, of any layout, and draws inputs whose result has its size and dtype."""
 
     def writable(t: torch.Tensor) -> bool:
         return fits(t) and not t.requires_grad
@@ -117,7 +115,7 @@ OUT = [
     computed("sum", _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     computed("cumsum", lambda k, t: [*_constant(k, t), k.dim(t)]),
     out("gather", _gather, fits.filled),
-    # torch CPU (2.13) takes one stride for all batch dims of a tril's out, and writes outside a 4-d view.
+    # torch CPU (2.13) uses one stride for all batch dims of the `out` of tril, and writes outside a 4-d view.
     out("tril", _one, lambda t: fits.number_like(t) and t.dim() in (2, 3)),
 ]
 
@@ -142,8 +140,8 @@ def _resize(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _set_data(k: Situation, t: torch.Tensor) -> list[Json] | None:
-    # Both conjugate views, negative views or inference tensors, or neither: torch compares their dispatch keys, save
-    # where it lists the backend as dense, so that every other device refuses what the CPU takes.
+    # Both tensors must agree in being conjugate views, negative views and inference tensors. torch compares their
+    # dispatch keys except for backends that it lists as dense. So other devices reject pairs that the CPU accepts.
     def kind(u: torch.Tensor) -> tuple[object, ...]:
         return u.dtype, u.is_conj(), u.is_neg(), u.is_inference()
 
@@ -155,7 +153,7 @@ laid_out = functools.partial(row, family="metadata in place", effect=METADATA, m
 
 
 def metadata(name: str, rest: Rest = nothing, fits: Fits = fits.always, **options: Any) -> Op:
-    """A row that changes a tensor's own metadata; never beside autograd."""
+    """Return a row that changes the metadata of a tensor that does not require grad."""
     return laid_out(name, rest, lambda t: fits(t) and not t.requires_grad, **options)
 
 
@@ -248,7 +246,7 @@ def _odd_floats(t: torch.Tensor) -> bool:
 
 
 def error(name: str, rest: Rest, fits: Fits = fits.always, **options: Any) -> Op:
-    """A call that torch must reject, and leave everything as it was."""
+    """Return a row of a call that torch must reject without changing any tensor."""
     options = {"call": name.partition(".")[0], "family": "errors", "effect": METADATA, "may_raise": True, **options}
     return row(name, rest, lambda t: fits(t) and t.numel() > 0, **options)
 

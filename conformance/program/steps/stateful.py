@@ -1,9 +1,9 @@
-"""Steps whose answer a global state decides, and steps that change what is global and set it back.
+"""Steps whose answer depends on global state, and steps that change global state and restore it.
 
-The key insight: most calls answer alike whatever the state, so programs that change states need calls that do not: new
-tensors and promotions, which the default dtype and device decide, products under autocast, empty memory that is filled,
-results that are or are not recorded. What another device cannot draw alike, random numbers, is judged as a question
-about the device itself: does a seed give its numbers again.
+Most calls return the same under every state. So programs that change states need calls that do not. Examples are new
+tensors and type promotion, which depend on the default dtype and device, and matrix products under autocast. Others are
+empty memory, which deterministic mode fills, and results that autograd records or not. Devices draw different random
+numbers, so a step checks a property of the device instead: whether a seed repeats its numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance.program.steps.rows import Given, row
 from conformance.program.steps.states import STATES, ordered, promises
 
 NAME = "state"
-"""The family."""
+"""Name of the family."""
 
 SEEDED = ("rand", "randn", "randint", "randperm", "bernoulli", "dropout", "uniform_", "normal_", "random_",
           "exponential_")  # fmt: skip
@@ -41,7 +41,7 @@ def _size(k: Situation) -> list[int]:
 
 
 def new(name: str, call: str, rest: Any, needs: str = "", **options: Any) -> Op:
-    """A row that makes a new tensor from arguments alone: on the device that is named, or on the default one."""
+    """Return a row that makes a new tensor without tensor arguments, on the program's device or the default device."""
 
     def rule(k: Situation) -> Step | None:
         args, kwargs = rest(k)
@@ -72,7 +72,7 @@ def _empty(k: Situation) -> tuple[list[Json], dict[str, Json]]:
 
 
 def like(name: str, call: str, rest: Any, **options: Any) -> Op:
-    """A row that makes new memory beside a tensor, which is filled."""
+    """Return a row that makes new memory from a tensor under "deterministic", where torch fills it."""
 
     def rule(k: Situation) -> Step | None:
         start = k.pick(fits.always)
@@ -107,7 +107,7 @@ def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A tensor that shares its memory, itself where there is no other; at times any."""
+    """Draw a tensor that shares the memory of `t`, or `t` itself if there is none; sometimes any tensor."""
     if k.chance(1, 4):
         return [tensor(k.pick(_leaf) or _name(k, t))]
     other = k.pick(lambda u: _leaf(u) and u is not t and storage_key(u) == storage_key(t))
@@ -115,7 +115,7 @@ def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
-    """The result takes the tensor's name at times, unless it is an input: the program goes on with it."""
+    """Sometimes let the result take the tensor's name, unless that is an input, so that later steps use the result."""
     made = {name for step in k.shadow.steps for name in step.out}
     name = _name(k, t)
     return Given([], out=(name,) if name in made and k.chance(1, 2) else ())
@@ -142,27 +142,27 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "warnings": ("warned",),
     "garbage": ("collected",),
 }
-"""What a program that changes states is about, each with the steps that are drawn for it: a state, or one of these."""
+"""Topics of programs that change states, each with the steps that suit it. A topic is a state or one of the others."""
 
 LAST = Step("global_state")
-"""What such a program ends with: whatever its steps changed must be set back."""
+"""Last step of such a program: it checks that all global state was restored."""
 
 
 def suited(k: Situation, topic: str, families: Mapping[str, Iterable[Op]]) -> list[Op]:
-    """Those of the rows that are drawn for this topic, and that something in the program fits."""
+    """Return the rows that suit this topic and that fit some tensor of the program."""
     named = dict.fromkeys(op for ops in families.values() for op in ops if op.name in TOPICS[topic])
     return [op for op in named if op.fits is None or k.holds(op.fits)]
 
 
 def under(k: Situation, topic: str) -> tuple[str, ...]:
-    """The state that it is about, mostly; or none, another, or both."""
+    """Draw the states of a step: mostly the topic's own state or none, sometimes another or both."""
     other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
     chosen = k.choice((own, (), own, (), (other,), (*own, other)))
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
 
 
 WEIGHT = {NAME: 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of place": 3, "autograd": 2}
-"""How often a family is drawn in a program that changes states; 1 where it is not named."""
+"""Weight of a family in programs that change states. Other families have weight 1."""
 
 
 def draw(
@@ -173,8 +173,9 @@ def draw(
     choose: Callable[[list[str]], Op],
     offer: Callable[[Op, tuple[str, ...]], Step | None],
 ) -> None:
-    """Draw a step that suits the topic, or any that is chosen of these families' names, and offer it under states or
-    none; then mostly the same call under others, which finds what was remembered of the first."""
+    """Draw a step that suits the topic, or any step of the families, and offer it under drawn states or none.
+
+    Then mostly repeat the call under other states: this finds answers that the device cached under the first states."""
     states, suits = under(k, topic), suited(k, topic, families)
     names = [one for one in families for _ in range(WEIGHT.get(one, 1))]
     op = k.choice(suits) if suits and k.chance(1, 2) else choose(names)
@@ -186,13 +187,15 @@ def draw(
 
 
 def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
-    """What the first input mostly is, so that a call whose answer the state changes can be made of it."""
+    """Return mostly a family, layout and dtype for the first input, so that calls that depend on the state fit it."""
     dtype, layout = STATES[topic].dtype if topic in STATES else "float32", d.choice(("contiguous", "permuted", "gaps"))
     return (NAME, layout, dtype) if dtype in dtypes and d.chance(3, 4) else None
 
 
 def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the states that the step can be under: each promises something of it, and a loop is no one call."""
+    """Return the given states without those in which torch does not define the step.
+
+    A state that wraps a single call is also removed for a loop."""
     every = [inner.op for inner in step.body] or [step.op]
     return tuple(
         name for name in names if all(promises(name, op) for op in every) and not (step.body and STATES[name].wraps)
@@ -200,8 +203,7 @@ def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
-    """The same call outside of its states, or within one where it was made outside; its results have names of their
-    own, unless they go on from themselves."""
+    """Return the same call outside of its states, or under a state if it was outside. Its results get new names."""
     outside = step.under == ((needs,) if needs else ())
     own = (topic,) if topic in STATES and k.chance(2, 3) else under(k, topic)
     other = own if outside else ()
@@ -209,7 +211,7 @@ def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
 
 
 def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:
-    """A row that asks the device itself."""
+    """Return a row that queries the device itself."""
 
     def rule(k: Situation) -> Step | None:
         return Step(name, (*([k.choice(kinds)] if kinds else []), *([k.integer(0, 99)] if seeds else []), DEVICE))

@@ -1,10 +1,9 @@
-"""What a step can run under: the table of global states, each entered for one step and left again.
+"""The table of global states under which a step can run. Each is entered for one step and left again.
 
-Defines `STATES` and `within`. The key insight: a device that remembers an answer has to remember under which global
-state it was given, so a state is entered around single steps of a program, and the same call is made inside and outside
-of it in turn: a remembered answer is then wrong in the very program that taught it. A state is the Python expression
-that a script shows, and a run evaluates that expression, so the two cannot disagree; a context manager's exit sets back
-what was there, whatever the step raised.
+Defines `STATES` and `within`. A device that caches an answer must include the global state in the cache key. So a
+program enters a state around single steps, and makes the same call inside and outside of it. A wrong cache hit then
+shows in the program that filled the cache. A state is a Python expression. The script shows it and the run evaluates
+it, so the two agree. The exit of the context manager restores the previous state, even if the step raises.
 """
 
 from __future__ import annotations
@@ -23,12 +22,16 @@ from conformance.program.steps import definitions
 
 @dataclass(frozen=True)
 class State:
-    """A global state: the expression that enters it, of a context manager, or of a function that calls what it is given
-    (`wraps`). `suits` are the steps whose answers it changes, from inputs of this `dtype`; `only` are those of which
-    torch promises something in it (all where it is empty), `never` those that have no one meaning in it: torch CPU
-    (2.13) itself has two answers, one where a dispatch mode looks on, or the default device is another thread's.
-    `compiled`: torch.compile takes it into a graph; others are for devices only. `rounds`: the same calls in float64
-    are made outside of it."""
+    """A global state.
+
+    - `text`: the expression of its context manager or, if `wraps`, of a function that runs a given call.
+    - `suits`: the steps whose answers it changes, on inputs of this `dtype`.
+    - `only`: the steps that torch defines under this state; empty means all.
+    - `never`: the steps without a unique answer under this state. Either torch CPU (2.13) has two answers, one of them
+      under a dispatch mode, or the default device belongs to another thread.
+    - `compiled`: torch.compile traces it into a graph. The other states are for devices only.
+    - `rounds`: the state selects a narrower dtype, so the float64 run makes the calls outside of it.
+    """
 
     text: str
     suits: tuple[str, ...] = ()
@@ -46,7 +49,7 @@ DTYPED = ("true_divide.state", "sqrt.state", "sigmoid.state", "add.state", "mul.
 PLACED = ("full.here", "arange.here", "tensor.here")
 CAST = ("mm.state", "matmul.state", "nn.functional.linear.state")
 WRITES = ("add_", "augment", "sub_")
-"""What is written twice differs from what is written once."""
+"""Steps for which a second run changes the result."""
 FILLED = ("empty.state", "empty_like.state", "new_empty.state")
 
 STATES: dict[str, State] = {
@@ -70,11 +73,11 @@ STATES: dict[str, State] = {
     "vjp": State("in_vjp", RECORDED, wraps=True),
     "thread": State("in_thread", WRITES, never=PLACED, wraps=True),
 }
-"""By the name that a step's `under` has; what follows a colon is the argument."""
+"""States by their name in a step's `under`. The part after a colon is the argument."""
 
 
 def within(names: Sequence[str], device: torch.device | str, call: Callable[[], Any]) -> Any:
-    """What the call gives under these states, the first the outermost. Raises what the call raises."""
+    """Return the result of the call under these states, outermost first. Errors of the call propagate."""
     if not names:
         return call()
     made = eval(_compiled(STATES[names[0]].text), {**_scope(), "device": device})  # noqa: S307 - the table's own text
@@ -85,18 +88,18 @@ def within(names: Sequence[str], device: torch.device | str, call: Callable[[], 
 
 
 def promises(name: str, op: str) -> bool:
-    """Whether torch promises something of this step under the state."""
+    """Return whether torch defines the step under this state."""
     state = STATES[name]
     return op not in state.never and (not state.only or op in state.only)
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """The states as a script can show them: contexts, and within them a function that is given the call."""
+    """Return the states in the order of a script: context managers first, then a function that wraps the call."""
     return tuple(sorted(dict.fromkeys(names), key=lambda name: STATES[name].wraps))
 
 
 def defined_by(names: Iterable[str]) -> list[str]:
-    """The functions of `definitions` that enter these states."""
+    """Return the names of the functions of `definitions` that enter these states."""
     called = (re.match(r"\w+", STATES[name].text) for name in names)
     return [match[0] for match in called if match and hasattr(definitions, match[0]) and match[0] != "torch"]
 
@@ -112,13 +115,13 @@ def _scope() -> dict[str, Any]:
 
 
 def shown(names: Sequence[str]) -> tuple[str, str]:
-    """The states as Python: the managers of a `with`, and the function around the call; "" without one."""
+    """Return the states as Python: the managers of a `with`, and the function around the call; "" if there is none."""
     managers = ", ".join(STATES[name].text for name in names if not STATES[name].wraps)
     return managers, next((STATES[name].text for name in names if STATES[name].wraps), "")
 
 
 def fault_of(names: Sequence[str]) -> str:
-    """What is wrong with these states of a step, or the empty string."""
+    """Return the fault in a step's states, or ""."""
     unknown = [name for name in names if name not in STATES]
     if unknown:
         return f"the unknown state {unknown[0]!r}"

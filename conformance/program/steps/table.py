@@ -1,7 +1,7 @@
-"""The step table: every op that a program may name, gathered from the families, and op_db's entries.
+"""The step table: the rows of all families, and rows for op_db.
 
-Defines `OPS` and `FAMILIES`. The key insight: the rows of op_db's entries follow from their names, so the table answers
-for them without holding them: what it holds is what ordinary programs are drawn from.
+Defines `OPS` and `FAMILIES`. The table derives a row for op_db from the row's name on lookup and does not store it.
+Drawing of ordinary programs uses the stored rows only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from conformance.program.steps.op import Op
 
 
 class StepTable(Mapping[str, Op]):
-    """Rows by name; it iterates over those that it holds, and answers for those of op_db's entries too."""
+    """Rows by name. Iteration covers the stored rows; lookup also accepts names of op_db rows."""
 
     def __init__(self, rows: Mapping[str, Op]) -> None:
         self.rows = rows
@@ -32,6 +32,6 @@ _ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, state
 OPS = StepTable({op.name: op for rows in _ROWS for op in rows})
 
 FAMILY_OF = {name: op.family for name, op in OPS.items()}
-"""The family of each step of the table."""
+"""Family of each stored step."""
 
 FAMILIES: tuple[str, ...] = (*dict.fromkeys(op.family for op in OPS.values()), op_db.FAMILY)

@@ -1,4 +1,4 @@
-"""Steps that make views: nothing is written, and what they return shares the storage that it looks at."""
+"""Steps that return views: they write nothing, and their results share the storage of the operand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, r
 
 
 def draw_index(k: Situation, t: torch.Tensor) -> Json:
-    """A basic index of the first or the last dims: ints, slices with steps, None and an ellipsis, also negative."""
+    """Draw a basic index of the first or last dimensions: integers, slices, None and an ellipsis, also negative."""
     count = k.integer(min(1, t.dim()), t.dim())
     from_the_end = count < t.dim() and k.chance(1, 4)
     parts: list[Json] = []
@@ -35,13 +35,13 @@ def draw_index(k: Situation, t: torch.Tensor) -> Json:
 
 
 def size_at(t: torch.Tensor, index: Json) -> torch.Size:
-    """The size of what a basic index chooses."""
+    """Return the size of the view that a basic index selects."""
     chosen: torch.Tensor = t.detach()[decode(index, {}, t.device)]
     return chosen.size()
 
 
 def draw_slice(k: Situation, n: int) -> Json:
-    """A slice of a dimension of length n: start, stop and step, now and then negative or beyond the end."""
+    """Draw a slice of a dimension of length n. The start may be negative, the stop beyond the end."""
     start, stop = k.integer(0, n), k.choice((n, n, max(n - 1, 0), n + 2))
     step = k.choice((None, None, 1, 2, 3))
     if start > 1 and k.chance(1, 3):
@@ -78,7 +78,7 @@ def _view(k: Situation, t: torch.Tensor) -> list[Json] | None:
 
 
 def draw_shape(k: Situation, count: int) -> list[int]:
-    """A size with so many elements."""
+    """Draw a size with `count` elements."""
     if not count:
         return list(k.choice(((0,), (2, 0), (0, 3))))
     size, left = [], count
@@ -90,7 +90,7 @@ def draw_shape(k: Situation, count: int) -> list[int]:
 
 
 def hide_one(k: Situation, size: list[int]) -> list[int]:
-    """The size, at times with one length left to torch as -1."""
+    """Return the size, sometimes with one length replaced by -1."""
     if size and 0 not in size and k.chance(1, 4):
         at = k.integer(0, len(size) - 1)
         return [*size[:at], -1, *size[at + 1 :]]
@@ -121,7 +121,7 @@ def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
-    """Whether the bits of the whole storage are known, so that they may be read as another dtype."""
+    """Return whether the bits of the whole storage are defined, so that another dtype may read them."""
     level = k.shadow.level(t)
     if level == 0 or not t.dtype.is_floating_point:
         return level < 2
@@ -166,7 +166,7 @@ def _unflatten(k: Situation, t: torch.Tensor) -> list[Json] | None:
 
 
 def _pieces(cut: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]) -> Rest:
-    """Several views at once: `cut` gives the arguments, and how many results there are."""
+    """Return the rule of a call with several views as results. `cut` returns the arguments and the number of views."""
 
     def rest(k: Situation, t: torch.Tensor) -> Given | None:
         args, count = cut(k, t, k.dim(t))

@@ -19,7 +19,7 @@ def _whole(t: torch.Tensor) -> bool:
 
 
 def _if_settled(rest: Rest) -> Rest:
-    """Nothing is drawn where rounding could decide the answer."""
+    """Return the rule, restricted to tensors without rounding errors."""
     return lambda k, t: rest(k, t) if k.shadow.level(t) < 2 else None
 
 
@@ -54,7 +54,7 @@ def _quotient(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _source(k: Situation, t: torch.Tensor) -> list[Json]:
-    """What is copied in: of any dtype whose category fits, broadcast, at times from the host."""
+    """Draw the source of a copy: of any dtype whose category fits, broadcast, sometimes on the host."""
     wide = t.dtype if category(t.dtype) > 1 else torch.float32 if k.chance(1, 3) else t.dtype
     return [k.operand(t.size(), wide, host=True)]
 
@@ -64,7 +64,7 @@ def _masked_source(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _index_source(distinct: bool) -> Callable[[Situation, torch.Tensor], list[Json]]:
-    """A dimension, indices and a source of matching size."""
+    """Return the rule for a dimension, indices and a source of matching size."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
         dim, at = k.along(t, distinct)
@@ -81,7 +81,10 @@ def _index_fill(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _scatter(add: bool) -> Callable[[Situation, torch.Tensor], list[Json]]:
-    """A dimension, an index tensor that is not larger than the target, distinct along the dimension unless adding."""
+    """Return the rule for a dimension, an index tensor and a source.
+
+    The index tensor is at most as large as the written tensor. Without `add`, its indices are distinct along the
+    dimension."""
 
     def rest(k: Situation, t: torch.Tensor) -> list[Json]:
         dim = k.dim(t)
@@ -109,7 +112,7 @@ def _index_reduce(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _index_put(k: Situation, t: torch.Tensor) -> Given:
-    """Indices of the first dimension, distinct unless they accumulate, and values."""
+    """Draw indices of the first dimension, distinct unless they accumulate, and values."""
     add = k.chance(1, 2) and fits.number_like(t)
     at = _negative_at_times(k, k.indices(t.size(0), k.integer(1, 3), not add), t.size(0))
     values = k.constant((len(at), *t.size()[1:]), t.dtype)
@@ -121,7 +124,7 @@ def _negative_at_times(k: Situation, at: list[int], n: int) -> list[int]:
 
 
 def _put(k: Situation, t: torch.Tensor) -> Given:
-    """Indices into the elements in order, distinct unless they accumulate, and values."""
+    """Draw flat indices of elements, distinct unless they accumulate, and values."""
     add = k.chance(1, 2) and fits.number_like(t)
     at = k.indices(t.numel(), k.integer(1, 3), not add)
     return Given([tensor_of(at), k.constant((len(at),), t.dtype)], {"accumulate": True} if add else {})
@@ -136,14 +139,14 @@ def _fill_diagonal(k: Situation, t: torch.Tensor) -> Given:
 
 
 def _set_basic(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A basic index, and a number, a constant on either side, or a tensor that broadcasts to what is indexed."""
+    """Draw a basic index and a value: a number, a constant on the device or host, or a tensor that broadcasts."""
     index = draw_index(k, t)
     size = size_at(t, index)
     return [index, k.number(t.dtype) if k.chance(1, 3) else k.operand(size, t.dtype, host=True)]
 
 
 def _set_masked(k: Situation, t: torch.Tensor) -> list[Json]:
-    """A mask over the first dims, and a number or a value for each element that it chooses."""
+    """Draw a mask over the first dimensions, and a number or one value per selected element."""
     dims = k.integer(1, t.dim())
     mask = k.mask(t.size()[:dims])
     count = int(torch.tensor(mask["tensor"], dtype=torch.bool).sum())
@@ -151,7 +154,7 @@ def _set_masked(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _set_indexed(k: Situation, t: torch.Tensor) -> list[Json]:
-    """Distinct indices of one dimension beside slices of the others, and values."""
+    """Draw distinct indices of one dimension with full slices of the others, and values."""
     dim = k.integer(0, t.dim() - 1)
     at = _negative_at_times(k, k.indices(t.size(dim), k.integer(1, 3), True), t.size(dim))
     index = index_of(dim, at if k.chance(1, 2) else tensor_of(at))
@@ -160,7 +163,7 @@ def _set_indexed(k: Situation, t: torch.Tensor) -> list[Json]:
 
 
 def _set_pairs(k: Situation, t: torch.Tensor) -> list[Json]:
-    """Distinct pairs of indices of the first two dimensions, and a number or a value for each."""
+    """Draw distinct pairs of indices of the first two dimensions, and a number or one value per pair."""
     rows, columns = t.size()[:2]
     at = k.indices(rows * columns, k.integer(1, 3), True)
     index: Json = {"tuple": [tensor_of([one // columns for one in at]), tensor_of([one % columns for one in at])]}
@@ -176,7 +179,7 @@ def _loopable(t: torch.Tensor) -> bool:
 
 
 def _loop(k: Situation) -> Step | None:
-    """A loop of setitems over the first dimension, which may read what an earlier turn wrote."""
+    """Draw a loop of setitems over the first or second dimension. A turn may read the write of an earlier turn."""
     name = k.pick_writable(_loopable)
     if name is None:
         return None
@@ -197,13 +200,13 @@ def _loop(k: Situation) -> Step | None:
 
 _COMPARISONS = ("logical_and", "logical_xor", "eq", "ne", "lt", "ge")
 written = functools.partial(row, pick=Situation.pick_writable, writes=0, may_raise=True)
-"""A row that writes its first argument; where CPU rejects the write, that error is the answer."""
+"""A row that writes its first argument. If torch CPU rejects the write, the error is the answer."""
 arithmetic = functools.partial(written, family="arithmetic", effect=COMPUTE, pointwise=True)
 lossy = functools.partial(arithmetic, effect=LOSSY)
 copy = functools.partial(written, family="copy", effect=MOVE)
 setitem = functools.partial(written, family="setitem", effect=MOVE, form=SETITEM)
 moving = functools.partial(written, family="indexed write", effect=MOVE)
-"""A row that writes where a mask or indices say."""
+"""A row that writes at the places of a mask or of indices."""
 reducing = functools.partial(written, fits=fits.filled_numbers, family="indexed write", effect=COMPUTE)
 
 ROWS = [
@@ -265,7 +268,7 @@ ROWS = [
     reducing("scatter_add_", _scatter(True)),
     moving("index_put_", _index_put, fits.filled, weight=2),
     moving("put_", _put, fits.filled),
-    # Under a dispatch mode torch CPU (2.13) lets it write to an inference tensor, which it refuses elsewhere.
+    # Under a dispatch mode torch CPU (2.13) lets it write to an inference tensor, otherwise it rejects that.
     moving("fill_diagonal_", _fill_diagonal, lambda t: fits.matrix(t) and not t.is_inference(), weight=3),
     moving("tril_", near_diagonal, fits.has_dims(2)),
     moving("triu_", near_diagonal, fits.has_dims(2)),
