@@ -383,7 +383,8 @@ def summary_line(run: Run) -> str:
     failed += sum(result.outcome in UNEXPECTED and not result.finding.count for result in run.results if result.finding)
     failed += run.failing_programs
     if run.drawn:
-        passed += run.drawn.compared - run.failing_programs - run.known_programs
+        # Of an interrupted run, findings of shards that did not end are there, and their programs are not counted.
+        passed += max(run.drawn.compared - run.failing_programs - run.known_programs, 0)
         skipped += run.drawn.programs - run.drawn.compared
     return f"{passed} passed, {failed} failed, {skipped} skipped"
 

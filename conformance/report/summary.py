@@ -120,7 +120,9 @@ def masked(run: Run) -> list[str]:
 def not_shrunk(run: Run) -> list[str]:
     """The number of findings not shrunk because the time was over; empty if there are none."""
     late = sum(one.finding.pattern.startswith(NOT_SHRUNK.format("")) for one in run.findings if one.finding)
-    return [f"{counted(late, 'finding')} not shrunk, since the time was over: give more --minutes"] if late else []
+    why = "since the run was interrupted: --resume goes on" if run.interrupted else "since the time was over"
+    more = "" if run.interrupted else ": give more --minutes"
+    return [f"{counted(late, 'finding')} not shrunk, {why}{more}"] if late else []
 
 
 def known_cases(run: Run) -> list[str]:

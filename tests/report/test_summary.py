@@ -13,6 +13,7 @@ from conformance.core import result as model
 from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.merge import merge
+from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import Outcome, Run
 from conformance.report import summary
 from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, result, run
@@ -23,6 +24,23 @@ AXES: dict[str, Any] = {"families": ["views", "writes"], "layouts": ["contiguous
 def verdict(made: Run) -> tuple[bool, str]:
     (one,) = summary.verdicts(made)
     return one.good, one.sentence
+
+
+class TestInterrupted:
+    """Findings of a shard that did not end are known, and its programs are not counted."""
+
+    def test_no_number_is_negative(self) -> None:
+        """Regression test: the last line said "-8 passed"."""
+        made = campaign(found(), drawn=Drawn((0,), 0, failing=8, known=0), complete=False, interrupted=2)
+        assert model.summary_line(made) == "0 passed, 8 failed, 0 skipped"
+
+    def test_findings_that_are_not_shrunk_wait_for_resume(self) -> None:
+        late = found(pattern=NOT_SHRUNK.format("value"), shrunk=False)
+        why = "since the run was interrupted: --resume goes on"
+        assert summary.not_shrunk(campaign(late, interrupted=2)) == [f"1 finding not shrunk, {why}"]
+        assert summary.not_shrunk(campaign(late)) == [
+            "1 finding not shrunk, since the time was over: give more --minutes"
+        ]
 
 
 class TestLoad:
