@@ -68,7 +68,7 @@ def found(target: Any, reports: Path, faults: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Run the campaigns and print a table."""
+    """Run the campaigns, print a line after each and a table at the end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -91,7 +91,9 @@ def main() -> None:
                     drawn = str(run.drawn.programs) if run.drawn else ""
                     names = "all" if planted == faults else planted[0]
                     counts = drawn, str(len(listed)), str(len(causes_of(listed))), f"{seconds:.0f}"
-                    table.add_row(tree.name, backend, names, f"{len(shown)} of {len(planted)}", *counts)
+                    row = tree.name, backend, names, f"{len(shown)} of {len(planted)}", *counts
+                    print(*row, sep=" | ", flush=True)
+                    table.add_row(*row)
     Console().print(table)
 
 
