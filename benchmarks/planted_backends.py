@@ -10,6 +10,7 @@ campaign runs in the checkout's own code, and all saved programs are judged by t
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -49,21 +50,28 @@ def campaign(tree: Path, spec: str, faults: str, given: argparse.Namespace, repo
     return time.monotonic() - begin
 
 
-def judged(target: Any, path: Path, faults: str) -> bool:
-    """Whether a saved program fails on the backend with these faults."""
+@functools.cache
+def loaded(spec: str) -> Any:
+    """The target of a saved program, with the features that the probe found lacking."""
+    return load_target(spec)
+
+
+def judged(path: Path, faults: str) -> bool:
+    """Whether a saved program fails on its target with these faults."""
     os.environ["TOY_FAULTS"] = faults
+    target = loaded(json.loads(path.read_text())["target"])
     try:
         return bool(judge_program(read_program(path), target, locate=False).mismatches)
     except ProgramError:
         return False
 
 
-def found(target: Any, reports: Path, faults: tuple[str, ...]) -> list[str]:
+def found(reports: Path, faults: tuple[str, ...]) -> list[str]:
     """The faults that a saved program shows by itself."""
     seen = set[str]()
     for path in sorted((reports / "failures").glob("*.json")):
-        if json.loads(path.read_text())["kind"] == "FAIL" and not judged(target, path, ""):
-            seen |= {fault for fault in faults if fault not in seen and judged(target, path, fault)}
+        if json.loads(path.read_text())["kind"] == "FAIL" and not judged(path, ""):
+            seen |= {fault for fault in faults if fault not in seen and judged(path, fault)}
     return [fault for fault in faults if fault in seen]
 
 
@@ -80,13 +88,12 @@ def main() -> None:
     for backend, (spec, faults) in BACKENDS.items():
         if given.only not in (None, backend):
             continue
-        target = load_target(spec)
         for planted in (*((fault,) for fault in faults), faults):
             for tree in given.tree or [ROOT]:
                 with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
                     reports = Path(folder)
                     seconds = campaign(tree, spec, ",".join(planted), given, reports)
-                    run, shown = load(reports / "fuzz.json"), found(target, reports, planted)
+                    run, shown = load(reports / "fuzz.json"), found(reports, planted)
                     listed = [one for one in run.findings if one.outcome != "XFAIL"]
                     drawn = str(run.drawn.programs) if run.drawn else ""
                     names = "all" if planted == faults else planted[0]
