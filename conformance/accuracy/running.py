@@ -36,7 +36,7 @@ from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.report.summary import known_cases
 from conformance.run import stop
-from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 from conformance.run.place import LOCAL, Place, told
 from conformance.run.words import kept
 
@@ -185,7 +185,7 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
             said = f"{type(answer.error).__name__}: {answer.error}"
             fault = Failure("harness", "the harness itself", "no error", said[:2_000])
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.fate is Fate.NEVER_STARTED:
+        elif answer.fate is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)
         elif reason := _too_small(answer):
             yield case.result(Outcome.SKIP, skipped=1, reason=reason)
@@ -200,7 +200,7 @@ def _too_small(death: Death) -> str:
     """Return the reason if the worker died at its memory limit before the target ran, or with less memory than the call
     may take; "" for any other death.
     """
-    steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
+    steps = death.note.steps if death.note is not None and death.fate is ExitReason.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 

@@ -20,7 +20,7 @@ from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families
 from conformance.program.execute import Broken, ProgramSubject
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
-from conformance.program.steps.draw import Draw, Situation
+from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
@@ -89,7 +89,7 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
     source, op = random.Random(f"{name}:{before}:{number}").randint, OPS[name]
     program = draw_inputs(Draw(source), dtypes, op.family in ("autograd", STATE))
     shadow = Shadow(program)
-    k = Situation(source, shadow, dtypes, False)
+    k = DrawContext(source, shadow, dtypes, False)
     try:
         while len(shadow.steps) < before:
             count = len(shadow.steps)

@@ -24,7 +24,18 @@ from typing import Any
 import pebble
 
 from conformance.run import processes, stop, worker
-from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied, exit_in_words
+from conformance.run.messages import (
+    Death,
+    Done,
+    ExitReason,
+    Limits,
+    Note,
+    OutOfTime,
+    Pool,
+    Task,
+    WorkerDied,
+    exit_in_words,
+)
 
 LOOK = 0.5
 """Interval in seconds between reads of the workers' notes."""
@@ -80,7 +91,7 @@ class _Running:
             self.seen, self.since = (note.number, note.phase), now
         limit = limits.of(note.phase)
         late = note.unit and now - self.since > limit + limits.grace
-        return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
+        return Death(ExitReason.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 
 class LocalPool(Pool):
@@ -233,12 +244,12 @@ class LocalPool(Pool):
                 dead = sum(not _alive(int(mark.stem)) for mark in self._path.glob(f"*.{worker.STARTING}"))
                 self._want_spare(dead > 0 or self._ever_ready)
                 if dead >= ATTEMPTS:
-                    death = Death(Fate.NEVER_STARTED, "ends the process that loads it")
+                    death = Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
                 elif waited > self.limits.starting:
-                    death = Death(Fate.NEVER_STARTED, f"did not load in {waited:.0f} s")
+                    death = Death(ExitReason.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
                 running.death = death
-                if death.fate is Fate.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
+                if death.fate is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
                     future.set_running_or_notify_cancel()
                     self._forget_starting()
 
@@ -251,13 +262,13 @@ class LocalPool(Pool):
         try:
             answer = pickle.loads(future.result(timeout=0))
         except CancelledError:
-            answer = running.death or Death(Fate.CRASH, "was ended", note)
+            answer = running.death or Death(ExitReason.CRASH, "was ended", note)
         except pebble.ProcessExpired as died:
             answer = self._broken(running) if running.context.lost else self._died(died.exitcode, note)
         except BrokenProcessPool:
             answer = running.death or self._broken(running)
         except TimeoutError:
-            answer = Death(Fate.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
+            answer = Death(ExitReason.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
         except Exception as error:  # the task cannot be pickled, or its value cannot be unpickled
             answer = Done(error=error)
         self._want_spare(isinstance(answer, Death))
@@ -269,11 +280,11 @@ class LocalPool(Pool):
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
             stop.check()
-        if note is not None and note.fate is Fate.TIMEOUT:
+        if note is not None and note.fate is ExitReason.TIMEOUT:
             return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
-        if note is not None and note.fate is Fate.MEMORY:
+        if note is not None and note.fate is ExitReason.MEMORY:
             return Death(note.fate, "ran out of memory", note)
-        return Death(Fate.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
+        return Death(ExitReason.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:
         """Restart the pool after a worker died before or between tasks, or after the fork server ended. Return None to
@@ -286,7 +297,7 @@ class LocalPool(Pool):
         self._fruitless += 1
         if self._fruitless < (ATTEMPTS if self._ever_ready else 1):
             return None
-        return Death(Fate.NEVER_STARTED, "ends the process that loads it")
+        return Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
 
     def _restart(self) -> None:
         self.counters.restarted += 1

@@ -29,7 +29,7 @@ from conformance.core.errors import ReportError, UsageError
 from conformance.core.files import write_atomic
 from conformance.run import stop, worker
 from conformance.run.carried import runtime_env
-from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
 from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD
 from conformance.run.supervisor import Setup, Supervisor
 
@@ -396,7 +396,7 @@ class RayPool(Pool):
             self._failed[id(task)] = self._failed.get(id(task), 0) + 1
             if self._failed[id(task)] >= ATTEMPTS:
                 seat.task = None
-                died = Death(Fate.CRASH, f"was lost with its supervisor {ATTEMPTS} times ({why})")
+                died = Death(ExitReason.CRASH, f"was lost with its supervisor {ATTEMPTS} times ({why})")
                 self._ended.append((task, died))
         self._give_up(seat)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.core.errors import TargetError
 from conformance.core.files import write_atomic
-from conformance.run.messages import COMPILING, Done, Fate, Limits
+from conformance.run.messages import COMPILING, Done, ExitReason, Limits
 from conformance.run.words import limited, redirected
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def perform(asked: bytes) -> bytes:
         _begin("")
         return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
-        _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
+        _write({"fate": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
@@ -281,7 +281,7 @@ def _end_at_memory(most: int) -> None:
             status.seek(0)
             lines = [line.split() for line in status.read().splitlines()]
             if sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:")) > most:
-                _write({"fate": Fate.MEMORY})
+                _write({"fate": ExitReason.MEMORY})
                 os._exit(1)
             time.sleep(MEMORY_LOOK)
 

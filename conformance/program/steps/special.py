@@ -10,7 +10,7 @@ import torch
 
 from conformance.core.torch_compat import is_view
 from conformance.program.steps import fits
-from conformance.program.steps.draw import Situation, tensor_of
+from conformance.program.steps.draw import DrawContext, tensor_of
 from conformance.program.steps.fits import Fits
 from conformance.program.steps.op import (
     COMPUTE,
@@ -30,44 +30,44 @@ from conformance.program.steps.op import (
 from conformance.program.steps.rows import Rest, a_dim, nothing, row, two_dims, without_grad
 
 
-def _same_size(k: Situation, t: torch.Tensor) -> Json:
+def _same_size(k: DrawContext, t: torch.Tensor) -> Json:
     name = k.pick(lambda u: u.dtype == t.dtype and u.size() == t.size() and not u.requires_grad)
     return tensor(name) if name and k.chance(2, 3) else k.constant(t.size(), t.dtype)
 
 
-def _constant(k: Situation, t: torch.Tensor) -> list[Json]:
+def _constant(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant(t.size(), t.dtype)]
 
 
-def _one(k: Situation, t: torch.Tensor) -> list[Json]:
+def _one(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [_same_size(k, t)]
 
 
-def _two(k: Situation, t: torch.Tensor) -> list[Json]:
+def _two(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [_same_size(k, t), k.number(t.dtype) if k.chance(1, 3) else _same_size(k, t)]
 
 
-def _cat(k: Situation, t: torch.Tensor) -> list[Json]:
+def _cat(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[k.constant((1, *t.size()[1:]), t.dtype), k.constant((t.size(0) - 1, *t.size()[1:]), t.dtype)], 0]
 
 
-def _sum(k: Situation, t: torch.Tensor) -> list[Json]:
+def _sum(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, *t.size()), t.dtype), 0]
 
 
-def _stack(k: Situation, t: torch.Tensor) -> list[Json]:
+def _stack(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[k.constant(t.size()[1:], t.dtype) for _ in range(t.size(0))], 0]
 
 
-def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
+def _index_select(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [*_constant(k, t), 0, tensor_of(k.permutation(t.size(0)))]
 
 
-def _masked_select(k: Situation, t: torch.Tensor) -> list[Json]:
+def _masked_select(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [*_constant(k, t), tensor_of([True] * t.size(0), torch.bool)]
 
 
-def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
+def _gather(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [*_constant(k, t), 0, tensor_of(torch.zeros(t.size(), dtype=torch.int64).tolist())]
 
 
@@ -77,7 +77,7 @@ def _number_matrix(t: torch.Tensor) -> bool:
 
 def out(
     name: str,
-    rest: Callable[[Situation, torch.Tensor], list[Json]],
+    rest: Callable[[DrawContext, torch.Tensor], list[Json]],
     fits: Fits = fits.number_like,
     effect: str = MOVE,
     **options: Any,
@@ -87,7 +87,7 @@ def out(
     def writable(t: torch.Tensor) -> bool:
         return fits(t) and not t.requires_grad
 
-    def rule(k: Situation) -> Step | None:
+    def rule(k: DrawContext) -> Step | None:
         written = k.pick_writable(writable)
         return Step(f"{name}.out", tuple(rest(k, k[written])), {"out": tensor(written)}) if written else None
 
@@ -120,7 +120,7 @@ OUT = [
 ]
 
 
-def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _geometry(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     cells = t.untyped_storage().nbytes() // t.element_size()
     if cells < 2:
         return None
@@ -129,17 +129,17 @@ def _geometry(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [[n], [step], k.integer(0, cells - 1 - (n - 1) * step)]
 
 
-def _set_view(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _set_view(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     source = k.pick(lambda u: u.dtype == t.dtype and not u.requires_grad)
     geometry = _geometry(k, k[source]) if source else None
     return [tensor(source), geometry[2], geometry[0], geometry[1]] if source and geometry else None
 
 
-def _resize(k: Situation, t: torch.Tensor) -> list[Json]:
+def _resize(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[k.integer(1, 4) for _ in range(k.choice((1, 2)))]]
 
 
-def _set_data(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _set_data(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     # Both tensors must agree in being conjugate views, negative views and inference tensors. torch compares their
     # dispatch keys except for backends that it lists as dense. So other devices reject pairs that the CPU accepts.
     def kind(u: torch.Tensor) -> tuple[object, ...]:
@@ -179,11 +179,11 @@ def _could_want_grad(t: torch.Tensor) -> bool:
     return fits.floating(t) and t.is_leaf and not t.requires_grad
 
 
-def _without_pieces(k: Situation, fits: Fits) -> str | None:
+def _without_pieces(k: DrawContext, fits: Fits) -> str | None:
     return None if k.shadow.has_pieces else k.pick(fits)
 
 
-def _multiplied(k: Situation, t: torch.Tensor) -> list[Json]:
+def _multiplied(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.operand(t.size(), t.dtype, same=True)]
 
 
@@ -198,7 +198,7 @@ AUTOGRAD = [
 ]
 
 
-def _another(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _another(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     other = k.pick()
     return [tensor(other)] if other else None
 
@@ -211,7 +211,7 @@ def _is_short(t: torch.Tensor) -> bool:
     return t.numel() < 30 and not t.is_complex()
 
 
-def _settled(k: Situation, fits: Fits) -> str | None:
+def _settled(k: DrawContext, fits: Fits) -> str | None:
     return k.pick(lambda t: fits(t) and k.shadow.level(t) < 2)
 
 
@@ -225,7 +225,7 @@ QUERIES = [
 ]
 
 
-def _too_large(k: Situation, t: torch.Tensor) -> list[Json]:
+def _too_large(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[t.untyped_storage().nbytes() // t.element_size() + 1, 2], [1, 1], k.integer(0, 2)]
 
 
@@ -237,7 +237,7 @@ def _unviewable(t: torch.Tensor) -> bool:
     return False
 
 
-def _of_another_size(k: Situation, t: torch.Tensor) -> list[Json]:
+def _of_another_size(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant([n + 1 for n in t.size()], t.dtype)]
 
 
