@@ -24,8 +24,8 @@ from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.plan import Plan
 from conformance.fuzzing.shrinking import RemoteShrinker, Shrinker
 from conformance.fuzzing.worker import NOTHING, Finding, Result
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Done, Limits, Pool, Task
-from conformance.run.place import LOCAL, Place
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""

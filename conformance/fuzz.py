@@ -7,7 +7,7 @@ if __name__ == "__main__":  # spawned workers import this module too, and do not
 
     from conformance.core.errors import UserError
     from conformance.core.uncollected import uncollected
-    from conformance.run.stop import ends_imports
+    from conformance.run.signals import ends_imports
 
     ends_imports("conformance.fuzz")
     try:

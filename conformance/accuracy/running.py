@@ -35,10 +35,10 @@ from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.report.summary import known_cases
-from conformance.run import stop
+from conformance.run import signals
+from conformance.run.execution_place import LOCAL, Place, told
 from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place, told
-from conformance.run.words import kept
+from conformance.run.worker_log import kept
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def command(
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         versions.check()
-        with stop.deferred(), kept(given.reports / f"{name}-workers.log") as file:
-            given.place = Place(words=file, tell=told)
+        with signals.deferred(), kept(given.reports / f"{name}-workers.log") as file:
+            given.place = Place(worker_log=file, tell=told)
             return run_command(given, words)
     except BrokenPipeError:
         return reader_gone()
@@ -240,7 +240,7 @@ def run(
                 made.results.append(declared)
                 found(declared)
     except KeyboardInterrupt:
-        made.complete, made.interrupted = False, stop.signal_number()
+        made.complete, made.interrupted = False, signals.signal_number()
     small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
     if small:
         made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")

@@ -31,8 +31,8 @@ from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.report.live import Log, Sample
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
-from conformance.run.place import LOCAL, Place
 
 PROGRESS = 5
 """Schema version of the progress file."""

@@ -39,12 +39,12 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import scripts, stop
+from conformance.run import scripts, signals
+from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
-from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
-from conformance.run.trials import BUDGET
-from conformance.run.words import kept
+from conformance.run.profile_trials import BUDGET
+from conformance.run.worker_log import kept
 
 WORDS = "fuzz-workers.log"
 """File in --reports with the output of workers."""
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.families:
             print("\n".join(FAMILIES))
             return 0
-        with stop.deferred():
+        with signals.deferred():
             if not (given.replay or given.minimize):
                 given.target = profiles.usual(given.target)
             given.limit = profiles.limit(given.target or "", "seconds", given.limit, 60.0)
@@ -73,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
             place = place_of(given, given.kernels or BASELINE, *corpus)
             with kept(Path(given.reports) / WORDS, not given.resume) as file:
-                return _campaign_on(given, limits, replace(place, words=file))
+                return _campaign_on(given, limits, replace(place, worker_log=file))
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign handles it itself and reports its findings
         print("interrupted: the saved programs are as they were", file=sys.stderr)
-        return 128 + stop.signal_number()
+        return 128 + signals.signal_number()
     except OSError as error:
         said = f"{error.filename or given.reports} cannot be written or read ({error.strerror})"
         print(f"conformance.fuzz: {said}; make room or choose another --reports", file=sys.stderr)
@@ -280,7 +280,7 @@ def campaign(
     try:
         run_shown(running, console)
     except KeyboardInterrupt:
-        interrupted = stop.signal_number()
+        interrupted = signals.signal_number()
     running.plan = plan
     made = run_of(running, interrupted)
     made.environment |= seen.described() if seen is not None else {}

@@ -22,6 +22,7 @@ from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Behind, Shard
 from conformance.fuzzing.worker import MOST_PARTS, NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import (
     COMPILE_LIMIT,
     Death,
@@ -33,7 +34,6 @@ from conformance.run.messages import (
     WorkerDied,
     unusable,
 )
-from conformance.run.place import LOCAL, Place, PlacedPool
 from conformance.run.pool import PRELOAD
 
 DEATHS = (CRASH, TIMEOUT, MEMORY)

@@ -31,7 +31,7 @@ from conformance.fuzzing.worker import Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
 from conformance.report import summary
-from conformance.run.place import Place, told
+from conformance.run.execution_place import Place, told
 
 MINIMIZE_TRIALS = 1000
 """Number of smaller programs that `--minimize` tries."""

@@ -24,9 +24,9 @@ from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, Task
-from conformance.run.place import LOCAL, Place
-from conformance.run.trials import still_lacking
+from conformance.run.profile_trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__,)

@@ -16,8 +16,8 @@ from conformance.core.result import Failure, Outcome, Result
 from conformance.opinfo import worker
 from conformance.opinfo.plan import Case, Entry
 from conformance.opinfo.sample_script import from_op_db
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place, PlacedPool
 
 FATES = {
     ExitReason.CRASH: (Outcome.CRASH, "crash"),

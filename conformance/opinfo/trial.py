@@ -16,9 +16,9 @@ from conformance.core.names import DTYPES
 from conformance.core.probed import Probe
 from conformance.core.result import Result
 from conformance.opinfo.plan import Case
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, Task
-from conformance.run.place import LOCAL, Place
-from conformance.run.trials import still_lacking
+from conformance.run.profile_trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")

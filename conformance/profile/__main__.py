@@ -23,11 +23,11 @@ from conformance.profile.init import Found, investigate
 from conformance.program.steps.table import FAMILY_OF
 from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import stop
+from conformance.run import signals
+from conformance.run.execution_place import Place, told
 from conformance.run.messages import Limits
-from conformance.run.place import Place, told
-from conformance.run.trials import LATE
-from conformance.run.words import kept
+from conformance.run.profile_trials import LATE
+from conformance.run.worker_log import kept
 
 MINUTES = 30.0
 DEATHS = "not lacking but a finding: it ended or hung its process"
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = arguments_parser().parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with stop.deferred():
+        with signals.deferred():
             return init(given, words)
     except UserError as error:
         print(f"conformance init: {escape_control_characters(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"conformance init: interrupted; {given.output} is as it was", file=sys.stderr)
-        return 128 + stop.signal_number()
+        return 128 + signals.signal_number()
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -84,7 +84,9 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
     with kept(given.output.with_suffix(".log"), option="--output") as file:
-        found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file, tell=told))
+        found = investigate(
+            given.target, limits, given.jobs, given.minutes * 60, console, Place(worker_log=file, tell=told)
+        )
     if found.probe is not None:
         probe.show(console, given.target, found.probe)
     late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))

@@ -26,11 +26,11 @@ from conformance.opinfo import trial as of_opinfo
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
 from conformance.report.escape import escape_control_characters
-from conformance.run import stop
+from conformance.run import signals
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Limits, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
 from conformance.run.probe import resolve
-from conformance.run.trials import LATE, trials
+from conformance.run.profile_trials import LATE, trials
 from conformance.run.worker import loaded
 
 USUAL = 60.0
@@ -113,7 +113,7 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     except KeyboardInterrupt:
         if not found.trials:
             raise
-        found.interrupted = stop.signal_number()
+        found.interrupted = signals.signal_number()
     finally:
         pool.close()
     return found

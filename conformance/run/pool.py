@@ -23,7 +23,7 @@ from typing import Any
 
 import pebble
 
-from conformance.run import processes, stop, worker
+from conformance.run import processes, signals, worker
 from conformance.run.messages import (
     Death,
     Done,
@@ -100,7 +100,7 @@ class LocalPool(Pool):
     Each worker imports `modules`, which hold the functions of the tasks, after the target. `preload` lists modules that
     may be imported before the target, as torch is; where workers are forks, the server imports them once. Files of
     `worker.keep` are written to their own path, or into the folder `spool` if the owner is on another machine. Output
-    of workers is appended to the file `words`, or goes to stderr without one.
+    of workers is appended to the file `worker_log`, or goes to stderr without one.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class LocalPool(Pool):
         modules: Sequence[str] = (),
         preload: Sequence[str] = PRELOAD,
         spool: Path | None = None,
-        words: Path | None = None,
+        worker_log: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
-        self._spool, self._words = (str(path) if path is not None else "" for path in (spool, words))
+        self._spool, self._worker_log = (str(path) if path is not None else "" for path in (spool, worker_log))
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -135,7 +135,15 @@ class LocalPool(Pool):
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool, self._words),
+            initargs=(
+                str(self._path),
+                self.jobs,
+                self.limits,
+                self.target,
+                self._modules,
+                self._spool,
+                self._worker_log,
+            ),
             context=self._context,
         )
 
@@ -158,7 +166,7 @@ class LocalPool(Pool):
         """Yield each task with its answer as it ends; see `Pool.ended`."""
         until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._running:
-            stop.check()
+            signals.check()
             if time.time() >= until:
                 return
             self._hand_out()
@@ -184,7 +192,7 @@ class LocalPool(Pool):
         while answer is None:
             future, running = self._schedule(task)
             while not self._wait({future: running}, until):
-                stop.check()
+                signals.check()
                 if time.time() >= until:
                     future.cancel()  # pebble ends its worker
                     raise OutOfTime
@@ -213,7 +221,7 @@ class LocalPool(Pool):
             future.set_exception(error)
             return future, _Running(task, self._context, path)
         while True:
-            stop.check()
+            signals.check()
             try:
                 future = self._pool.schedule(worker.perform, args=(asked,), timeout=task.seconds)
                 return future, _Running(task, self._context, path)
@@ -279,7 +287,7 @@ class LocalPool(Pool):
     def _died(self, code: int, note: Note | None) -> Death:
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
-            stop.check()
+            signals.check()
         if note is not None and note.fate is ExitReason.TIMEOUT:
             return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
         if note is not None and note.fate is ExitReason.MEMORY:

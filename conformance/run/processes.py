@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.core.uncollected import uncollected
-from conformance.run import stop
+from conformance.run import signals
 
 RETIRED, EXIT_0 = 117, 256
 """Exit code of a worker that ends in good order, and the code given to pebble for an exit with 0. pebble takes 0 for
@@ -85,7 +85,7 @@ class _Spawned(SpawnProcess):
     """A worker process that imports all modules itself."""
 
     def start(self) -> None:
-        with stop.sigint_blocked(), _hashes_fixed():
+        with signals.sigint_blocked(), _hashes_fixed():
             super().start()
 
     def run(self) -> None:
@@ -242,12 +242,12 @@ class _Server:
         self.users, self.ended, self._owner = 0, False, os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = SpawnProcess(target=serve, args=(theirs, preload), daemon=True)
-        with theirs, stop.sigint_blocked(), _hashes_fixed():
+        with theirs, signals.sigint_blocked(), _hashes_fixed():
             self._process.start()
         said = ""
         try:
             while not wait([self._control], LOOK):
-                stop.check()
+                signals.check()
             said = self._control.recv(4096).decode()
         finally:
             if said != "ready":

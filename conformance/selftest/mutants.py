@@ -38,8 +38,8 @@ from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.run.execution_place import add_options, place_of
 from conformance.run.messages import Death, Limits, Pool, Task, WorkerDied
-from conformance.run.place import add_options, place_of
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS

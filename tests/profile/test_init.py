@@ -19,7 +19,7 @@ from conformance.profile import init
 from conformance.profile.__main__ import main
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
-from conformance.run.trials import LATE, trials
+from conformance.run.profile_trials import LATE, trials
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = ROOT / "tests" / "planted"

@@ -17,7 +17,7 @@ import pytest
 
 from conformance.core.errors import UserError
 from conformance.run import pool as pool_module
-from conformance.run import processes, stop
+from conformance.run import processes, signals
 from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
@@ -331,18 +331,18 @@ class TestStop:
     def test_the_first_signal_counts(self, first: signal.Signals, code: int) -> None:
         """A signal is pending until `check`, and later signals change nothing; afterwards the handlers are restored."""
         before = signal.getsignal(first)
-        with stop.deferred():
-            stop.check()
+        with signals.deferred():
+            signals.check()
             for number in (first, signal.SIGINT, signal.SIGTERM):
                 os.kill(os.getpid(), number)
-            with pytest.raises(stop.Stopped):
-                stop.check()
-            assert 128 + stop.signal_number() == code
+            with pytest.raises(signals.Stopped):
+                signals.check()
+            assert 128 + signals.signal_number() == code
         assert signal.getsignal(first) is before
 
     def test_a_pool_answers_it(self, shared: LocalPool) -> None:
         """A pool reacts to a signal while it waits for a task that does not end."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, stop.deferred():
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, signals.deferred():
             pool.submit(Task("it", tasks.sleeps))
             os.kill(os.getpid(), signal.SIGTERM)
             with pytest.raises(KeyboardInterrupt):

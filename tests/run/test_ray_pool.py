@@ -21,8 +21,8 @@ import ray
 
 from conformance.core.errors import UsageError
 from conformance.run import ray_pool
+from conformance.run.execution_place import Place
 from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied
-from conformance.run.place import Place
 from conformance.run.ray_pool import RayPool
 from tests.run.clusters import PLANTED, SMALL, started
 

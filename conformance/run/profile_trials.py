@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from conformance.core.lacking import Outcome, Trial
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
 
 LATE = "the time was over"
 """Reason reported for a trial that was not made."""

@@ -37,7 +37,7 @@ class Place:
     address: str = HERE
     per_worker: tuple[tuple[str, float], ...] = (("CPU", 1.0),)
     files: tuple[Path, ...] = ()
-    words: Path | None = None
+    worker_log: Path | None = None
     """File for the output of workers on this machine; on Ray, output is in Ray's own logs."""
     starting: float | None = None
     """Seconds that loading a target may take; None: the value of `Limits`."""
@@ -75,7 +75,7 @@ class Place:
         """
         limits = self.limits(limits)
         if self.local:
-            return LocalPool(target, limits, jobs, modules, preload, words=self.words)
+            return LocalPool(target, limits, jobs, modules, preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool
 
         return RayPool(self, target, limits, jobs, modules, preload)
