@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.attempt import attempt
-from conformance.core.contradicted import contradicted
-from conformance.core.lacking import Outcome, Trial
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.core.probed import Probe
 from conformance.core.result import Finding, Result
+from conformance.core.stale_declarations import stale_declarations
+from conformance.core.trial import attempt
 from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
 from conformance.program.execute import Broken, ProgramSubject
 from conformance.program.model import Program
@@ -51,7 +51,7 @@ def contradictions(
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
-    more, other = contradicted(profile, seen)
+    more, other = stale_declarations(profile, seen)
     there, notes = {**more, **there}, [*notes, *other]
     found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
     made = [

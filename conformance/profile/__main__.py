@@ -17,7 +17,7 @@ from rich.console import Console
 from conformance.core import profile as profiles
 from conformance.core.errors import UsageError, UserError
 from conformance.core.files import write_atomic
-from conformance.core.lacking import Outcome
+from conformance.core.missing_ops import Outcome
 from conformance.core.names import without_features
 from conformance.profile.init import Found, investigate
 from conformance.program.steps.table import FAMILY_OF

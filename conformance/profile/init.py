@@ -1,7 +1,7 @@
 """Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
 
 Defines `investigate` and `Found`. Only here may an exception mean that a feature is lacking, and only if the
-dispatcher's tables confirm it (`core/attempt.py`). A crash or a hang is a finding.
+dispatcher's tables confirm it (`core/trial.py`). A crash or a hang is a finding.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from conformance.core.features import FEATURES
-from conformance.core.lacking import Outcome, Trial
 from conformance.core.loading import describe_target
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.core.probed import Probe
 from conformance.core.profile import OPTIONS, Missing, Profile
 from conformance.fuzzing import trial as of_step

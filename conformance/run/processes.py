@@ -28,7 +28,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from conformance.core.uncollected import uncollected
+from conformance.core.gc_freeze import gc_freeze
 from conformance.run import signals
 
 RETIRED, EXIT_0 = 117, 256
@@ -343,7 +343,7 @@ def _has_accelerator() -> bool:
 def _imported(preload: Sequence[str]) -> str:
     """Import the modules. Return the reason why this process must not fork, or the empty string."""
     try:
-        with uncollected(), warnings.catch_warnings():
+        with gc_freeze(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # workers that import the module show the warning themselves
             for name in preload:
                 if name not in ASKS_FOR_ACCELERATORS or not _has_accelerator():

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import DrawContext, index_of, tensor_of
-from conformance.program.steps.fits import Fits
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import (
     COMPUTE,
@@ -34,6 +33,7 @@ from conformance.program.steps.op import (
     number,
     tensor,
 )
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, decided, row, without_grad
 
 NAME = "edges"
@@ -88,15 +88,15 @@ def _moderate(t: torch.Tensor) -> bool:
 
 
 def _numbers(t: torch.Tensor) -> bool:
-    return fits.number_like(t) and t.numel() > 0
+    return predicates.number_like(t) and t.numel() > 0
 
 
 def _floats(t: torch.Tensor) -> bool:
-    return fits.floating(t) and t.numel() > 0
+    return predicates.floating(t) and t.numel() > 0
 
 
 def _signed(t: torch.Tensor) -> bool:
-    return fits.signed(t) and t.numel() > 0
+    return predicates.signed(t) and t.numel() > 0
 
 
 def _selectable(t: torch.Tensor) -> bool:
@@ -177,7 +177,9 @@ def _ones_and_zeros(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 def _searched(k: DrawContext, t: torch.Tensor) -> Given:
     edges = sorted({k.choice((0, 1, 2, 3, 7)) for _ in range(3)})
-    return Given([tensor_of(edges, torch.int64 if fits.category(t.dtype) == 1 else t.dtype)], {"right": k.chance(1, 2)})
+    return Given(
+        [tensor_of(edges, torch.int64 if predicates.category(t.dtype) == 1 else t.dtype)], {"right": k.chance(1, 2)}
+    )
 
 
 def _narrowed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:

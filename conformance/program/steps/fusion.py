@@ -13,8 +13,8 @@ import functools
 import torch
 
 from conformance.program.steps.draw import DrawContext
-from conformance.program.steps.fits import Fits
 from conformance.program.steps.op import FUNCTION, LOSSY, tensor
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, row
 
 NAME = "fusion"

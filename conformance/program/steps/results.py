@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, index_of, tensor_of
-from conformance.program.steps.fits import Fits
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, an_operand, decided, masked, near_diagonal, row
 from conformance.program.steps.views import draw_shape, hide_one
 
@@ -108,7 +108,7 @@ def _where(k: DrawContext) -> Step | None:
 
 
 def _multipliable(t: torch.Tensor) -> bool:
-    return fits.numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
+    return predicates.numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
 
 
 def _second_factor(k: DrawContext, t: torch.Tensor) -> list[Json]:
@@ -189,12 +189,12 @@ def _small(t: torch.Tensor) -> bool:
 
 
 def _small_and_filled(t: torch.Tensor) -> bool:
-    return fits.filled(t) and _small(t)
+    return predicates.filled(t) and _small(t)
 
 
 def _plain(t: torch.Tensor) -> bool:
     """Return whether the tensor is filled and neither a conjugate nor a negative view."""
-    return fits.filled(t) and not t.is_conj() and not t.is_neg()
+    return predicates.filled(t) and not t.is_conj() and not t.is_neg()
 
 
 def _distinct(t: torch.Tensor) -> bool:
@@ -224,23 +224,23 @@ COPIES = [
     copied("into_host_view", _host_view, _plain, form=DEFINED),
     copied("repeat", lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
     copied("flip", lambda k, t: [k.subset(t.dim())]),
-    copied("roll", lambda k, t: [k.integer(-2, 3), k.dim(t)], fits.has_dims(1)),
-    copied("rot90", lambda k, t: [k.integer(0, 3)], fits.has_dims(2)),
+    copied("roll", lambda k, t: [k.integer(-2, 3), k.dim(t)], predicates.has_dims(1)),
+    copied("rot90", lambda k, t: [k.integer(0, 3)], predicates.has_dims(2)),
     copied("tile", lambda k, t: [{"tuple": [k.integer(1, 2), k.integer(1, 2)]}], _small),
-    copied("tril", near_diagonal, fits.has_dims(2)),
-    copied("triu", near_diagonal, fits.has_dims(2)),
+    copied("tril", near_diagonal, predicates.has_dims(2)),
+    copied("triu", near_diagonal, predicates.has_dims(2)),
     copied("nn.functional.pad", _pad, _small_and_filled, form=FUNCTION),
-    copied("getitem.index", _advanced, fits.filled, form=GETITEM),
+    copied("getitem.index", _advanced, predicates.filled, form=GETITEM),
     copied("masked_select", lambda k, t: [k.mask_for(t)]),
     copied("nonzero", effect=COMPUTE, pick=decided),
     copied("zeros_like", form=FUNCTION),
-    copied("select_scatter", _scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
-    copied("slice_scatter", _slice_scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
-    copied("diagonal_scatter", _diagonal_scattered, lambda t: fits.matrix(t) and not overlaps_itself(t)),
+    copied("select_scatter", _scattered, lambda t: predicates.filled(t) and not overlaps_itself(t)),
+    copied("slice_scatter", _slice_scattered, lambda t: predicates.filled(t) and not overlaps_itself(t)),
+    copied("diagonal_scatter", _diagonal_scattered, lambda t: predicates.matrix(t) and not overlaps_itself(t)),
     copied("diag_embed", _diag_embed, lambda t: t.dim() > 0 and _small(t), weight=3),
     viewed("diag", near_diagonal, lambda t: t.dim() == 1 and _small(t)),
-    copied("gather", _gather, fits.filled),
-    copied("index_select", _index_select, fits.filled),
+    copied("gather", _gather, predicates.filled),
+    copied("index_select", _index_select, predicates.filled),
     copied("masked_fill", masked),
     Op("cat", "copies", MOVE, _joined("cat"), FUNCTION, fits=_joinable),
     Op("stack", "copies", MOVE, _joined("stack"), FUNCTION, fits=_joinable),
@@ -249,39 +249,41 @@ COPIES = [
 ]
 
 COMPUTED = [
-    computed("add", _right, fits.numeric, form=FUNCTION, weight=3),
-    computed("mul", _right, fits.numeric, form=FUNCTION, weight=2),
-    computed("maximum", an_operand, fits.number_like, form=FUNCTION),
-    computed("minimum", an_operand, fits.number_like, form=FUNCTION),
-    computed("sub", an_operand, fits.numeric),
-    computed("div", lambda k, t: [k.choice((2, 4))], fits.numeric, effect=LOSSY),
-    computed("floor_divide", lambda k, t: [k.choice((2, 3))], fits.number_like, pick=decided),
-    computed("pow", lambda k, t: [2], fits.number_like),
-    computed("clamp", lambda k, t: [0, 3], fits.number_like),
-    computed("abs", fits=fits.signed),
-    computed("neg", fits=fits.negatable),
-    computed("exp", fits=fits.small_floats, effect=LOSSY),
-    computed("tanh", fits=fits.floating, effect=LOSSY),
-    computed("eq", a_number, fits.numeric, pick=decided),
-    computed("gt", a_number, fits.number_like, pick=decided, weight=2),
+    computed("add", _right, predicates.numeric, form=FUNCTION, weight=3),
+    computed("mul", _right, predicates.numeric, form=FUNCTION, weight=2),
+    computed("maximum", an_operand, predicates.number_like, form=FUNCTION),
+    computed("minimum", an_operand, predicates.number_like, form=FUNCTION),
+    computed("sub", an_operand, predicates.numeric),
+    computed("div", lambda k, t: [k.choice((2, 4))], predicates.numeric, effect=LOSSY),
+    computed("floor_divide", lambda k, t: [k.choice((2, 3))], predicates.number_like, pick=decided),
+    computed("pow", lambda k, t: [2], predicates.number_like),
+    computed("clamp", lambda k, t: [0, 3], predicates.number_like),
+    computed("abs", fits=predicates.signed),
+    computed("neg", fits=predicates.negatable),
+    computed("exp", fits=predicates.small_floats, effect=LOSSY),
+    computed("tanh", fits=predicates.floating, effect=LOSSY),
+    computed("eq", a_number, predicates.numeric, pick=decided),
+    computed("gt", a_number, predicates.number_like, pick=decided, weight=2),
     computed("logical_not", pick=decided),
-    reduced("sum", fits=fits.numeric, weight=2),
-    reduced("sum.dims", _dims, lambda t: fits.number_like(t) and t.dim() > 0, call="sum"),
-    reduced("prod", a_dim, fits.filled_numbers),
-    reduced("any", a_dim, fits.has_dims(1), pick=decided),
+    reduced("sum", fits=predicates.numeric, weight=2),
+    reduced("sum.dims", _dims, lambda t: predicates.number_like(t) and t.dim() > 0, call="sum"),
+    reduced("prod", a_dim, predicates.filled_numbers),
+    reduced("any", a_dim, predicates.has_dims(1), pick=decided),
     reduced("all", pick=decided),
-    reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], fits.number_like, call="sum", weight=2),
-    reduced("mean", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
-    reduced("amax", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
-    reduced("amin", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
-    reduced("argmax", a_dim, lambda t: fits.floating(t) and _distinct(t), pick=decided),
-    reduced("max.dim", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, call="max", results=2),
-    reduced("cumsum", a_dim, fits.number_like),
-    reduced("cumprod", a_dim, fits.number_like),
-    reduced("logsumexp", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
-    reduced("softmax", a_dim, fits.floating, effect=LOSSY),
-    reduced("sort", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, results=2),
-    reduced("topk", lambda k, t: [1], lambda t: fits.filled_numbers(t) and _distinct(t), pick=decided, results=2),
+    reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], predicates.number_like, call="sum", weight=2),
+    reduced("mean", a_dim, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("amax", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
+    reduced("amin", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
+    reduced("argmax", a_dim, lambda t: predicates.floating(t) and _distinct(t), pick=decided),
+    reduced(
+        "max.dim", a_dim, lambda t: predicates.number_like(t) and _distinct(t), pick=decided, call="max", results=2
+    ),
+    reduced("cumsum", a_dim, predicates.number_like),
+    reduced("cumprod", a_dim, predicates.number_like),
+    reduced("logsumexp", a_dim, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("softmax", a_dim, predicates.floating, effect=LOSSY),
+    reduced("sort", a_dim, lambda t: predicates.number_like(t) and _distinct(t), pick=decided, results=2),
+    reduced("topk", lambda k, t: [1], lambda t: predicates.filled_numbers(t) and _distinct(t), pick=decided, results=2),
     row("matmul", _second_factor, _multipliable, family="matmul", effect=COMPUTE, form=FUNCTION, weight=2),
 ]
 

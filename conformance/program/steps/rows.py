@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from conformance.program.steps.draw import DrawContext
-from conformance.program.steps.fits import Fits, always, wants_grad
 from conformance.program.steps.op import Json, Op, Step, tensor
+from conformance.program.steps.predicates import Fits, always, wants_grad
 
 
 class Given(NamedTuple):

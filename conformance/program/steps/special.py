@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from conformance.core.torch_compat import is_view
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import DrawContext, tensor_of
-from conformance.program.steps.fits import Fits
 from conformance.program.steps.op import (
     COMPUTE,
     DEFINED,
@@ -27,6 +26,7 @@ from conformance.program.steps.op import (
     Step,
     tensor,
 )
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Rest, a_dim, nothing, row, two_dims, without_grad
 
 
@@ -72,13 +72,13 @@ def _gather(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _number_matrix(t: torch.Tensor) -> bool:
-    return fits.number_like(t) and fits.matrix(t)
+    return predicates.number_like(t) and predicates.matrix(t)
 
 
 def out(
     name: str,
     rest: Callable[[DrawContext, torch.Tensor], list[Json]],
-    fits: Fits = fits.number_like,
+    fits: Fits = predicates.number_like,
     effect: str = MOVE,
     **options: Any,
 ) -> Op:
@@ -100,23 +100,23 @@ computed = functools.partial(out, effect=COMPUTE)
 OUT = [
     computed("add", _two, pointwise=True, weight=3),
     computed("mul", _two, pointwise=True),
-    computed("neg", _one, fits.signed, pointwise=True),
-    out("exp", _constant, lambda t: fits.floating(t) and t.numel() < 5, LOSSY),
+    computed("neg", _one, predicates.signed, pointwise=True),
+    out("exp", _constant, lambda t: predicates.floating(t) and t.numel() < 5, LOSSY),
     computed("sub", _two, pointwise=True),
     computed("maximum", lambda k, t: [_same_size(k, t), _same_size(k, t)], pointwise=True),
     computed("floor_divide", lambda k, t: [*_constant(k, t), k.divisor(t.size(), t.dtype)]),
     computed("clamp", lambda k, t: [_same_size(k, t), 0, 3], pointwise=True),
     out("cat", _cat, lambda t: t.dim() > 0 and t.size(0) > 1),
-    out("stack", _stack, fits.filled),
-    out("index_select", _index_select, fits.filled),
+    out("stack", _stack, predicates.filled),
+    out("index_select", _index_select, predicates.filled),
     out("masked_select", _masked_select, lambda t: t.dim() == 1 and t.numel() > 0),
     computed("matmul", lambda k, t: k.factors(t), _number_matrix),
     computed("mm", lambda k, t: k.factors(t), _number_matrix),
     computed("sum", _sum, lambda t: t.dtype in (torch.float32, torch.int64)),
     computed("cumsum", lambda k, t: [*_constant(k, t), k.dim(t)]),
-    out("gather", _gather, fits.filled),
+    out("gather", _gather, predicates.filled),
     # torch CPU (2.13) uses one stride for all batch dims of the `out` of tril, and writes outside a 4-d view.
-    out("tril", _one, lambda t: fits.number_like(t) and t.dim() in (2, 3)),
+    out("tril", _one, lambda t: predicates.number_like(t) and t.dim() in (2, 3)),
 ]
 
 
@@ -152,14 +152,14 @@ def _set_data(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
 laid_out = functools.partial(row, family="metadata in place", effect=METADATA, may_raise=True)
 
 
-def metadata(name: str, rest: Rest = nothing, fits: Fits = fits.always, **options: Any) -> Op:
+def metadata(name: str, rest: Rest = nothing, fits: Fits = predicates.always, **options: Any) -> Op:
     """Return a row that changes the metadata of a tensor that does not require grad."""
     return laid_out(name, rest, lambda t: fits(t) and not t.requires_grad, **options)
 
 
 IN_PLACE = [
     metadata("t_", fits=lambda t: t.dim() <= 2, weight=2),
-    *(metadata(name, two_dims, fits.has_dims(1)) for name in ("transpose_", "swapdims_", "swapaxes_")),
+    *(metadata(name, two_dims, predicates.has_dims(1)) for name in ("transpose_", "swapdims_", "swapaxes_")),
     metadata("squeeze_"),
     metadata("squeeze_.dim", a_dim, call="squeeze_"),
     metadata("unsqueeze_", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 4),
@@ -176,7 +176,7 @@ def _has_graph(t: torch.Tensor) -> bool:
 
 
 def _could_want_grad(t: torch.Tensor) -> bool:
-    return fits.floating(t) and t.is_leaf and not t.requires_grad
+    return predicates.floating(t) and t.is_leaf and not t.requires_grad
 
 
 def _without_pieces(k: DrawContext, fits: Fits) -> str | None:
@@ -188,7 +188,7 @@ def _multiplied(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 graph = functools.partial(row, family="autograd", effect=METADATA, may_raise=True)
-recorded = functools.partial(row, fits=fits.wants_grad, family="autograd")
+recorded = functools.partial(row, fits=predicates.wants_grad, family="autograd")
 
 AUTOGRAD = [
     graph("backward", _constant, _has_graph, weight=6),
@@ -245,7 +245,7 @@ def _odd_floats(t: torch.Tensor) -> bool:
     return t.dtype is torch.float32 and t.dim() > 0 and t.size(-1) % 2 == 1
 
 
-def error(name: str, rest: Rest, fits: Fits = fits.always, **options: Any) -> Op:
+def error(name: str, rest: Rest, fits: Fits = predicates.always, **options: Any) -> Op:
     """Return a row of a call that torch must reject without changing any tensor."""
     options = {"call": name.partition(".")[0], "family": "errors", "effect": METADATA, "may_raise": True, **options}
     return row(name, rest, lambda t: fits(t) and t.numel() > 0, **options)
@@ -254,23 +254,23 @@ def error(name: str, rest: Rest, fits: Fits = fits.always, **options: Any) -> Op
 ERRORS = [
     error("view.error", lambda k, t: [[-1]], _unviewable, weight=3),
     error("view.count", lambda k, t: [[t.numel() + 1]]),
-    error("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], fits.has_dims(1)),
-    error("transpose.range", lambda k, t: [t.dim(), 0], fits.has_dims(1)),
+    error("select.range", lambda k, t: [k.dim(t), max(t.size()) + 1], predicates.has_dims(1)),
+    error("transpose.range", lambda k, t: [t.dim(), 0], predicates.has_dims(1)),
     error("as_strided.range", _too_large),
     error("expand.error", lambda k, t: [[n + 1 for n in t.size()]], lambda t: any(n > 1 for n in t.size())),
     error("view.dtype.error", lambda k, t: [{"dtype": "float64"}], _odd_floats),
-    error("setitem.range", lambda k, t: [t.size(0), 1], fits.has_dims(1), form=SETITEM, call=""),
-    error("add_.size", _of_another_size, lambda t: fits.number_like(t) and t.dim() > 0, writes=0),
+    error("setitem.range", lambda k, t: [t.size(0), 1], predicates.has_dims(1), form=SETITEM, call=""),
+    error("add_.size", _of_another_size, lambda t: predicates.number_like(t) and t.dim() > 0, writes=0),
     error(
         "add_.dtype",
         lambda k, t: [k.constant((), torch.float32)],
         lambda t: t.dtype in (torch.int64, torch.uint8),
         writes=0,
     ),
-    error("copy_.size", _of_another_size, fits.has_dims(1), writes=0),
-    error("index_select.range", lambda k, t: [0, tensor_of([t.size(0)])], fits.has_dims(1)),
+    error("copy_.size", _of_another_size, predicates.has_dims(1), writes=0),
+    error("index_select.range", lambda k, t: [0, tensor_of([t.size(0)])], predicates.has_dims(1)),
     error("item.error", nothing, lambda t: t.numel() > 1),
-    error("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], fits.has_dims(1)),
+    error("unfold.range", lambda k, t: [0, t.size(0) + 1, 1], predicates.has_dims(1)),
 ]
 
 ROWS = [*OUT, *IN_PLACE, *AUTOGRAD, *QUERIES, *ERRORS]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from conformance.core.moving import storage_key
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, Draw, DrawContext, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
@@ -75,7 +75,7 @@ def like(name: str, call: str, rest: Any, **options: Any) -> Op:
     """Return a row that makes new memory from a tensor under "deterministic", where torch fills it."""
 
     def rule(k: DrawContext) -> Step | None:
-        start = k.pick(fits.always)
+        start = k.pick(predicates.always)
         return Step(name, (tensor(start), *rest(k)), under=("deterministic",)) if start else None
 
     return Op(name, NAME, COMPUTE, rule, call=call, needs="deterministic", **options)
@@ -95,7 +95,7 @@ def _chosen(k: DrawContext) -> Step | None:
 
 
 def _rows(t: torch.Tensor) -> bool:
-    return t.dtype is torch.float32 and fits.filled(t)
+    return t.dtype is torch.float32 and predicates.filled(t)
 
 
 def _factor(k: DrawContext, t: torch.Tensor) -> list[Json]:
@@ -238,8 +238,8 @@ ROWS = [
     new("empty.state", "empty", _empty, "deterministic", weight=2),
     like("empty_like.state", "empty_like", lambda k: [], form=FUNCTION),
     like("new_empty.state", "new_empty", lambda k: [_size(k)]),
-    state(RECORDED, lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
-    state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
+    state(RECORDED, lambda k, t: [2], predicates.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
+    state("sum.state", fits=predicates.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
     cast("mm.state", _factor, fits=lambda t: _rows(t) and t.dim() == 2, call="mm"),
     cast("matmul.state", _factor, call="matmul"),
     cast("nn.functional.linear.state", _weight, call="nn.functional.linear"),

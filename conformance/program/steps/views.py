@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from conformance.core.moving import whole_storage
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, broadcasts, category
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, decode, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, row, two_dims
@@ -239,15 +239,15 @@ ROWS = [
     view("as_strided", _as_strided, lambda t: not t.is_conj() and not t.is_neg(), weight=5),
     view("t", fits=lambda t: t.dim() <= 2, weight=2),
     view("transpose", two_dims, weight=2),
-    view("permute", lambda k, t: [k.permutation(t.dim())], fits.has_dims(2), weight=2),
-    *(view(name, two_dims, fits.has_dims(1)) for name in ("movedim", "moveaxis", "swapaxes", "swapdims")),
-    view("mT", fits=fits.has_dims(2), form=ATTRIBUTE),
-    view("adjoint", fits=fits.has_dims(2)),
+    view("permute", lambda k, t: [k.permutation(t.dim())], predicates.has_dims(2), weight=2),
+    *(view(name, two_dims, predicates.has_dims(1)) for name in ("movedim", "moveaxis", "swapaxes", "swapdims")),
+    view("mT", fits=predicates.has_dims(2), form=ATTRIBUTE),
+    view("adjoint", fits=predicates.has_dims(2)),
     view("conj", fits=torch.is_complex),
     view("resolve_conj", fits=torch.is_complex),
     view("select", _select, lambda t: t.dim() > 0 and t.numel() > 0, weight=2),
-    view("narrow", _narrow, fits.has_dims(1), weight=2),
-    view("diagonal", _diagonal, fits.has_dims(2), weight=3),
+    view("narrow", _narrow, predicates.has_dims(1), weight=2),
+    view("diagonal", _diagonal, predicates.has_dims(2), weight=3),
     view("unfold", _unfold, weight=3),
     view("expand", _expand, weight=2),
     view("broadcast_to", _expand),
@@ -257,7 +257,7 @@ ROWS = [
     view("view", _view, weight=3),
     view("view_as", _viewable),
     view("reshape_as", lambda k, t: [tensor(k.pick(lambda u: u.numel() == t.numel()) or "")]),
-    view("unflatten", _unflatten, fits.has_dims(1)),
+    view("unflatten", _unflatten, predicates.has_dims(1)),
     view("unsqueeze", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 5),
     view("squeeze"),
     view("squeeze.dim", a_dim, None, call="squeeze"),

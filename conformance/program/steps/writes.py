@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.program.steps import fits
+from conformance.program.steps import predicates
 from conformance.program.steps.draw import DrawContext, category, index_of, tensor_of
 from conformance.program.steps.op import AUGMENT, COMPUTE, DEFINED, LOSSY, MOVE, SETITEM, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, masked, near_diagonal, nothing, row
@@ -113,7 +113,7 @@ def _index_reduce(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 def _index_put(k: DrawContext, t: torch.Tensor) -> Given:
     """Draw indices of the first dimension, distinct unless they accumulate, and values."""
-    add = k.chance(1, 2) and fits.number_like(t)
+    add = k.chance(1, 2) and predicates.number_like(t)
     at = _negative_at_times(k, k.indices(t.size(0), k.integer(1, 3), not add), t.size(0))
     values = k.constant((len(at), *t.size()[1:]), t.dtype)
     return Given([{"tuple": [tensor_of(at)]}, values], {"accumulate": True} if add else {})
@@ -125,7 +125,7 @@ def _negative_at_times(k: DrawContext, at: list[int], n: int) -> list[int]:
 
 def _put(k: DrawContext, t: torch.Tensor) -> Given:
     """Draw flat indices of elements, distinct unless they accumulate, and values."""
-    add = k.chance(1, 2) and fits.number_like(t)
+    add = k.chance(1, 2) and predicates.number_like(t)
     at = k.indices(t.numel(), k.integer(1, 3), not add)
     return Given([tensor_of(at), k.constant((len(at),), t.dtype)], {"accumulate": True} if add else {})
 
@@ -175,7 +175,7 @@ def _two_rows(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _loopable(t: torch.Tensor) -> bool:
-    return fits.filled_numbers(t) and not t.requires_grad
+    return predicates.filled_numbers(t) and not t.requires_grad
 
 
 def _loop(k: DrawContext) -> Step | None:
@@ -207,39 +207,45 @@ copy = functools.partial(written, family="copy", effect=MOVE)
 setitem = functools.partial(written, family="setitem", effect=MOVE, form=SETITEM)
 moving = functools.partial(written, family="indexed write", effect=MOVE)
 """A row that writes at the places of a mask or of indices."""
-reducing = functools.partial(written, fits=fits.filled_numbers, family="indexed write", effect=COMPUTE)
+reducing = functools.partial(written, fits=predicates.filled_numbers, family="indexed write", effect=COMPUTE)
 
 ROWS = [
-    arithmetic("add_", _other_scaled, fits.numeric, weight=4),
-    arithmetic("sub_", _other_scaled, fits.numeric),
-    arithmetic("mul_", _other, fits.numeric, weight=2),
-    lossy("div_", lambda k, t: [k.choice((2, 4, 1))], fits.floating),
-    arithmetic("neg_", fits=fits.negatable),
+    arithmetic("add_", _other_scaled, predicates.numeric, weight=4),
+    arithmetic("sub_", _other_scaled, predicates.numeric),
+    arithmetic("mul_", _other, predicates.numeric, weight=2),
+    lossy("div_", lambda k, t: [k.choice((2, 4, 1))], predicates.floating),
+    arithmetic("neg_", fits=predicates.negatable),
     arithmetic("conj_physical_", fits=torch.is_complex),
-    arithmetic("abs_", fits=fits.signed),
-    arithmetic("sign_", _if_settled(nothing), fits.number_like),
-    *(arithmetic(name, _if_settled(nothing), fits.floating) for name in ("floor_", "trunc_", "round_")),
-    arithmetic("pow_", lambda k, t: [2], fits.number_like),
-    lossy("sqrt_", fits=fits.floating),
-    lossy("reciprocal_", fits=fits.floating),
-    arithmetic("nan_to_num_", lambda k, t: [7.0, 5.0, -5.0], fits.floating),
-    arithmetic("square_", fits=fits.number_like),
-    arithmetic("relu_", fits=fits.number_like),
-    lossy("sigmoid_", fits=fits.floating),
-    lossy("exp_", fits=fits.small_floats),
-    arithmetic("clamp_", _bounds, fits.number_like),
-    arithmetic("addcmul_", _multiplied, fits.number_like),
-    lossy("addcdiv_", _quotient, fits.floating),
-    lossy("lerp_", lambda k, t: [k.operand(t.size(), t.dtype, same=True), 0.5], fits.floating),
-    *(arithmetic(name, _if_settled(_divisor), fits.number_like) for name in ("remainder_", "fmod_", "floor_divide_")),
+    arithmetic("abs_", fits=predicates.signed),
+    arithmetic("sign_", _if_settled(nothing), predicates.number_like),
+    *(arithmetic(name, _if_settled(nothing), predicates.floating) for name in ("floor_", "trunc_", "round_")),
+    arithmetic("pow_", lambda k, t: [2], predicates.number_like),
+    lossy("sqrt_", fits=predicates.floating),
+    lossy("reciprocal_", fits=predicates.floating),
+    arithmetic("nan_to_num_", lambda k, t: [7.0, 5.0, -5.0], predicates.floating),
+    arithmetic("square_", fits=predicates.number_like),
+    arithmetic("relu_", fits=predicates.number_like),
+    lossy("sigmoid_", fits=predicates.floating),
+    lossy("exp_", fits=predicates.small_floats),
+    arithmetic("clamp_", _bounds, predicates.number_like),
+    arithmetic("addcmul_", _multiplied, predicates.number_like),
+    lossy("addcdiv_", _quotient, predicates.floating),
+    lossy("lerp_", lambda k, t: [k.operand(t.size(), t.dtype, same=True), 0.5], predicates.floating),
+    *(
+        arithmetic(name, _if_settled(_divisor), predicates.number_like)
+        for name in ("remainder_", "fmod_", "floor_divide_")
+    ),
     *(arithmetic(name, _other, _whole) for name in ("bitwise_and_", "bitwise_or_", "bitwise_xor_")),
     arithmetic("bitwise_not_", fits=_whole),
-    arithmetic("logical_not_", _if_settled(nothing), fits.always),
+    arithmetic("logical_not_", _if_settled(nothing), predicates.always),
     *(
-        arithmetic(f"{name}_", _if_settled(_compared), fits.number_like)
+        arithmetic(f"{name}_", _if_settled(_compared), predicates.number_like)
         for name in "logical_and logical_xor eq ne lt ge".split()
     ),
-    *(arithmetic(name, lambda k, t: [k.integer(0, 3)], fits.number_like) for name in ("clamp_min_", "clamp_max_")),
+    *(
+        arithmetic(name, lambda k, t: [k.integer(0, 3)], predicates.number_like)
+        for name in ("clamp_min_", "clamp_max_")
+    ),
     copy("copy_", _source, pointwise=True, weight=5),
     copy("fill_", a_number, constant=True, weight=2),
     copy("zero_", constant=True, weight=2),
@@ -247,33 +253,33 @@ ROWS = [
     setitem(
         "augment",
         lambda k, t: [draw_index(k, t), k.number(t.dtype)],
-        fits.number_like,
+        predicates.number_like,
         effect=COMPUTE,
         form=AUGMENT,
         weight=3,
     ),
-    setitem("setitem.mask", _set_masked, fits.has_dims(1), weight=2),
-    setitem("setitem.index", _set_indexed, fits.filled, weight=2),
+    setitem("setitem.mask", _set_masked, predicates.has_dims(1), weight=2),
+    setitem("setitem.index", _set_indexed, predicates.filled, weight=2),
     setitem("setitem.pairs", _set_pairs, lambda t: t.dim() > 1 and t.numel() > 0),
-    setitem("swap_rows_", _two_rows, fits.filled, form=DEFINED),
+    setitem("swap_rows_", _two_rows, predicates.filled, form=DEFINED),
     moving("masked_fill_", masked, weight=2),
     moving("masked_scatter_", _masked_source),
-    moving("index_fill_", _index_fill, fits.filled),
-    moving("index_copy_", _index_source(True), fits.filled),
+    moving("index_fill_", _index_fill, predicates.filled),
+    moving("index_copy_", _index_source(True), predicates.filled),
     reducing("index_add_", _index_source(False)),
     reducing("index_reduce_", _index_reduce),
-    moving("scatter_", _scatter(False), fits.filled_numbers),
+    moving("scatter_", _scatter(False), predicates.filled_numbers),
     reducing("scatter_.reduce", _scatter_reduced, call="scatter_"),
     reducing("scatter_reduce_", _scatter_reduce),
     reducing("scatter_add_", _scatter(True)),
-    moving("index_put_", _index_put, fits.filled, weight=2),
-    moving("put_", _put, fits.filled),
+    moving("index_put_", _index_put, predicates.filled, weight=2),
+    moving("put_", _put, predicates.filled),
     # Under a dispatch mode torch CPU (2.13) lets it write to an inference tensor, otherwise it rejects that.
-    moving("fill_diagonal_", _fill_diagonal, lambda t: fits.matrix(t) and not t.is_inference(), weight=3),
-    moving("tril_", near_diagonal, fits.has_dims(2)),
-    moving("triu_", near_diagonal, fits.has_dims(2)),
+    moving("fill_diagonal_", _fill_diagonal, lambda t: predicates.matrix(t) and not t.is_inference(), weight=3),
+    moving("tril_", near_diagonal, predicates.has_dims(2)),
+    moving("triu_", near_diagonal, predicates.has_dims(2)),
     reducing("cumsum_", a_dim),
     reducing("cumprod_", a_dim),
-    reducing("addmm_", _product, fits=lambda t: fits.matrix(t) and fits.number_like(t)),
+    reducing("addmm_", _product, fits=lambda t: predicates.matrix(t) and predicates.number_like(t)),
     Op("loop", "setitem loop", MOVE, _loop, weight=3, results=0, fits=_loopable),
 ]
