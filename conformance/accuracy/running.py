@@ -115,13 +115,13 @@ def command(
     """Run `conformance NAME`: parse the options and pass them to `run_command`, with the words of the command line.
     Returns the exit code.
     """
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         versions.check()
-        with signals.deferred(), kept(given.reports / f"{name}-workers.log") as file:
-            given.place = Place(worker_log=file, tell=told)
-            return run_command(given, words)
+        with signals.deferred(), kept(args.reports / f"{name}-workers.log") as file:
+            args.place = Place(worker_log=file, tell=told)
+            return run_command(args, words)
     except BrokenPipeError:
         return reader_gone()
     except UserError as error:
@@ -129,13 +129,13 @@ def command(
         return 2
 
 
-def limits_of(spec: str, given: argparse.Namespace, usual: Limits) -> Limits:
+def limits_of(spec: str, args: argparse.Namespace, usual: Limits) -> Limits:
     """Return the limits of a worker: from the options, or the target's profile, or `usual`. Raises UsageError."""
     limits = replace(
         usual,
-        unit=profiles.limit(spec, "seconds", given.timeout, usual.unit),
-        compiling=profiles.limit(spec, "compiling", given.compile_limit, COMPILE_LIMIT),
-        memory=profiles.limit(spec, "memory", given.memory, usual.memory or 8.0),
+        unit=profiles.limit(spec, "seconds", args.timeout, usual.unit),
+        compiling=profiles.limit(spec, "compiling", args.compile_limit, COMPILE_LIMIT),
+        memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
     )
     for option, value in (("timeout", limits.unit), ("compile-limit", limits.compiling)):
         if not value > 0:
