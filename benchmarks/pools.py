@@ -22,10 +22,10 @@ from typing import Any
 from conformance.fuzzing import plan as plans
 from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.plan import Plan
-from conformance.fuzzing.shrinking import Apart, Shrinker
+from conformance.fuzzing.shrinking import RemoteShrinker, Shrinker
 from conformance.fuzzing.worker import NOTHING, Finding, Result
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Done, Limits, Pool, Task
-from conformance.run.place import LOCAL, Place
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""
@@ -89,7 +89,7 @@ class SimulatedPlace(Place):
 
 
 class Unshrunk(Campaign):
-    def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
+    def _shrink_all(self, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
         """Skip shrinking: the simulated findings have no program."""
 
 

@@ -6,12 +6,12 @@ if __name__ == "__main__":  # spawned workers import this module too, and do not
     import sys
 
     from conformance.core.errors import UserError
-    from conformance.core.uncollected import uncollected
-    from conformance.run.stop import ends_imports
+    from conformance.core.gc_freeze import gc_freeze
+    from conformance.run.signals import ends_imports
 
     ends_imports("conformance.fuzz")
     try:
-        with uncollected():
+        with gc_freeze():
             from conformance.fuzzing.command import main
     except UserError as error:  # the installed torch lacks a required symbol
         print(f"conformance.fuzz: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ import sys
 from conformance.core.errors import UserError
 
 if __name__ == "__main__":  # before the imports that take long
-    from conformance.run.stop import ends_imports
+    from conformance.run.signals import ends_imports
 
     ends_imports("opinfo_runner")
 

@@ -35,10 +35,10 @@ from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.report.summary import known_cases
-from conformance.run import stop
-from conformance.run.messages import COMPILE_LIMIT, Death, Fate, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place, told
-from conformance.run.words import kept
+from conformance.run import signals
+from conformance.run.execution_place import LOCAL, Place, told
+from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.worker_log import kept
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ def command(
     """Run `conformance NAME`: parse the options and pass them to `run_command`, with the words of the command line.
     Returns the exit code.
     """
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         versions.check()
-        with stop.deferred(), kept(given.reports / f"{name}-workers.log") as file:
-            given.place = Place(words=file, tell=told)
-            return run_command(given, words)
+        with signals.deferred(), kept(args.reports / f"{name}-workers.log") as file:
+            args.place = Place(worker_log=file, tell=told)
+            return run_command(args, words)
     except BrokenPipeError:
         return reader_gone()
     except UserError as error:
@@ -129,13 +129,13 @@ def command(
         return 2
 
 
-def limits_of(spec: str, given: argparse.Namespace, usual: Limits) -> Limits:
+def limits_of(spec: str, args: argparse.Namespace, usual: Limits) -> Limits:
     """Return the limits of a worker: from the options, or the target's profile, or `usual`. Raises UsageError."""
     limits = replace(
         usual,
-        unit=profiles.limit(spec, "seconds", given.timeout, usual.unit),
-        compiling=profiles.limit(spec, "compiling", given.compile_limit, COMPILE_LIMIT),
-        memory=profiles.limit(spec, "memory", given.memory, usual.memory or 8.0),
+        unit=profiles.limit(spec, "seconds", args.timeout, usual.unit),
+        compiling=profiles.limit(spec, "compiling", args.compile_limit, COMPILE_LIMIT),
+        memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
     )
     for option, value in (("timeout", limits.unit), ("compile-limit", limits.compiling)):
         if not value > 0:
@@ -185,7 +185,7 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
             said = f"{type(answer.error).__name__}: {answer.error}"
             fault = Failure("harness", "the harness itself", "no error", said[:2_000])
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.fate is Fate.NEVER_STARTED:
+        elif answer.fate is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)
         elif reason := _too_small(answer):
             yield case.result(Outcome.SKIP, skipped=1, reason=reason)
@@ -200,7 +200,7 @@ def _too_small(death: Death) -> str:
     """Return the reason if the worker died at its memory limit before the target ran, or with less memory than the call
     may take; "" for any other death.
     """
-    steps = death.note.steps if death.note is not None and death.fate is Fate.MEMORY else ()
+    steps = death.note.steps if death.note is not None and death.fate is ExitReason.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
@@ -240,7 +240,7 @@ def run(
                 made.results.append(declared)
                 found(declared)
     except KeyboardInterrupt:
-        made.complete, made.interrupted = False, stop.signal_number()
+        made.complete, made.interrupted = False, signals.signal_number()
     small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
     if small:
         made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")

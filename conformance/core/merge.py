@@ -11,8 +11,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
-from conformance.core import drawn as totals
-from conformance.core import lacking
+from conformance.core import missing_ops, program_stats
 from conformance.core.errors import ReportError
 from conformance.core.result import Outcome, Result, Run
 
@@ -31,7 +30,7 @@ def merge(runs: Iterable[Run]) -> Run:
         for result in run.results:
             if result.id not in results:
                 results[result.id] = result
-            elif result.variant == lacking.DECLARED:
+            elif result.variant == missing_ops.DECLARED:
                 continue  # each shard reports a wrong declaration of the profile
             elif result.finding is None:
                 raise ReportError(f"{result.id} is in two of the merged files; merge the shards of one run only.")
@@ -54,8 +53,8 @@ def merge(runs: Iterable[Run]) -> Run:
         complete=all(run.complete for run in runs) and not missing,
         interrupted=0,
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
-        drawn=totals.join([run.drawn for run in runs if run.drawn]),
-        lacking=lacking.joined([run.lacking for run in runs]),
+        drawn=program_stats.join([run.drawn for run in runs if run.drawn]),
+        lacking=missing_ops.joined([run.lacking for run in runs]),
     )
 
 

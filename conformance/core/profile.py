@@ -20,7 +20,7 @@ from typing import Any
 from conformance.core import declared
 from conformance.core.declared import quoted
 from conformance.core.errors import ReportError, TargetError
-from conformance.core.lacking import Lacking, ranked
+from conformance.core.missing_ops import Lacking, ranked
 from conformance.core.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.core.usage import usage_of
 

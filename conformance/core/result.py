@@ -19,15 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from conformance.core import plain
+from conformance.core import simple_values
 from conformance.core.accuracy import ACCURACY, Accuracy
-from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.files import read, write_atomic
 from conformance.core.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.core.footprint import SIZES, Footprint
-from conformance.core.lacking import Lacking
+from conformance.core.missing_ops import Lacking
 from conformance.core.names import without_features
+from conformance.core.program_stats import Drawn
 
 SCHEMA = 2
 KIND = "conformance"
@@ -401,20 +401,20 @@ HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", 
 
 def result_to_json(result: Result) -> dict[str, Any]:
     """Convert a result to plain data. Fields with their default value are omitted."""
-    data: dict[str, Any] = plain.dump(result.replace(seconds=round(result.seconds, 4)))
+    data: dict[str, Any] = simple_values.dump(result.replace(seconds=round(result.seconds, 4)))
     return data
 
 
 def result_from_json(data: Any) -> Result:
     """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError if the data is not a result."""
-    result: Result = plain.load(Result, data)
+    result: Result = simple_values.load(Result, data)
     return result
 
 
 def run_to_json(run: Run) -> dict[str, Any]:
     """Convert a run to plain data, with the schema's version first."""
     seconds, calibration = round(run.seconds, 3), round(run.calibration, 6)
-    data = plain.dump(dataclasses.replace(run, results=[], seconds=seconds, calibration=calibration))
+    data = simple_values.dump(dataclasses.replace(run, results=[], seconds=seconds, calibration=calibration))
     head = {"schema": SCHEMA, "kind": KIND, **{name: data[name] for name in HEAD if name in data}}
     return {**head, "notes": run.notes, "totals": dict(run.counts()), "results": list(map(result_to_json, run.results))}
 
@@ -448,7 +448,7 @@ def run_from_json(data: Any, source: str) -> Run:
         except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"{source}: result number {position + 1} is damaged ({error!r}).") from None
     try:
-        run: Run = plain.load(Run, {**{name: data[name] for name in known}, "results": [] if results else held})
+        run: Run = simple_values.load(Run, {**{name: data[name] for name in known}, "results": [] if results else held})
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{source} is damaged ({str(error)[:200]}).") from None
     return dataclasses.replace(run, results=results)

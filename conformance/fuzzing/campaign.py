@@ -25,14 +25,14 @@ from conformance.core.result import counted, write_atomic
 from conformance.fuzzing import worker
 from conformance.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.fuzzing.shrinking import Apart, Beside, Settings, Shrinker
+from conformance.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Settings, Shrinker
 from conformance.fuzzing.worker import Finding, Result
 from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.report.live import Log, Sample
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
-from conformance.run.place import LOCAL, Place
 
 PROGRESS = 5
 """Schema version of the progress file."""
@@ -112,42 +112,43 @@ class Campaign:
         plan = self.plan
         limits = plan.target, plan.limit, plan.memory
         with Workers(*limits, plan.jobs, plan.compile_limit, self.place) as workers:
-            apart = None if self.place.local else Apart(workers, Settings(*limits, plan.compile_limit, plan.trials))
+            settings = Settings(*limits, plan.compile_limit, plan.trials)
+            remote = None if self.place.local else RemoteShrinker(workers, settings)
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
             with FreshWorkers(*limits, plan.compile_limit, replace(self.place, address=LOCAL.address)) as fresh:
-                shrinker = apart or Beside(workers, fresh, plan.trials)
+                shrinker = remote or LocalShrinker(workers, fresh, plan.trials)
                 try:
-                    self._run_shards(workers, shrinker, apart)
+                    self._run_shards(workers, shrinker, remote)
                 finally:
                     self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                     self._take_found()
                     self._note_progress()
-                self._shrink_all(shrinker, apart)
+                self._shrink_all(shrinker, remote)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():
                 self._compare(relative)
 
-    def _shrink_all(self, shrinker: Shrinker, apart: Apart | None) -> None:
+    def _shrink_all(self, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
         """Shrink the groups in the order of their rank. The first group of a cause, and so the set of groups that are
         shrunk, does not depend on the scheduling of a pool."""
-        if apart is not None:
-            self._shrink_ahead(apart, len(self.groups))
+        if remote is not None:
+            self._shrink_ahead(remote, len(self.groups))
         # If the campaign ends meanwhile, the remaining groups stay unshrunk.
         for group in self.ranked():
             if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
                 self._shrink(shrinker, group)
 
-    def _shrink_ahead(self, apart: Apart, most: int) -> None:
+    def _shrink_ahead(self, remote: RemoteShrinker, most: int) -> None:
         """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
         causes."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
         for group in self.ranked():
             finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
             causes.add(finding.cause())
-            if apart.running < most and not (group.shrunk or known or self._unshrinkable(group)):
-                apart.begin(finding, until=self._deadline())
+            if remote.running < most and not (group.shrunk or known or self._unshrinkable(group)):
+                remote.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
         """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
@@ -223,13 +224,13 @@ class Campaign:
             self._shrink(shrinker, group, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
             self.shrinking += time.monotonic() - begin
 
-    def _run_shards(self, workers: Workers, shrinker: Shrinker, apart: Apart | None) -> None:
+    def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
         waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
         redrawn = 0
         log = Log(self.plan.reports, profiles.identity(self.plan.target), afresh=not self.plan.resume)
-        aside = int(SHRINKING * self.plan.jobs) if apart is not None else 0
-        if apart is not None:
-            workers.aside = apart.take
+        aside = int(SHRINKING * self.plan.jobs) if remote is not None else 0
+        if remote is not None:
+            workers.aside = remote.take
 
         def following() -> Shard | None:
             """Return the next shard. When all have ended, return shards that replace programs that were not judged."""
@@ -243,7 +244,7 @@ class Campaign:
             return next(waiting, None)
 
         def begin() -> None:
-            taken = min(apart.running, aside) if apart is not None else 0
+            taken = min(remote.running, aside) if remote is not None else 0
             while self.running < self.plan.jobs - taken and not self._enough():
                 shard = following()
                 if shard is None:
@@ -262,9 +263,9 @@ class Campaign:
                 again.append(rest)
                 self.unfinished[rest.first] = rest
             self._take(result)  # first, since its findings may end the campaign
-            if apart is not None and aside:
-                self._shrink_ahead(apart, aside)
-            elif apart is None:
+            if remote is not None and aside:
+                self._shrink_ahead(remote, aside)
+            elif remote is None:
                 self._shrink_meanwhile(shrinker)
             begin()
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began

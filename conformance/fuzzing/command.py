@@ -39,12 +39,12 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import scripts, stop
+from conformance.run import scripts, signals
+from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
-from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
-from conformance.run.trials import BUDGET
-from conformance.run.words import kept
+from conformance.run.profile_trials import BUDGET
+from conformance.run.worker_log import kept
 
 WORDS = "fuzz-workers.log"
 """File in --reports with the output of workers."""
@@ -55,46 +55,46 @@ NONE_SUPPORTED = "no program was run that the target supports"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = arguments_parser()
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        if given.families:
+        if args.families:
             print("\n".join(FAMILIES))
             return 0
-        with stop.deferred():
-            if not (given.replay or given.minimize):
-                given.target = profiles.usual(given.target)
-            given.limit = profiles.limit(given.target or "", "seconds", given.limit, 60.0)
-            given.memory = profiles.limit(given.target or "", "memory", given.memory, 8.0)
-            building = profiles.limit(given.target or "", "compiling", given.compile_limit, COMPILE_LIMIT)
-            given.compile_limit = building
-            if given.replay or given.minimize:
-                return replay(given)
-            limits = Limits(compiling=given.compile_limit, memory=given.memory)
-            corpus = sorted(given.corpus.glob("*.json")) if given.corpus else []
-            place = place_of(given, given.kernels or BASELINE, *corpus)
-            with kept(Path(given.reports) / WORDS, not given.resume) as file:
-                return _campaign_on(given, limits, replace(place, words=file))
+        with signals.deferred():
+            if not (args.replay or args.minimize):
+                args.target = profiles.usual(args.target)
+            args.limit = profiles.limit(args.target or "", "seconds", args.limit, 60.0)
+            args.memory = profiles.limit(args.target or "", "memory", args.memory, 8.0)
+            building = profiles.limit(args.target or "", "compiling", args.compile_limit, COMPILE_LIMIT)
+            args.compile_limit = building
+            if args.replay or args.minimize:
+                return replay(args)
+            limits = Limits(compiling=args.compile_limit, memory=args.memory)
+            corpus = sorted(args.corpus.glob("*.json")) if args.corpus else []
+            place = place_of(args, args.kernels or BASELINE, *corpus)
+            with kept(Path(args.reports) / WORDS, not args.resume) as file:
+                return _campaign_on(args, limits, replace(place, worker_log=file))
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # a campaign handles it itself and reports its findings
         print("interrupted: the saved programs are as they were", file=sys.stderr)
-        return 128 + stop.signal_number()
+        return 128 + signals.signal_number()
     except OSError as error:
-        said = f"{error.filename or given.reports} cannot be written or read ({error.strerror})"
+        said = f"{error.filename or args.reports} cannot be written or read ({error.strerror})"
         print(f"conformance.fuzz: {said}; make room or choose another --reports", file=sys.stderr)
         return 2
 
 
-def _campaign_on(given: argparse.Namespace, limits: Limits, place: Place) -> int:
+def _campaign_on(args: argparse.Namespace, limits: Limits, place: Place) -> int:
     """Probe the target, and run the campaign that the options describe."""
-    seconds = math.inf if given.minutes is None else 60 * given.minutes
-    expected = expectations_file(given)
-    given.target, seen = resolve(given.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
-    record = (given.kernels or BASELINE) if given.record_kernels else None
+    seconds = math.inf if args.minutes is None else 60 * args.minutes
+    expected = expectations_file(args)
+    args.target, seen = resolve(args.target, limits, place, strict=min(BUDGET, seconds / 10), seconds=seconds)
+    record = (args.kernels or BASELINE) if args.record_kernels else None
     usual = min(scripts.BUDGET, seconds / 10)
-    checking = usual if given.check_scripts is None else given.check_scripts
-    return campaign(plan_of(given), record, given.baseline, expected, given.update_expectations, seen, place, checking)
+    checking = usual if args.check_scripts is None else args.check_scripts
+    return campaign(plan_of(args), record, args.baseline, expected, args.update_expectations, seen, place, checking)
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -209,40 +209,40 @@ def dtypes(text: str) -> tuple[str, ...]:
     return names
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
+def plan_of(args: argparse.Namespace) -> Plan:
     """The plan that the options describe. Raises TargetError for options that contradict each other."""
-    target = describe_target(given.target)
+    target = describe_target(args.target)
     declared = unsupported_steps(target)
-    for family in given.only:
-        if family in (*given.without, *declared):
-            by = "--without" if family in given.without else f"target {given.target}"
+    for family in args.only:
+        if family in (*args.without, *declared):
+            by = "--without" if family in args.without else f"target {args.target}"
             raise TargetError(f"--only asks for the family {family!r}, which {by} leaves out, so none of it would run")
-    if given.jobs < 1:
+    if args.jobs < 1:
         raise TargetError("-n 0 is no worker at all: give 1 or more")
     return Plan(
-        given.target,
-        given.seed,
-        given.programs if given.programs is not None or given.minutes is not None else 200,
-        given.minutes,
+        args.target,
+        args.seed,
+        args.programs if args.programs is not None or args.minutes is not None else 200,
+        args.minutes,
         Drawing(
-            given.steps,
-            tuple(given.only),
-            (*given.without, *declared),
-            held(given.dtype, target),
+            args.steps,
+            tuple(args.only),
+            (*args.without, *declared),
+            held(args.dtype, target),
             lacking=tuple(entry.operator for entry in target.profile.lacking) if target.profile else (),
         ),
-        given.jobs,
-        Path(given.reports),
-        given.limit,
-        given.stop_at_first_failure,
-        memory=given.memory,
-        corpus=corpus_of(given.corpus)[given.shard[0] - 1 :: given.shard[1]],
-        resume=given.resume,
-        kernels=kernels_of(given),
-        record=given.record_kernels,
-        part=given.shard,
-        compile_limit=given.compile_limit,
-        fail_on_torch_bugs=given.fail_on_torch_bugs,
+        args.jobs,
+        Path(args.reports),
+        args.limit,
+        args.stop_at_first_failure,
+        memory=args.memory,
+        corpus=corpus_of(args.corpus)[args.shard[0] - 1 :: args.shard[1]],
+        resume=args.resume,
+        kernels=kernels_of(args),
+        record=args.record_kernels,
+        part=args.shard,
+        compile_limit=args.compile_limit,
+        fail_on_torch_bugs=args.fail_on_torch_bugs,
     )
 
 
@@ -280,7 +280,7 @@ def campaign(
     try:
         run_shown(running, console)
     except KeyboardInterrupt:
-        interrupted = stop.signal_number()
+        interrupted = signals.signal_number()
     running.plan = plan
     made = run_of(running, interrupted)
     made.environment |= seen.described() if seen is not None else {}

@@ -35,7 +35,7 @@ from conformance.program.execute import Broken
 from conformance.program.model import Program
 from conformance.program.shadow import ROUNDED, Shadow
 from conformance.program.steps import edges, fusion, op_db, stateful, states
-from conformance.program.steps.draw import Draw, Situation, Source
+from conformance.program.steps.draw import Draw, DrawContext, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
@@ -271,7 +271,7 @@ class Drawing:
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
             program = inputs_of(planned)
             shadow = Shadow(program)
-            k = Situation(source, shadow, tuple(dict.fromkeys(self.dtypes)))
+            k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
             k.hidden = {*shadow.env}
             for at, call in enumerate(planned, 1):
                 k.hidden -= {one.name for one in call.inputs}
@@ -309,7 +309,7 @@ class Drawing:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
-        k = Situation(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        k = DrawContext(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         aimed = d.integer(1, self.steps[1]) if aim else 0
         least, most = FUSED_STEPS if fused else self.steps
         if kind == edges.NAME and self.steps == STEPS:
@@ -348,7 +348,7 @@ def families_of(family: str) -> dict[str, list[Op]]:
     return {one: [op for op in OPS.values() if op.family == one] for one in dict.fromkeys((family, "view"))}
 
 
-def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
+def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
     """Draw a step of `ops`, the rows of the cell's family, whose first tensor is in the cell. Return False if no row
     fits a tensor of the cell now."""
     k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]
@@ -360,7 +360,7 @@ def draw_aimed(k: Situation, ops: Sequence[Op], aim: Cell, tally: Tally | None) 
 
 
 def draw_step(
-    k: Situation,
+    k: DrawContext,
     by_family: dict[str, list[Op]],
     tally: Tally | None,
     weights: Mapping[str, int] = FAMILY_WEIGHT,
@@ -377,7 +377,9 @@ def draw_step(
     offer(k, choose(k, by_family, families), tally, computes)
 
 
-def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
+def offer(
+    k: DrawContext, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()
+) -> Step | None:
     """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
     rejected. Without `computes`, a step that would compute with rounded values is rejected. Rounded values of a network
     layer may cancel, so that a correct result consists of rounding errors only."""
@@ -402,12 +404,12 @@ def offer(k: Situation, op: Op, tally: Tally | None, computes: bool = True, unde
     return offered
 
 
-def _following(k: Situation, kind: str) -> list[Op]:
+def _following(k: DrawContext, kind: str) -> list[Op]:
     """Rows that can invert the last step of a program of edges, or be its gradient."""
     return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
 
 
-def choose(k: Situation, by_family: dict[str, list[Op]], families: list[str]) -> Op:
+def choose(k: DrawContext, by_family: dict[str, list[Op]], families: list[str]) -> Op:
     """A row that fits some tensor of the program: draw a family, then one of its rows, until one fits. If no row fits,
     `clone`."""
     while families:

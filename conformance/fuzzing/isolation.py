@@ -22,8 +22,18 @@ from conformance.fuzzing import worker
 from conformance.fuzzing.plan import SHARD, Behind, Shard
 from conformance.fuzzing.worker import MOST_PARTS, NOTHING, Finding, Result
 from conformance.program.model import Program, ProgramError
-from conformance.run.messages import COMPILE_LIMIT, Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place, PlacedPool
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.messages import (
+    COMPILE_LIMIT,
+    Death,
+    Done,
+    ExitReason,
+    Limits,
+    OutOfTime,
+    Task,
+    WorkerDied,
+    unusable,
+)
 from conformance.run.pool import PRELOAD
 
 DEATHS = (CRASH, TIMEOUT, MEMORY)
@@ -86,7 +96,7 @@ class Workers(PlacedPool):
             (shard,) = task.args
             behind = None
             if isinstance(answer, Death):
-                if answer.fate is Fate.NEVER_STARTED:
+                if answer.fate is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
                 self.deaths += 1
                 result, behind = recover_dead_worker(shard, answer)
@@ -131,7 +141,7 @@ class Workers(PlacedPool):
         try:
             return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied as died:
-            if died.death.fate is Fate.NEVER_STARTED:
+            if died.death.fate is ExitReason.NEVER_STARTED:
                 raise unusable(self.target, died.death) from None
             return True
 

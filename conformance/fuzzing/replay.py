@@ -31,18 +31,18 @@ from conformance.fuzzing.worker import Finding
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
 from conformance.report import summary
-from conformance.run.place import Place, told
+from conformance.run.execution_place import Place, told
 
 MINIMIZE_TRIALS = 1000
 """Number of smaller programs that `--minimize` tries."""
 
 
-def kernels_of(given: argparse.Namespace) -> str:
+def kernels_of(args: argparse.Namespace) -> str:
     """The file of kernel counts to compare with, or the empty string. Raises ProgramError if it cannot be read."""
-    file = given.kernels or (BASELINE if BASELINE.exists() else None)
-    if file is None or given.record_kernels:
+    file = args.kernels or (BASELINE if BASELINE.exists() else None)
+    if file is None or args.record_kernels:
         return ""
-    read_baseline(file, given.target)
+    read_baseline(file, args.target)
     return str(file)
 
 
@@ -59,15 +59,15 @@ def corpus_of(folder: Path | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
+def replaying(args: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
     """A worker, and a function that runs a saved program in it as a campaign would.
 
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
-    spec, kernels, place = given.target, kernels_of(given), Place(starting=given.starting, tell=told)
+    spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=told)
     with (
         TemporaryDirectory(prefix="conformance-") as notes,
-        Workers(spec, given.limit, given.memory, compile_limit=given.compile_limit, place=place) as workers,
+        Workers(spec, args.limit, args.memory, compile_limit=args.compile_limit, place=place) as workers,
     ):
         workers.load()
 
@@ -82,45 +82,45 @@ def replaying(given: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pa
         yield workers, rerun
 
 
-def replay(given: argparse.Namespace) -> int:
+def replay(args: argparse.Namespace) -> int:
     """Run the program that `--replay` or `--minimize` names again, show it, and return 1 if something differs. The
     target is the option's, else the file's, else the command's default. Raises ProgramError, also if a folder has only
     programs that the target does not support."""
-    path = given.minimize or given.replay
-    if path.is_dir() and not given.minimize:
-        given.target = profiles.usual(given.target)
-        return replay_folder(path, given)
+    path = args.minimize or args.replay
+    if path.is_dir() and not args.minimize:
+        args.target = profiles.usual(args.target)
+        return replay_folder(path, args)
     program = read_program(path)
-    given.target = profiles.usual(given.target or target_of(path))
-    with replaying(given) as (workers, rerun):
+    args.target = profiles.usual(args.target or target_of(path))
+    with replaying(args) as (workers, rerun):
         finding, lacks = rerun(path)
-        if finding and given.minimize:
+        if finding and args.minimize:
             finding = workers.shrink(finding, MINIMIZE_TRIALS)
-    one = _replayed(path, given, finding, lacks)
+    one = _replayed(path, args, finding, lacks)
     if finding:
         print(dump(finding.program))
     show(one)
-    if finding and given.minimize:  # after the output, since the disk may be full
-        saved = _minimal(path, given)
-        write_atomic(saved, json.dumps({**finding.to_json(), "target": given.target}, indent=1))
+    if finding and args.minimize:  # after the output, since the disk may be full
+        saved = _minimal(path, args)
+        write_atomic(saved, json.dumps({**finding.to_json(), "target": args.target}, indent=1))
         write_atomic(saved.with_suffix(".py"), one.script)
         before, after = len(program.steps), len(finding.program.steps)
         print(f"# {before} steps became {after}; saved as {saved}, beside its script")
     return int(bool(one.kind))
 
 
-def replay_folder(folder: Path, given: argparse.Namespace) -> int:
+def replay_folder(folder: Path, args: argparse.Namespace) -> int:
     """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
     XFAIL. Raises ProgramError if the target supports none of the programs."""
-    paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(given)
+    paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
     known = expectations.findings(file)
     refuse(known_findings.check(known, parts(), file))
     found: list[tuple[Finding, str]] = []
     lines: list[Replayed] = []
-    with replaying(given) as (_, rerun):
+    with replaying(args) as (_, rerun):
         for path in paths:
             finding, lacks = rerun(path)
-            line = _replayed(path, given, finding, lacks)
+            line = _replayed(path, args, finding, lacks)
             if finding is not None:
                 found.append((finding, path.stem))
                 seen = result_of(finding, saved=(path.stem,)).finding
@@ -128,7 +128,7 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
                 line = replace(line, kind="XFAIL", about=[declared]) if declared else line
             lines.append(line)
     skipped = sum(bool(line.lacks) for line in lines)
-    run = replayed(given.target, found, [path.stem for path in paths], skipped)
+    run = replayed(args.target, found, [path.stem for path in paths], skipped)
     run = known_findings.apply(run, known, file)
     for result in run.findings:
         if result.outcome is Outcome.XPASS:
@@ -136,31 +136,31 @@ def replay_folder(folder: Path, given: argparse.Namespace) -> int:
     show_all(lines, "program")
     print("".join(f"{text}\n" for text in summary.known(run)), end="")
     if skipped == len(paths):
-        raise ProgramError(f"{folder}: {given.target} leaves out every program, so there is nothing to compare")
+        raise ProgramError(f"{folder}: {args.target} leaves out every program, so there is nothing to compare")
     return run.exit_code()
 
 
-def expectations_file(given: argparse.Namespace) -> Path:
+def expectations_file(args: argparse.Namespace) -> Path:
     """The file of declared findings. Raises ReportError if `--expectations` names a file that does not exist."""
-    return expectations.file_of(given, expectations.path_for(given.target))
+    return expectations.file_of(args, expectations.path_for(args.target))
 
 
-def _minimal(path: Path, given: argparse.Namespace) -> Path:
-    return Path(given.reports) / "failures" / f"{path.stem}-minimal.json"
+def _minimal(path: Path, args: argparse.Namespace) -> Path:
+    return Path(args.reports) / "failures" / f"{path.stem}-minimal.json"
 
 
-def _replayed(path: Path, given: argparse.Namespace, finding: Finding | None, lacks: str) -> Replayed:
+def _replayed(path: Path, args: argparse.Namespace, finding: Finding | None, lacks: str) -> Replayed:
     steps = f"all {len(read_program(path).steps)} steps"
     if finding is None:
-        return Replayed(str(path), given.target, steps, lacks=lacks)
-    saved = _minimal(path, given) if given.minimize else path
-    named = given.minimize or target_of(path) == given.target  # the file names its target
-    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else given.target)}"]
-    target = describe_target(given.target)
+        return Replayed(str(path), args.target, steps, lacks=lacks)
+    saved = _minimal(path, args) if args.minimize else path
+    named = args.minimize or target_of(path) == args.target  # the file names its target
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else args.target)}"]
+    target = describe_target(args.target)
     text = script(finding.program, target, finding.told, notes, finding.step, finding.death())
     told = [*map(sentence, finding.told[:1]), *map(str, finding.told)]
     about = told or [finding.death() or finding.group]
-    return Replayed(str(path), given.target, steps, finding.kind, about, text)
+    return Replayed(str(path), args.target, steps, finding.kind, about, text)
 
 
 def target_of(path: Path) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.core import profile as profiles
-from conformance.core.drawn import AXES, Drawn
 from conformance.core.finding import (
     CRASH,
     FAIL,
@@ -29,6 +28,7 @@ from conformance.core.finding import (
 from conformance.core.loading import describe_target
 from conformance.core.names import ORACLES, RUN_ORACLES
 from conformance.core.patterns import NOT_SHRUNK
+from conformance.core.program_stats import AXES, Drawn
 from conformance.core.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.fuzzing.plan import HANGS

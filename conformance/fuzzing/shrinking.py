@@ -1,8 +1,8 @@
 """Shrinking of findings: in local workers one after the other, or as tasks of a pool.
 
-Defines `Shrinker`, and its forms `Beside` (local) and `Apart` (pool). The key insight: the small form of a finding is a
-function of the finding alone. Any worker can compute it ahead of its turn and in any order, and the campaign reports
-the same.
+Defines `Shrinker`, and its forms `LocalShrinker` and `RemoteShrinker` (tasks of a pool). The key insight: the small
+form of a finding is a function of the finding alone. Any worker can compute it ahead of its turn and in any order, and
+the campaign reports the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shrinker(Protocol):
 
 
 @dataclass(frozen=True)
-class Beside:
+class LocalShrinker:
     """Shrinks in the workers of a campaign and in fresh workers, one finding after the other."""
 
     workers: Workers
@@ -62,7 +62,7 @@ none."""
 
 
 @dataclass
-class Apart:
+class RemoteShrinker:
     """Shrinks in tasks of a pool. Each task starts worker processes below its worker."""
 
     workers: Workers
@@ -118,8 +118,8 @@ def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Fi
     """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
     workers, fresh = _own(settings)
     workers.hang = hang
-    beside = Beside(workers, fresh, settings.trials)
-    return beside.shrink(finding, until) if small is None else beside.confirm(finding, small, until)
+    local = LocalShrinker(workers, fresh, settings.trials)
+    return local.shrink(finding, until) if small is None else local.confirm(finding, small, until)
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,22 +11,22 @@ from collections.abc import Sequence
 
 from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.attempt import attempt
-from conformance.core.contradicted import contradicted
-from conformance.core.lacking import Outcome, Trial
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.core.probed import Probe
 from conformance.core.result import Finding, Result
+from conformance.core.stale_declarations import stale_declarations
+from conformance.core.trial import attempt
 from conformance.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
 from conformance.program.execute import Broken, ProgramSubject
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
-from conformance.program.steps.draw import Draw, Situation
+from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, Task
-from conformance.run.place import LOCAL, Place
-from conformance.run.trials import still_lacking
+from conformance.run.profile_trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
 MODULES = (__name__,)
@@ -51,7 +51,7 @@ def contradictions(
     profile = profiles.load(spec)
     tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
-    more, other = contradicted(profile, seen)
+    more, other = stale_declarations(profile, seen)
     there, notes = {**more, **there}, [*notes, *other]
     found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
     made = [
@@ -89,7 +89,7 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
     source, op = random.Random(f"{name}:{before}:{number}").randint, OPS[name]
     program = draw_inputs(Draw(source), dtypes, op.family in ("autograd", STATE))
     shadow = Shadow(program)
-    k = Situation(source, shadow, dtypes, False)
+    k = DrawContext(source, shadow, dtypes, False)
     try:
         while len(shadow.steps) < before:
             count = len(shadow.steps)

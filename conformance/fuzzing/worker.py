@@ -53,7 +53,7 @@ from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program, leading, signature
-from conformance.run.messages import COMPILING, Death, Fate, OutOfTime
+from conformance.run.messages import COMPILING, Death, ExitReason, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 
 PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
@@ -519,6 +519,6 @@ def elsewhere(spec: str, finding: Finding, limit: float) -> str:
 
 def died_elsewhere(finding: Finding, death: Death) -> str:
     """The result of a finding's program on a related target whose worker died of it."""
-    if death.fate is Fate.TIMEOUT:
+    if death.fate is ExitReason.TIMEOUT:
         return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

@@ -70,16 +70,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m conformance.kernels", description=main.__doc__)
     parser.add_argument("script", type=Path, help="a Python file that uses the tiny device")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    given = parser.parse_args(arguments)
-    if not given.script.is_file():
-        print(f"{given.script}: there is no such file; give the path of a Python script.", file=sys.stderr)
+    args = parser.parse_args(arguments)
+    if not args.script.is_file():
+        print(f"{args.script}: there is no such file; give the path of a Python script.", file=sys.stderr)
         return 2
-    sys.argv = [str(given.script), *given.arguments]
-    sys.path.insert(0, str(given.script.parent))
+    sys.argv = [str(args.script), *args.arguments]
+    sys.path.insert(0, str(args.script.parent))
     code = 0
     with count() as counted:
         try:
-            runpy.run_path(str(given.script), run_name="__main__")
+            runpy.run_path(str(args.script), run_name="__main__")
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except Exception:

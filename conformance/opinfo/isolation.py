@@ -16,15 +16,15 @@ from conformance.core.result import Failure, Outcome, Result
 from conformance.opinfo import worker
 from conformance.opinfo.plan import Case, Entry
 from conformance.opinfo.sample_script import from_op_db
-from conformance.run.messages import Death, Fate, Limits, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place, PlacedPool
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
 
 FATES = {
-    Fate.CRASH: (Outcome.CRASH, "crash"),
-    Fate.MEMORY: (Outcome.CRASH, "memory"),
-    Fate.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
+    ExitReason.CRASH: (Outcome.CRASH, "crash"),
+    ExitReason.MEMORY: (Outcome.CRASH, "memory"),
+    ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
 }
-"""Outcome and oracle of a case, by the fate of its worker."""
+"""Outcome and oracle of a case, by the exit reason of its worker."""
 
 
 class Cases(PlacedPool):
@@ -65,14 +65,14 @@ class Cases(PlacedPool):
         for task, answer in self.ended():
             case = task.args[1]
             if isinstance(answer, Death):
-                if answer.fate is Fate.NEVER_STARTED:
+                if answer.fate is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
                 yield self._lost(case, *FATES[answer.fate], answer)
             elif isinstance(answer.error, UserError):
                 raise answer.error
             elif answer.error is not None:
                 said = f"{type(answer.error).__name__}: {answer.error}"
-                yield self._lost(case, Outcome.CRASH, "harness", Death(Fate.CRASH, said))
+                yield self._lost(case, Outcome.CRASH, "harness", Death(ExitReason.CRASH, said))
             else:
                 result, loop = answer.value
                 self.loops += [loop] if loop else []

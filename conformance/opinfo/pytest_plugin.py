@@ -58,12 +58,12 @@ def _cases(config: pytest.Config) -> list[Any]:
     from conformance.opinfo import isolation, plan
     from conformance.run.messages import Limits
 
-    given = config.option
-    selections, shard = plan.asked(given), plan.parse_shard(given.shard)
-    profile = profiles.of(given.target) or profiles.Profile()
+    args = config.option
+    selections, shard = plan.asked(args), plan.parse_shard(args.shard)
+    profile = profiles.of(args.target) or profiles.Profile()
     profile.activate()
-    config.stash[EXPECTED] = expectations.expected(expectations.file_of(given, expectations.path_for(given.target)))
-    config.stash[POOL] = isolation.Cases(given.target, Limits(unit=given.case_timeout, memory=given.case_memory))
+    config.stash[EXPECTED] = expectations.expected(expectations.file_of(args, expectations.path_for(args.target)))
+    config.stash[POOL] = isolation.Cases(args.target, Limits(unit=args.case_timeout, memory=args.case_memory))
     catalog, _ = config.stash[POOL].catalog(beside=plan.asks_beside(selections))
     return plan.without(plan.select(catalog, selections, shard), profile.opinfos)[0]
 

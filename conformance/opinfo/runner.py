@@ -39,12 +39,12 @@ from conformance.report import __main__ as report
 from conformance.report import budgets, compare, history, probe
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
-from conformance.run import scripts, stop
+from conformance.run import scripts, signals
+from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
-from conformance.run.place import LOCAL, Place, add_options, place_of
 from conformance.run.probe import resolve
-from conformance.run.trials import BUDGET
-from conformance.run.words import kept
+from conformance.run.profile_trials import BUDGET
+from conformance.run.worker_log import kept
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Default limits of a case."""
@@ -138,7 +138,7 @@ def run(
                 for result in made.results
             ]
     except KeyboardInterrupt:
-        made.complete, made.interrupted = False, stop.signal_number()
+        made.complete, made.interrupted = False, signals.signal_number()
     except TargetError as error:
         if not made.results:
             raise
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         versions.check()
-        with stop.deferred():
+        with signals.deferred():
             if options.replay:
                 limits = _choices(options)["limits"]
                 return replay(
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
     with kept(options.reports / WORDS, not options.resume) as file:
-        return _run_chosen(options, {**chosen, "place": replace(chosen["place"], words=file)}, arguments)
+        return _run_chosen(options, {**chosen, "place": replace(chosen["place"], worker_log=file)}, arguments)
 
 
 def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from conformance.core.lacking import DECLARED
+from conformance.core.missing_ops import DECLARED
 from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
 from conformance.core.sentences import headline
 from conformance.report import compare, lacking, machine

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.contradicted import contradicted
-from conformance.core.lacking import DECLARED, Lacking, Outcome, Trial
+from conformance.core.missing_ops import DECLARED, Lacking, Outcome, Trial
 from conformance.core.names import DTYPES
 from conformance.core.probed import Probe
 from conformance.core.result import Result
+from conformance.core.stale_declarations import stale_declarations
 from conformance.opinfo.plan import Case
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, Task
-from conformance.run.place import LOCAL, Place
-from conformance.run.trials import still_lacking
+from conformance.run.profile_trials import still_lacking
 from conformance.run.worker import loaded, step, unit
 
-MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.attempt")
+MODULES = (__name__, "conformance.opinfo.variants", "conformance.core.trial")
 
 
 def task(spec: str, name: str) -> Task:
@@ -42,7 +42,7 @@ def contradictions(
     names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
     tasks = [task(spec, name) for name in names]
     there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"), place=place)
-    more, other = contradicted(profile, seen)
+    more, other = stale_declarations(profile, seen)
     made = {
         name: Result(name, "", DECLARED, "", model.Outcome.XPASS, reason=said)
         for name, said in {**more, **there}.items()
@@ -63,7 +63,7 @@ def trial(spec: str, name: str) -> Trial:
     target = loaded(spec)
     import torch
 
-    from conformance.core.attempt import attempt
+    from conformance.core.trial import attempt
     from conformance.opinfo import catalog
     from conformance.opinfo.sampling import samples
     from conformance.opinfo.variants import VARIANTS, Skip

@@ -17,17 +17,17 @@ from rich.console import Console
 from conformance.core import profile as profiles
 from conformance.core.errors import UsageError, UserError
 from conformance.core.files import write_atomic
-from conformance.core.lacking import Outcome
+from conformance.core.missing_ops import Outcome
 from conformance.core.names import without_features
 from conformance.profile.init import Found, investigate
 from conformance.program.steps.table import FAMILY_OF
 from conformance.report import lacking, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import stop
+from conformance.run import signals
+from conformance.run.execution_place import Place, told
 from conformance.run.messages import Limits
-from conformance.run.place import Place, told
-from conformance.run.trials import LATE
-from conformance.run.words import kept
+from conformance.run.profile_trials import LATE
+from conformance.run.worker_log import kept
 
 MINUTES = 30.0
 DEATHS = "not lacking but a finding: it ended or hung its process"
@@ -37,17 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code: 0, 2 for an error that the user must fix, or 128 plus the signal of a
     stop.
     """
-    given = arguments_parser().parse_args(arguments)
+    args = arguments_parser().parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with stop.deferred():
-            return init(given, words)
+        with signals.deferred():
+            return init(args, words)
     except UserError as error:
         print(f"conformance init: {escape_control_characters(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"conformance init: interrupted; {given.output} is as it was", file=sys.stderr)
-        return 128 + stop.signal_number()
+        print(f"conformance init: interrupted; {args.output} is as it was", file=sys.stderr)
+        return 128 + signals.signal_number()
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -66,29 +66,31 @@ def arguments_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def init(given: argparse.Namespace, words: Sequence[str]) -> int:
+def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Investigate the target and write its profile. Raises UserError."""
-    if profiles.is_profile(given.target):
-        raise UsageError(f"--target {given.target} is a profile; give the target itself, such as device:NAME")
-    if without_features(given.target) != given.target:
-        raise UsageError(f"--target {given.target} says what it lacks, which init finds out: leave out without=")
-    if not profiles.is_profile(str(given.output)):
-        raise UsageError(f"--output {given.output} must end in .toml, by which a profile is known")
-    if given.output.exists() and not given.force:
-        raise UsageError(f"{given.output} is there already; give --force to write over it, or another --output")
+    if profiles.is_profile(args.target):
+        raise UsageError(f"--target {args.target} is a profile; give the target itself, such as device:NAME")
+    if without_features(args.target) != args.target:
+        raise UsageError(f"--target {args.target} says what it lacks, which init finds out: leave out without=")
+    if not profiles.is_profile(str(args.output)):
+        raise UsageError(f"--output {args.output} must end in .toml, by which a profile is known")
+    if args.output.exists() and not args.force:
+        raise UsageError(f"{args.output} is there already; give --force to write over it, or another --output")
     for name, least in (("minutes", 0), ("limit", 0), ("memory", 0), ("starting", 0), ("jobs", 0)):
-        if not getattr(given, name) > least:
-            raise UsageError(f"--{name} must be above {least}, and is {getattr(given, name)}")
-    environment = dict(_variable(text) for text in given.env)
+        if not getattr(args, name) > least:
+            raise UsageError(f"--{name} must be above {least}, and is {getattr(args, name)}")
+    environment = dict(_variable(text) for text in args.env)
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    limits = Limits(unit=given.limit, compiling=given.limit, starting=given.starting, memory=given.memory)
-    with kept(given.output.with_suffix(".log"), option="--output") as file:
-        found = investigate(given.target, limits, given.jobs, given.minutes * 60, console, Place(words=file, tell=told))
+    limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
+    with kept(args.output.with_suffix(".log"), option="--output") as file:
+        found = investigate(
+            args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=told)
+        )
     if found.probe is not None:
-        probe.show(console, given.target, found.probe)
+        probe.show(console, args.target, found.probe)
     late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
-    made = found.profile(environment, given.memory, given.output)
+    made = found.profile(environment, args.memory, args.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
         f"{shlex.join(['conformance', 'init', *words])}",
@@ -101,11 +103,11 @@ def init(given: argparse.Namespace, words: Sequence[str]) -> int:
             else []
         ),
     ]
-    write_atomic(given.output, profiles.dumps(made, head))
+    write_atomic(args.output, profiles.dumps(made, head))
     lacking.show(console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking}))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
-    console.print(f"profile: {given.output}")
+    console.print(f"profile: {args.output}")
     return 128 + found.interrupted if found.interrupted else 0
 
 

@@ -1,7 +1,7 @@
 """Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
 
 Defines `investigate` and `Found`. Only here may an exception mean that a feature is lacking, and only if the
-dispatcher's tables confirm it (`core/attempt.py`). A crash or a hang is a finding.
+dispatcher's tables confirm it (`core/trial.py`). A crash or a hang is a finding.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from conformance.core.features import FEATURES
-from conformance.core.lacking import Outcome, Trial
 from conformance.core.loading import describe_target
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.core.probed import Probe
 from conformance.core.profile import OPTIONS, Missing, Profile
 from conformance.fuzzing import trial as of_step
@@ -26,11 +26,11 @@ from conformance.opinfo import trial as of_opinfo
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
 from conformance.report.escape import escape_control_characters
-from conformance.run import stop
+from conformance.run import signals
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Limits, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
 from conformance.run.probe import resolve
-from conformance.run.trials import LATE, trials
+from conformance.run.profile_trials import LATE, trials
 from conformance.run.worker import loaded
 
 USUAL = 60.0
@@ -113,7 +113,7 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     except KeyboardInterrupt:
         if not found.trials:
             raise
-        found.interrupted = stop.signal_number()
+        found.interrupted = signals.signal_number()
     finally:
         pool.close()
     return found

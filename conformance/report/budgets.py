@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.core import plain
+from conformance.core import simple_values
 from conformance.core.errors import ReportError
 from conformance.core.files import read
 
@@ -21,7 +21,9 @@ def load(path: Path) -> dict[str, dict[str, int]]:
     """Read `{"workload": {"kernels": 3, "copies_in": 1, "copies_out": 1}}` from a file; empty if there is no file.
     Raises ReportError if the file holds something else."""
     try:
-        counts: dict[str, dict[str, int]] = plain.load(dict[str, dict[str, int]], read(path) if path.exists() else {})
+        counts: dict[str, dict[str, int]] = simple_values.load(
+            dict[str, dict[str, int]], read(path) if path.exists() else {}
+        )
     except TypeError:
         raise ReportError(
             f"{path} holds no kernel budgets; write it with benchmarks/kernel_counts.py --json."

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from conformance.core.accuracy import shown
-from conformance.core.drawn import AXES, Drawn
 from conformance.core.footprint import mebibytes
 from conformance.core.names import DTYPES, VARIANTS
+from conformance.core.program_stats import AXES, Drawn
 from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.core.script import own_part
 from conformance.core.sentences import LAYOUTS, headline, legend, sentence

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.core import plain
 from conformance.core import profile as profiles
 from conformance.core import result as model
+from conformance.core import simple_values
 from conformance.core.errors import ReportError, UserError
 from conformance.core.files import read
 from conformance.core.finding import cause_text, with_signal_number
@@ -104,7 +104,7 @@ def of_program(path: Path) -> Finding:
     """A finding of the fuzzer, with the script next to its file. Raises ReportError."""
     data = read(path)
     try:
-        answers = [answer_of(plain.load(Failure, mismatch)) for mismatch in data["mismatches"]]
+        answers = [answer_of(simple_values.load(Failure, mismatch)) for mismatch in data["mismatches"]]
         loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
         target, kind = str(data.get("identity") or without_features(loaded)), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]

@@ -141,18 +141,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("conformance watch", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="of the campaign")
     parser.add_argument("--once", action="store_true", help="write the page and end")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
         told = False
         while True:
-            target, samples = read(given.reports / NAME)
+            target, samples = read(args.reports / NAME)
             if samples:
-                found = causes(given.reports / FAILURES)
-                write_atomic(given.reports / PAGE, page(target, samples, time.time(), found))
+                found = causes(args.reports / FAILURES)
+                write_atomic(args.reports / PAGE, page(target, samples, time.time(), found))
                 if not told:
-                    print(given.reports / PAGE, flush=True)
+                    print(args.reports / PAGE, flush=True)
                 told = True
-            if given.once or (samples and samples[-1].ended):
+            if args.once or (samples and samples[-1].ended):
                 return 0
             time.sleep(EVERY)
     except ReportError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.core.finding import MOVE
-from conformance.core.lacking import removed
+from conformance.core.missing_ops import removed
 from conformance.core.patterns import NOT_SHRUNK
 from conformance.core.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
 from conformance.core.sentences import sentence

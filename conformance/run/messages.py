@@ -28,7 +28,7 @@ COMPILE_LIMIT = 300.0
 """Seconds that compiling kernels may take within a unit; some devices need 40 for one kernel on a quiet machine."""
 
 
-class Fate(StrEnum):
+class ExitReason(StrEnum):
     """Kind of a worker's death: a crash, a limit of time or memory, or a failure to start."""
 
     CRASH = "CRASH"
@@ -81,7 +81,7 @@ class Note:
     unit: str = ""
     steps: tuple[str, ...] = ()
     phase: str = ""
-    fate: Fate | None = None
+    fate: ExitReason | None = None
 
     @classmethod
     def parse(cls, text: str) -> Note | None:
@@ -94,7 +94,7 @@ class Note:
         pid, number, unit = lines[0]
         steps = tuple(line["step"] for line in lines[1:] if "step" in line)
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
-        fate = next((Fate(line["fate"]) for line in lines[1:] if "fate" in line), None)
+        fate = next((ExitReason(line["fate"]) for line in lines[1:] if "fate" in line), None)
         return cls(pid, number, unit, steps, phase, fate)
 
     @classmethod
@@ -117,7 +117,7 @@ class Done:
 class Death:
     """End of a task whose worker died: a sentence with the exit signal or limit, and the last note, if any."""
 
-    fate: Fate
+    fate: ExitReason
     said: str
     note: Note | None = None
 
@@ -177,7 +177,7 @@ class Pool(Protocol):
 
 def unusable(target: str, death: Death) -> TargetError:
     """Return the error for a target that ends the workers that load it."""
-    said = death.said if death.fate is Fate.NEVER_STARTED else f"cannot be used: its process {death.said}"
+    said = death.said if death.fate is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
     return TargetError(f"target {target!r} {said}; load it by hand, with python -X faulthandler, to see why")
 
 

@@ -23,8 +23,19 @@ from typing import Any
 
 import pebble
 
-from conformance.run import processes, stop, worker
-from conformance.run.messages import Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied, exit_in_words
+from conformance.run import processes, signals, worker
+from conformance.run.messages import (
+    Death,
+    Done,
+    ExitReason,
+    Limits,
+    Note,
+    OutOfTime,
+    Pool,
+    Task,
+    WorkerDied,
+    exit_in_words,
+)
 
 LOOK = 0.5
 """Interval in seconds between reads of the workers' notes."""
@@ -80,7 +91,7 @@ class _Running:
             self.seen, self.since = (note.number, note.phase), now
         limit = limits.of(note.phase)
         late = note.unit and now - self.since > limit + limits.grace
-        return Death(Fate.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
+        return Death(ExitReason.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 
 class LocalPool(Pool):
@@ -89,7 +100,7 @@ class LocalPool(Pool):
     Each worker imports `modules`, which hold the functions of the tasks, after the target. `preload` lists modules that
     may be imported before the target, as torch is; where workers are forks, the server imports them once. Files of
     `worker.keep` are written to their own path, or into the folder `spool` if the owner is on another machine. Output
-    of workers is appended to the file `words`, or goes to stderr without one.
+    of workers is appended to the file `worker_log`, or goes to stderr without one.
     """
 
     def __init__(
@@ -100,14 +111,14 @@ class LocalPool(Pool):
         modules: Sequence[str] = (),
         preload: Sequence[str] = PRELOAD,
         spool: Path | None = None,
-        words: Path | None = None,
+        worker_log: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
-        self._spool, self._words = (str(path) if path is not None else "" for path in (spool, words))
+        self._spool, self._worker_log = (str(path) if path is not None else "" for path in (spool, worker_log))
         self._waiting: deque[Task] = deque()
         self._running: dict[Future[Any], _Running] = {}
         self._handed_out = self._fruitless = 0
@@ -124,7 +135,15 @@ class LocalPool(Pool):
             max_workers=self.jobs + 1,
             max_tasks=self.limits.recycle,
             initializer=worker.start,
-            initargs=(str(self._path), self.jobs, self.limits, self.target, self._modules, self._spool, self._words),
+            initargs=(
+                str(self._path),
+                self.jobs,
+                self.limits,
+                self.target,
+                self._modules,
+                self._spool,
+                self._worker_log,
+            ),
             context=self._context,
         )
 
@@ -147,7 +166,7 @@ class LocalPool(Pool):
         """Yield each task with its answer as it ends; see `Pool.ended`."""
         until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._running:
-            stop.check()
+            signals.check()
             if time.time() >= until:
                 return
             self._hand_out()
@@ -173,7 +192,7 @@ class LocalPool(Pool):
         while answer is None:
             future, running = self._schedule(task)
             while not self._wait({future: running}, until):
-                stop.check()
+                signals.check()
                 if time.time() >= until:
                     future.cancel()  # pebble ends its worker
                     raise OutOfTime
@@ -202,7 +221,7 @@ class LocalPool(Pool):
             future.set_exception(error)
             return future, _Running(task, self._context, path)
         while True:
-            stop.check()
+            signals.check()
             try:
                 future = self._pool.schedule(worker.perform, args=(asked,), timeout=task.seconds)
                 return future, _Running(task, self._context, path)
@@ -233,12 +252,12 @@ class LocalPool(Pool):
                 dead = sum(not _alive(int(mark.stem)) for mark in self._path.glob(f"*.{worker.STARTING}"))
                 self._want_spare(dead > 0 or self._ever_ready)
                 if dead >= ATTEMPTS:
-                    death = Death(Fate.NEVER_STARTED, "ends the process that loads it")
+                    death = Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
                 elif waited > self.limits.starting:
-                    death = Death(Fate.NEVER_STARTED, f"did not load in {waited:.0f} s")
+                    death = Death(ExitReason.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
                 running.death = death
-                if death.fate is Fate.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
+                if death.fate is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
                     future.set_running_or_notify_cancel()
                     self._forget_starting()
 
@@ -251,13 +270,13 @@ class LocalPool(Pool):
         try:
             answer = pickle.loads(future.result(timeout=0))
         except CancelledError:
-            answer = running.death or Death(Fate.CRASH, "was ended", note)
+            answer = running.death or Death(ExitReason.CRASH, "was ended", note)
         except pebble.ProcessExpired as died:
             answer = self._broken(running) if running.context.lost else self._died(died.exitcode, note)
         except BrokenProcessPool:
             answer = running.death or self._broken(running)
         except TimeoutError:
-            answer = Death(Fate.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
+            answer = Death(ExitReason.TIMEOUT, f"gave no answer in {running.task.seconds:g} s", note)
         except Exception as error:  # the task cannot be pickled, or its value cannot be unpickled
             answer = Done(error=error)
         self._want_spare(isinstance(answer, Death))
@@ -268,12 +287,12 @@ class LocalPool(Pool):
     def _died(self, code: int, note: Note | None) -> Death:
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
-            stop.check()
-        if note is not None and note.fate is Fate.TIMEOUT:
+            signals.check()
+        if note is not None and note.fate is ExitReason.TIMEOUT:
             return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
-        if note is not None and note.fate is Fate.MEMORY:
+        if note is not None and note.fate is ExitReason.MEMORY:
             return Death(note.fate, "ran out of memory", note)
-        return Death(Fate.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
+        return Death(ExitReason.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:
         """Restart the pool after a worker died before or between tasks, or after the fork server ended. Return None to
@@ -286,7 +305,7 @@ class LocalPool(Pool):
         self._fruitless += 1
         if self._fruitless < (ATTEMPTS if self._ever_ready else 1):
             return None
-        return Death(Fate.NEVER_STARTED, "ends the process that loads it")
+        return Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
 
     def _restart(self) -> None:
         self.counters.restarted += 1

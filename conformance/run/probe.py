@@ -21,8 +21,8 @@ from conformance.core.features import FEATURES
 from conformance.core.names import BUILTIN, DTYPES
 from conformance.core.probed import Answer, Probe, Row
 from conformance.core.profile import Profile
+from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, OutOfTime, Pool, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from conformance.core.uncollected import uncollected
-from conformance.run import stop
+from conformance.core.gc_freeze import gc_freeze
+from conformance.run import signals
 
 RETIRED, EXIT_0 = 117, 256
 """Exit code of a worker that ends in good order, and the code given to pebble for an exit with 0. pebble takes 0 for
@@ -85,7 +85,7 @@ class _Spawned(SpawnProcess):
     """A worker process that imports all modules itself."""
 
     def start(self) -> None:
-        with stop.sigint_blocked(), _hashes_fixed():
+        with signals.sigint_blocked(), _hashes_fixed():
             super().start()
 
     def run(self) -> None:
@@ -242,12 +242,12 @@ class _Server:
         self.users, self.ended, self._owner = 0, False, os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = SpawnProcess(target=serve, args=(theirs, preload), daemon=True)
-        with theirs, stop.sigint_blocked(), _hashes_fixed():
+        with theirs, signals.sigint_blocked(), _hashes_fixed():
             self._process.start()
         said = ""
         try:
             while not wait([self._control], LOOK):
-                stop.check()
+                signals.check()
             said = self._control.recv(4096).decode()
         finally:
             if said != "ready":
@@ -343,7 +343,7 @@ def _has_accelerator() -> bool:
 def _imported(preload: Sequence[str]) -> str:
     """Import the modules. Return the reason why this process must not fork, or the empty string."""
     try:
-        with uncollected(), warnings.catch_warnings():
+        with gc_freeze(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # workers that import the module show the warning themselves
             for name in preload:
                 if name not in ASKS_FOR_ACCELERATORS or not _has_accelerator():

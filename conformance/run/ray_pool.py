@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.core.errors import ReportError, UsageError
 from conformance.core.files import write_atomic
-from conformance.run import stop, worker
-from conformance.run.carried import runtime_env
-from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
+from conformance.run import signals, worker
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
 from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD
+from conformance.run.ray_env import runtime_env
 from conformance.run.supervisor import Setup, Supervisor
 
 if TYPE_CHECKING:
-    from conformance.run.place import Place
+    from conformance.run.execution_place import Place
 
 OWN = "ray"
 """Address of a Ray instance that the command starts and ends."""
@@ -95,7 +95,7 @@ def _connect(place: Place, target: str) -> None:
 
     own = place.address == OWN
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    handlers = {number: signal.getsignal(number) for number in stop.SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     if own:
         path = os.pathsep.join(filter(None, sys.path))  # of the workers, which Ray's processes start
         settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
@@ -108,7 +108,7 @@ def _connect(place: Place, target: str) -> None:
         )
         settings |= {"address": place.address, "runtime_env": runtime_env(target, place.files)}
     try:
-        with stop.sigint_blocked():  # only this process handles Ctrl-C
+        with signals.sigint_blocked():  # only this process handles Ctrl-C
             ray.init(**settings)
     except Exception as error:
         token = "" if own else "; one that takes tokens needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
@@ -228,7 +228,7 @@ class RayPool(Pool):
         """Yield each task with its answer as it ends; see `Pool.ended`."""
         until = math.inf if seconds is None else time.time() + seconds
         while self._waiting or self._ended or any(seat.task for seat in self._seats):
-            stop.check()
+            signals.check()
             if self._ended:
                 yield self._ended.popleft()
             elif time.time() >= until:
@@ -243,7 +243,7 @@ class RayPool(Pool):
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         self._waiting.appendleft(task)
         while not (found := [answer for one, answer in self._ended if one is task]):
-            stop.check()
+            signals.check()
             if time.time() >= until:
                 self._withdraw(task)
                 raise OutOfTime
@@ -396,7 +396,7 @@ class RayPool(Pool):
             self._failed[id(task)] = self._failed.get(id(task), 0) + 1
             if self._failed[id(task)] >= ATTEMPTS:
                 seat.task = None
-                died = Death(Fate.CRASH, f"was lost with its supervisor {ATTEMPTS} times ({why})")
+                died = Death(ExitReason.CRASH, f"was lost with its supervisor {ATTEMPTS} times ({why})")
                 self._ended.append((task, died))
         self._give_up(seat)
 

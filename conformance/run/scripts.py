@@ -25,7 +25,7 @@ from pathlib import Path
 
 from conformance.core.finding import HARNESS, INVALID, gist
 from conformance.core.result import SHOWS, UNEXPECTED, Failure, Outcome, Result, Run, counted
-from conformance.run import stop
+from conformance.run import signals
 from conformance.run.messages import exit_in_words
 
 BUDGET = 300.0
@@ -83,9 +83,9 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             while left:
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
                 known |= dict(each.result() for each in done)
-                stop.check()
+                signals.check()
         except KeyboardInterrupt:
-            run.interrupted, run.complete = stop.signal_number(), False
+            run.interrupted, run.complete = signals.signal_number(), False
         finally:
             ending.set()
     run.seconds += time.monotonic() - began

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.core.errors import TargetError
 from conformance.core.files import write_atomic
-from conformance.run.messages import COMPILING, Done, Fate, Limits
-from conformance.run.words import limited, redirected
+from conformance.run.messages import COMPILING, Done, ExitReason, Limits
+from conformance.run.worker_log import limited, redirected
 
 if TYPE_CHECKING:
     from conformance.core.target import Target
@@ -70,10 +70,10 @@ class _State:
 
 
 def start(
-    folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "", words: str = ""
+    folder: str, jobs: int, limits: Limits, target: str, modules: Sequence[str], spool: str = "", worker_log: str = ""
 ) -> None:
     """Prepare this process: set its limits, and load the target and the modules of the tasks, outside of any unit's
-    time. Output of the process goes to the file `words`. If the target cannot be loaded, the first task that calls
+    time. Output of the process goes to the file `worker_log`. If the target cannot be loaded, the first task that calls
     `loaded` reports the error.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the pool's owner handles it
@@ -83,7 +83,7 @@ def start(
     _wait_as_spare(folder, jobs)
     mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")
     os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
-    redirected(words)
+    redirected(worker_log)
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:
@@ -134,7 +134,7 @@ def perform(asked: bytes) -> bytes:
         _begin("")
         return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
-        _write({"fate": Fate.TIMEOUT if isinstance(error, UnitTimeout) else Fate.MEMORY})
+        _write({"fate": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
@@ -281,7 +281,7 @@ def _end_at_memory(most: int) -> None:
             status.seek(0)
             lines = [line.split() for line in status.read().splitlines()]
             if sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:")) > most:
-                _write({"fate": Fate.MEMORY})
+                _write({"fate": ExitReason.MEMORY})
                 os._exit(1)
             time.sleep(MEMORY_LOOK)
 

@@ -38,8 +38,8 @@ from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.run.execution_place import add_options, place_of
 from conformance.run.messages import Death, Limits, Pool, Task, WorkerDied
-from conformance.run.place import add_options, place_of
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS
@@ -220,19 +220,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
     parser.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: none but this one)")
     add_options(parser.add_argument)
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     try:
-        unknown = [name for name in given.fault if name not in EVERY]
+        unknown = [name for name in args.fault if name not in EVERY]
         if unknown:
             raise TargetError(f"there is no fault {unknown[0]!r}: choose from {', '.join(EVERY)}")
-        drawing = Drawing(biased=not given.plain, without=unsupported_steps(describe_target(given.on)))
-        place, names = place_of(given), given.fault or list(EVERY)
-        if place.local and given.jobs == 1:
-            hunts = hunt(names, drawing, given.seed, given.programs, beneath=given.on)
+        drawing = Drawing(biased=not args.plain, without=unsupported_steps(describe_target(args.on)))
+        place, names = place_of(args), args.fault or list(EVERY)
+        if place.local and args.jobs == 1:
+            hunts = hunt(names, drawing, args.seed, args.programs, beneath=args.on)
         else:
-            with place.pool(f"mutant:{NOTHING}@{given.on}", Limits(), given.jobs, [__name__]) as pool:
-                hunts = hunt_in(pool, names, drawing, given.seed, given.programs, given.on)
+            with place.pool(f"mutant:{NOTHING}@{args.on}", Limits(), args.jobs, [__name__]) as pool:
+                hunts = hunt_in(pool, names, drawing, args.seed, args.programs, args.on)
     except UserError as error:
         print(f"conformance.mutants: {error}", file=sys.stderr)
         return 2

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from conformance.core import torch_compat
-from conformance.core.attempt import named, not_implemented
 from conformance.core.kernel_tables import Kernel, backend_key, kernel_of
 from conformance.core.observation import Raised
+from conformance.core.trial import named, not_implemented
 
 
 @pytest.mark.parametrize(

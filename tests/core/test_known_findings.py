@@ -11,10 +11,10 @@ import pytest
 from conformance import expectations as command
 from conformance.core import expectations
 from conformance.core import result as model
-from conformance.core.drawn import Drawn
 from conformance.core.errors import ReportError
 from conformance.core.known_findings import KnownFinding, apply, check, update
 from conformance.core.patterns import NOT_ONE_BUG, NOT_SHRUNK
+from conformance.core.program_stats import Drawn
 from conformance.core.result import UNEXPLAINED, Outcome, Run
 from tests.report.runs import campaign, found, result, run
 

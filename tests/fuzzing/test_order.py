@@ -15,9 +15,9 @@ import pytest
 from conformance.core.finding import FAIL
 from conformance.fuzzing.campaign import Campaign
 from conformance.fuzzing.plan import Plan, Shard
-from conformance.fuzzing.shrinking import Apart, Settings
+from conformance.fuzzing.shrinking import RemoteShrinker, Settings
 from conformance.fuzzing.worker import NOTHING, Finding
-from conformance.run.messages import Death, Done, Fate, Task
+from conformance.run.messages import Death, Done, ExitReason, Task
 
 FOUND = [Finding(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property="value") for number in range(12)]
 
@@ -88,19 +88,19 @@ class TestApart:
     def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
         """The hundredth program of a group starts no new shrinking task."""
         made, pool = campaign(tmp_path), Kept()
-        apart = Apart(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
         for number in range(100):
             made.add(replace(FOUND[0], number=number))
-            made._shrink_ahead(apart, 5)
+            made._shrink_ahead(remote, 5)
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
         """Before the end of drawing, only a limited number of groups shrink in advance."""
         made, pool = campaign(tmp_path), Kept()
-        apart = Apart(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
         for number in range(30):
             made.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
-            made._shrink_ahead(apart, 2)
+            made._shrink_ahead(remote, 2)
         assert len(pool.tasks) == 2
 
     def test_answers_in_any_order(self) -> None:
@@ -109,15 +109,15 @@ class TestApart:
         one, two, three = FOUND[:3]
         small = {finding.number: replace(finding, property="small") for finding in (one, two)}
         for order in itertools.permutations((one, two, three)):
-            answers = [Death(Fate.CRASH, "died") if each is three else Done(small[each.number]) for each in order]
-            apart = Apart(Kept(answers), Settings("cpu", 60))  # type: ignore[arg-type]
+            answers = [Death(ExitReason.CRASH, "died") if each is three else Done(small[each.number]) for each in order]
+            remote = RemoteShrinker(Kept(answers), Settings("cpu", 60))  # type: ignore[arg-type]
             for each in order:
-                apart.begin(each)
-            assert [apart.shrink(each, 0.0) for each in (one, two, three)] == [small[0], small[1], three]
+                remote.begin(each)
+            assert [remote.shrink(each, 0.0) for each in (one, two, three)] == [small[0], small[1], three]
 
     def test_an_error_is_raised_at_its_turn(self) -> None:
         """The error is raised for the finding that requested it, as in local shrinking."""
-        apart = Apart(Kept([Done(error=RuntimeError("odd"))]), Settings("cpu", 60))  # type: ignore[arg-type]
-        apart.begin(FOUND[0])
+        remote = RemoteShrinker(Kept([Done(error=RuntimeError("odd"))]), Settings("cpu", 60))  # type: ignore[arg-type]
+        remote.begin(FOUND[0])
         with pytest.raises(RuntimeError, match="odd"):
-            apart.shrink(FOUND[0], 0.0)
+            remote.shrink(FOUND[0], 0.0)

@@ -20,7 +20,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 from conformance.report import html, machine
-from conformance.run.messages import Death, Fate
+from conformance.run.messages import Death, ExitReason
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
 STORAGES = (Storage("float64", 1), Storage("float32", 3))
@@ -67,7 +67,8 @@ class TestElsewhere:
 
     def test_deaths(self) -> None:
         """Deaths count as equal if both have the same signal, or both run out of time."""
-        killed, hung = Death(Fate.CRASH, "killed its process with SIGSEGV"), Death(Fate.TIMEOUT, "gave no answer")
+        killed = Death(ExitReason.CRASH, "killed its process with SIGSEGV")
+        hung = Death(ExitReason.TIMEOUT, "gave no answer")
         crash = replace(found(OF_TORCH, kind="CRASH"), said=killed.said)
         assert died_elsewhere(crash, killed) == f"{SAME} (crash)"
         assert died_elsewhere(replace(crash, said="killed its process with SIGABRT"), killed) == "fails (crash)"

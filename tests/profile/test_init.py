@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from conformance.core import profile as profiles
-from conformance.core.lacking import Outcome, Trial
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.fuzzing import trial as of_step
 from conformance.opinfo import trial as of_opinfo
 from conformance.profile import init
 from conformance.profile.__main__ import main
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
-from conformance.run.trials import LATE, trials
+from conformance.run.profile_trials import LATE, trials
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = ROOT / "tests" / "planted"
@@ -81,8 +81,8 @@ class TestTrials:
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
         """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
-        from conformance.core.attempt import without_kernel
         from conformance.core.loading import load_target
+        from conformance.core.trial import without_kernel
 
         tiny = load_target("tiny")
         assert not without_kernel("aten::add.Tensor", tiny)

@@ -9,12 +9,12 @@ import pytest
 
 from conformance.core import profile as profiles
 from conformance.core import result as model
-from conformance.core.contradicted import contradicted
-from conformance.core.lacking import Lacking, removed
 from conformance.core.merge import merge
+from conformance.core.missing_ops import Lacking, removed
 from conformance.core.names import DTYPES
 from conformance.core.probed import Answer, Probe, Row
 from conformance.core.result import Result, Run
+from conformance.core.stale_declarations import stale_declarations
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
 from conformance.report.__main__ import main as report
@@ -159,7 +159,7 @@ class TestFeatures:
         profile.write_text('[target]\nname = "cpu"\nlacks = ["set_"]\ndtypes = ["float32", "bool"]\n')
         rows = Row("set_", Answer.NO, "no"), Row("views", Answer.WRONG, "t"), Row("unfold", Answer.NO, "no")
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
-        there, notes = contradicted(profiles.load("conformance.toml"), seen)
+        there, notes = stale_declarations(profiles.load("conformance.toml"), seen)
         assert there == {}
         assert notes == [
             "conformance.toml, line 3: the feature 'views' is not in 'lacks', and the probe's answer is wrong (t): "
@@ -174,7 +174,7 @@ class TestFeatures:
         profile.write_text(f'[target]\nkind = "{kind}"\nlacks = ["set_"]\n')
         seen = resolve("conformance.toml", Limits(), strict=60)[1]
         assert seen is not None and seen.unmade
-        assert contradicted(profiles.load("conformance.toml"), seen) == (
+        assert stale_declarations(profiles.load("conformance.toml"), seen) == (
             {},
             [f"'lacks' of conformance.toml were not tried: {seen.unmade}."],
         )

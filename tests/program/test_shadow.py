@@ -10,7 +10,7 @@ import torch
 
 from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.shadow import Shadow, reference
-from conformance.program.steps.draw import Situation
+from conformance.program.steps.draw import DrawContext
 from conformance.program.steps.op import Step
 from conformance.program.steps.table import OPS
 
@@ -77,10 +77,10 @@ class TestReference:
         """torch accepts `.data =` between an inference tensor and another on the CPU, and on no other device."""
         shadow = Shadow(program())
         shadow.offer(Step("neg", (t("a"),), out=("b",), under=("inference_mode",)))
-        step = OPS["set_data"].draw(Situation(random.Random(seed).randint, shadow, ("float32",)))
+        step = OPS["set_data"].draw(DrawContext(random.Random(seed).randint, shadow, ("float32",)))
         assert step is None
         shadow.offer(Step("neg", (t("a"),), out=("c",)))
-        step = OPS["set_data"].draw(Situation(random.Random(seed).randint, shadow, ("float32",)))
+        step = OPS["set_data"].draw(DrawContext(random.Random(seed).randint, shadow, ("float32",)))
         assert step is None or sorted(step.names()) == ["a", "c"]
 
     def test_the_default_device_is_not_another_threads(self):

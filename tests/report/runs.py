@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.core import result as model
-from conformance.core.drawn import Drawn
+from conformance.core.program_stats import Drawn
 from conformance.core.result import Failure, Finding, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from conformance.core.drawn import Drawn
+from conformance.core.program_stats import Drawn
 from conformance.core.result import Failure, Outcome, Result, Run
 from conformance.report import html
 from conformance.report.escape import escape_control_characters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.core.drawn import Drawn
+from conformance.core.program_stats import Drawn
 from conformance.core.result import Outcome, Result
 from conformance.report import compare
 from tests.report.runs import campaign, failed, found, over, result, run

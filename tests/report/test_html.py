@@ -6,7 +6,7 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
-from conformance.core.drawn import Drawn
+from conformance.core.program_stats import Drawn
 from conformance.core.result import Failure, Outcome, Run
 from conformance.core.script import MARKER
 from conformance.core.sentences import LAYOUTS

@@ -14,9 +14,9 @@ import pytest
 
 from conformance.core import result as model
 from conformance.core.accuracy import Accuracy
-from conformance.core.drawn import Drawn
 from conformance.core.footprint import Footprint
-from conformance.core.lacking import Lacking
+from conformance.core.missing_ops import Lacking
+from conformance.core.program_stats import Drawn
 from conformance.core.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
 from tests.report.runs import campaign, failed, found, result, run

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.run import stop
+from conformance.run import signals
 from tests.run.process_tree import PLANTED
 
 
@@ -23,5 +23,5 @@ def importable() -> Iterator[None]:
 def asked_for_nothing() -> Iterator[None]:
     """Clear a stop requested by a test; otherwise the next test's pool would react to it."""
     yield
-    with stop.deferred():
+    with signals.deferred():
         pass

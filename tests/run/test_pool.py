@@ -17,8 +17,8 @@ import pytest
 
 from conformance.core.errors import UserError
 from conformance.run import pool as pool_module
-from conformance.run import processes, stop
-from conformance.run.messages import COMPILING, Death, Done, Fate, Limits, Note, OutOfTime, Pool, Task, WorkerDied
+from conformance.run import processes, signals
+from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 
@@ -41,16 +41,16 @@ class TestDeaths:
     @pytest.mark.parametrize(
         ("function", "fate", "said", "steps"),
         [
-            (tasks.segfaults, Fate.CRASH, "SIGSEGV", ("1", "2")),
-            (tasks.exits_0, Fate.CRASH, "exit code 0", ()),
-            (tasks.leaves, Fate.CRASH, "exit code", ()),
-            (tasks.killed, Fate.CRASH, "SIGKILL (out of memory?)", ()),
-            (tasks.sleeps, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
-            (tasks.hangs_outside_python, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
+            (tasks.segfaults, ExitReason.CRASH, "SIGSEGV", ("1", "2")),
+            (tasks.exits_0, ExitReason.CRASH, "exit code 0", ()),
+            (tasks.leaves, ExitReason.CRASH, "exit code", ()),
+            (tasks.killed, ExitReason.CRASH, "SIGKILL (out of memory?)", ()),
+            (tasks.sleeps, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
+            (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
         ],
     )
     def test_each_is_told(
-        self, function: Any, fate: Fate, said: str, steps: tuple[str, ...], shared: LocalPool
+        self, function: Any, fate: ExitReason, said: str, steps: tuple[str, ...], shared: LocalPool
     ) -> None:
         """The answer has the worker's end in words and the last steps of its note; the next task runs."""
         answer = outcome(shared, function)
@@ -65,7 +65,7 @@ class TestDeaths:
         """A worker that exceeds its memory limit is distinguished from a crash."""
         answer = outcome(shared, tasks.eats_memory)
         assert isinstance(answer, Death)
-        assert answer.fate is Fate.MEMORY
+        assert answer.fate is ExitReason.MEMORY
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is looked at on Linux only")
     def test_shared_memory(self, shared: LocalPool) -> None:
@@ -73,7 +73,7 @@ class TestDeaths:
         tensors there used up the machine's memory."""
         answer = outcome(shared, tasks.eats_shared_memory)
         assert isinstance(answer, Death)
-        assert answer.fate is Fate.MEMORY
+        assert answer.fate is ExitReason.MEMORY
 
     def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
         """An exception is the task's answer, as text if it cannot be recreated here, and the worker continues."""
@@ -108,16 +108,16 @@ class TestDeaths:
         with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
             shared.ask(tasks.segfaults)
         assert isinstance(caught.value, UserError)
-        assert caught.value.death.fate is Fate.CRASH
+        assert caught.value.death.fate is ExitReason.CRASH
 
     @pytest.mark.parametrize("target", ["class:tasks.Dies", "class:tasks.Leaves"])
     def test_a_target_that_ends_its_process(self, target: str) -> None:
-        """The fate is NEVER_STARTED after a few attempts, even with exit code 0, which pebble interprets as a retired
+        """The reason is NEVER_STARTED after a few attempts, even with exit code 0, which pebble interprets as a retired
         worker."""
         with LocalPool(target, Limits(), 1) as pool:
             answer = outcome(pool, tasks.pid)
         assert isinstance(answer, Death)
-        assert answer.fate is Fate.NEVER_STARTED
+        assert answer.fate is ExitReason.NEVER_STARTED
         assert pool.counters.started <= 2 * pool_module.ATTEMPTS + 2
 
 
@@ -210,7 +210,7 @@ class TestWorkers:
         with LocalPool("cpu", Limits(unit=60, compiling=1, grace=1), 1, ["tasks"]) as pool:
             answer = outcome(pool, tasks.compiles, 1000.0)
         assert isinstance(answer, Death)
-        assert (answer.fate, answer.said) == (Fate.TIMEOUT, "gave no answer in 1 s")
+        assert (answer.fate, answer.said) == (ExitReason.TIMEOUT, "gave no answer in 1 s")
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_they_end_with_their_owner(self, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ class TestOverdue:
         clock[0] += limits.unit + limits.grace - 1
         assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1",))) is None
         clock[0] += 2
-        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).fate is Fate.TIMEOUT
+        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).fate is ExitReason.TIMEOUT
 
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
         """A task that has not started a unit has no limit."""
@@ -314,7 +314,7 @@ class TestOverdue:
         clock[0] += 100
         assert running.overdue(limits, compiling) is None
         clock[0] += 100
-        assert running.overdue(limits, compiling).fate is Fate.TIMEOUT
+        assert running.overdue(limits, compiling).fate is ExitReason.TIMEOUT
 
 
 class TestNote:
@@ -322,7 +322,7 @@ class TestNote:
         """Only complete lines count, since a worker may be writing its note."""
         text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"fate": "MEM'
         assert Note.parse(text) == Note(7, 3, "a program", ("1", "2"), COMPILING)
-        assert Note.parse(text + 'ORY"}\n').fate is Fate.MEMORY  # type: ignore[union-attr]
+        assert Note.parse(text + 'ORY"}\n').fate is ExitReason.MEMORY  # type: ignore[union-attr]
         assert Note.parse("[7, 3") is None
 
 
@@ -331,18 +331,18 @@ class TestStop:
     def test_the_first_signal_counts(self, first: signal.Signals, code: int) -> None:
         """A signal is pending until `check`, and later signals change nothing; afterwards the handlers are restored."""
         before = signal.getsignal(first)
-        with stop.deferred():
-            stop.check()
+        with signals.deferred():
+            signals.check()
             for number in (first, signal.SIGINT, signal.SIGTERM):
                 os.kill(os.getpid(), number)
-            with pytest.raises(stop.Stopped):
-                stop.check()
-            assert 128 + stop.signal_number() == code
+            with pytest.raises(signals.Stopped):
+                signals.check()
+            assert 128 + signals.signal_number() == code
         assert signal.getsignal(first) is before
 
     def test_a_pool_answers_it(self, shared: LocalPool) -> None:
         """A pool reacts to a signal while it waits for a task that does not end."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, stop.deferred():
+        with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool, signals.deferred():
             pool.submit(Task("it", tasks.sleeps))
             os.kill(os.getpid(), signal.SIGTERM)
             with pytest.raises(KeyboardInterrupt):

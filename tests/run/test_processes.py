@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.run import pool as pool_module
-from conformance.run import processes, stop
+from conformance.run import processes, signals
 from conformance.run.messages import Done, Limits, Task
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
@@ -93,9 +93,9 @@ class TestForks:
             os.kill(os.getpid(), signal.SIGINT)
 
         timer = threading.Timer(1.0, interrupts)
-        with stop.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
+        with signals.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
             timer.start()
-            with pytest.raises(stop.Stopped):
+            with pytest.raises(signals.Stopped):
                 pool.submit(Task("it", tasks.pid))
         assert time.monotonic() - began < 10
         assert left

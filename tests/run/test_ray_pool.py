@@ -21,8 +21,8 @@ import ray
 
 from conformance.core.errors import UsageError
 from conformance.run import ray_pool
-from conformance.run.messages import Death, Done, Fate, Limits, OutOfTime, Task, WorkerDied
-from conformance.run.place import Place
+from conformance.run.execution_place import Place
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.ray_pool import RayPool
 from tests.run.clusters import PLANTED, SMALL, started
 
@@ -122,12 +122,12 @@ class TestAnswers:
         with RayPool(Place("ray"), "cpu", LIMITS, 1, ["tasks"]) as pool:
             before = actors()
             cases = [
-                (tasks.segfaults, Fate.CRASH, "SIGSEGV", ("1", "2")),
-                (tasks.exits_0, Fate.CRASH, "exit code 0", ()),
-                (tasks.killed, Fate.CRASH, "SIGKILL (out of memory?)", ()),
-                (tasks.sleeps, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
-                (tasks.hangs_outside_python, Fate.TIMEOUT, "no answer in 2 s", ("3",)),
-                (tasks.eats_memory, Fate.MEMORY, "out of memory", ()),
+                (tasks.segfaults, ExitReason.CRASH, "SIGSEGV", ("1", "2")),
+                (tasks.exits_0, ExitReason.CRASH, "exit code 0", ()),
+                (tasks.killed, ExitReason.CRASH, "SIGKILL (out of memory?)", ()),
+                (tasks.sleeps, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
+                (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
+                (tasks.eats_memory, ExitReason.MEMORY, "out of memory", ()),
             ]
             for function, fate, said, steps in cases:
                 pool.submit(Task("it", function))

@@ -33,7 +33,7 @@ def test_a_lie_of_replay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault is a replayed step that stores one number in all of its results."""
     replay = steps.replay
 
-    def lying(step: steps.Begun, why: str) -> bool:
+    def lying(step: steps.PendingQueue, why: str) -> bool:
         done = replay(step, why)
         for storage in step.storages if done else ():
             storage.hold_number(storage.dtype, 7)

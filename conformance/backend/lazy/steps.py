@@ -42,11 +42,11 @@ ENABLED = True
 Key = tuple[Any, ...]
 
 
-class _Unlike(Exception):
+class NotReplayable(Exception):
     """A step that cannot be compared with others."""
 
 
-class Begun(NamedTuple):
+class PendingQueue(NamedTuple):
     """A queue that is about to be computed."""
 
     key: Key
@@ -64,7 +64,7 @@ class Value(NamedTuple):
     donor: int | None
 
 
-class Restored:
+class RestoredValue:
     """A lazy value that a step left: a `Kind` of queued call, whose operands are the step's buffers."""
 
     fresh = False
@@ -97,8 +97,8 @@ class Step(NamedTuple):
     made: list[
         Spec
     ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
-    values: list[Value | Restored | None]  # content of each storage afterwards, None if unchanged
-    reads: list[list[int]]  # of each Restored: its buffers among the step's
+    values: list[Value | RestoredValue | None]  # content of each storage afterwards, None if unchanged
+    reads: list[list[int]]  # of each RestoredValue: its buffers among the step's
     overwritten: list[int]  # storages into whose own buffers the schedule writes
     device: str
 
@@ -111,7 +111,7 @@ def reset_state() -> None:
     _known.clear()
 
 
-def begun(wanted: Sequence[LazyStorage]) -> Begun | None:
+def begun(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
     """The queue that a flush of `wanted` and of all storages written in place computes; None if it cannot be
     compared.
     """
@@ -122,11 +122,11 @@ def begun(wanted: Sequence[LazyStorage]) -> Begun | None:
         return None
     try:
         return _described(calls.pending(), wanted)
-    except _Unlike:
+    except NotReplayable:
         return None
 
 
-def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
+def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> PendingQueue:
     places: dict[int, int] = {}
     storages: list[LazyStorage] = []
     buffers: dict[UOp, int] = {}
@@ -146,7 +146,7 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
     for call in queue:
         kind = call.kind
         key.append(kind)
-        if type(kind) is Restored:
+        if type(kind) is RestoredValue:
             key.extend([buffers.setdefault(b, len(buffers)) for b in call.given])
             place(call.written[0], True)
             continue
@@ -160,7 +160,7 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> Begun:
     _add_graphs(lazy, buffers, key)
     _check_others(places, buffers, key)
     key.append(settings())
-    return Begun(tuple(key), storages, list(buffers), data)
+    return PendingQueue(tuple(key), storages, list(buffers), data)
 
 
 def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> Any:
@@ -168,7 +168,7 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> An
     values share most of their nodes and are put into the key together.
     """
     if storage.has_pending_writes:
-        raise _Unlike
+        raise NotReplayable
     donor = storage.donor
     into = None if donor is None else buffers.setdefault(donor, len(buffers))
     flat, view = storage.flat, storage.view
@@ -194,7 +194,7 @@ def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) ->
         return
     graph = canonical(lazy)
     if not all(node.op is Ops.BUFFER or node.op not in expressions.OUTSIDE for node in graph.nodes):
-        raise _Unlike
+        raise NotReplayable
     key.append(graph.key)
     key.extend([buffers.setdefault(b, len(buffers)) for b in graph.buffers])
 
@@ -202,13 +202,13 @@ def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) ->
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
     """Add to the key the uses of the step's buffers by other storages, and lazy values that read no buffer.
 
-    Raises _Unlike if the step would have to compute another storage.
+    Raises NotReplayable if the step would have to compute another storage.
     """
     own = set(buffers)
     lazy: list[UOp] = []
     for storage in DIRTY.values():
         if id(storage) not in places:
-            raise _Unlike
+            raise NotReplayable
     for storage in LAZY.values():
         if id(storage) in places or not storage.is_lazy():
             continue
@@ -217,7 +217,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
         if not reads:
             key.append(value)
         elif any(b.op is not Ops.BUFFER for b in reads):
-            raise _Unlike
+            raise NotReplayable
         elif not own.isdisjoint(reads) or (storage.donor is not None and storage.donor in own):
             key.append(_state(storage, buffers, lazy))
     _add_graphs(lazy, buffers, key)
@@ -230,7 +230,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
     key.append(tuple(sorted(shared)))
 
 
-def replay(step: Begun, why: str) -> bool:
+def replay(step: PendingQueue, why: str) -> bool:
     """Compute the queue in the same way as an earlier equal one; False if none is recorded."""
     known = _known.get(step.key)
     if not isinstance(known, Step):
@@ -256,7 +256,7 @@ def replay(step: Begun, why: str) -> bool:
         table += slots[len(known.sources) :]
         left: list[Call] = []
         for storage, value, reads in zip(step.storages, known.values, known.reads, strict=True):
-            if type(value) is Restored:
+            if type(value) is RestoredValue:
                 left.append(Call(value, (), (storage,), [table[i] for i in reads]))
             elif isinstance(value, Value):
                 _hold(storage, value, table)
@@ -278,7 +278,7 @@ def _hold(storage: LazyStorage, value: Value, table: list[UOp]) -> None:
         LAZY.pop(storage.serial, None)
 
 
-def recorded(step: Begun, compute: Callable[[], None]) -> None:
+def recorded(step: PendingQueue, compute: Callable[[], None]) -> None:
     """Turn the queue into values, `compute` them, and record the computation if such a queue was seen before."""
     count = _known.get(step.key, 0)
     _known[step.key] = count + 1 if isinstance(count, int) else count
@@ -312,7 +312,9 @@ def recorded(step: Begun, compute: Callable[[], None]) -> None:
             COUNTERS.recorded += 1
 
 
-def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwrites: int, first: int) -> Step | None:
+def _step(
+    step: PendingQueue, before: list[Any], schedule: Any, data: list[UOp], overwrites: int, first: int
+) -> Step | None:
     """The recorded computation of the queue; None if it cannot be replayed. Buffers numbered above `first` are new."""
     run, buffers, slots, device = schedule
     if any(b.op is not Ops.BUFFER for b in slots):
@@ -361,7 +363,7 @@ def _step(step: Begun, before: list[Any], schedule: Any, data: list[UOp], overwr
             outside = list(dict.fromkeys([*outside, *([donor] if donor is not None else [])]))
             stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in outside}
             made = value.substitute(stand_ins, walk=True)
-            values[-1] = Restored(
+            values[-1] = RestoredValue(
                 made if flat is not None else None,
                 None if flat is not None else (*view[:3], made),  # type: ignore[index]
                 list(stand_ins.values()),

@@ -85,7 +85,7 @@ class Drawn(Protocol):
     def offer(self, step: Step) -> Step | None: ...
 
 
-class Situation(Draw):
+class DrawContext(Draw):
     """Context of a drawing rule: its choices, and the shadow of the program so far, whose tensors it may pick."""
 
     def __init__(self, source: Source, shadow: Drawn, dtypes: Sequence[str], biased: bool = True) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from conformance.program.steps import fits
-from conformance.program.steps.draw import Situation, index_of, tensor_of
-from conformance.program.steps.fits import Fits
+from conformance.program.steps import predicates
+from conformance.program.steps.draw import DrawContext, index_of, tensor_of
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import (
     COMPUTE,
@@ -34,6 +33,7 @@ from conformance.program.steps.op import (
     number,
     tensor,
 )
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, decided, row, without_grad
 
 NAME = "edges"
@@ -88,15 +88,15 @@ def _moderate(t: torch.Tensor) -> bool:
 
 
 def _numbers(t: torch.Tensor) -> bool:
-    return fits.number_like(t) and t.numel() > 0
+    return predicates.number_like(t) and t.numel() > 0
 
 
 def _floats(t: torch.Tensor) -> bool:
-    return fits.floating(t) and t.numel() > 0
+    return predicates.floating(t) and t.numel() > 0
 
 
 def _signed(t: torch.Tensor) -> bool:
-    return fits.signed(t) and t.numel() > 0
+    return predicates.signed(t) and t.numel() > 0
 
 
 def _selectable(t: torch.Tensor) -> bool:
@@ -119,73 +119,75 @@ def _has_rows(t: torch.Tensor) -> bool:
     return _numbers(t) and t.dim() > 0
 
 
-def _dim(k: Situation, t: torch.Tensor) -> list[Json]:
+def _dim(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.dim(t)]
 
 
-def _number(k: Situation, t: torch.Tensor) -> list[Json]:
+def _number(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice(NUMBERS)]
 
 
-def _exponent(k: Situation, t: torch.Tensor) -> list[Json]:
+def _exponent(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice(EXPONENTS)]
 
 
-def _divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+def _divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((2, 3, 1.5, number(math.inf)) if t.is_floating_point() else (2, 3))]
 
 
-def _signed_divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+def _signed_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((-2, -3, 2, -1.5)) if t.dtype.is_signed and t.is_floating_point() else k.choice((2, 3))]
 
 
-def _bounds(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _bounds(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     low, high = (k.choice((None, *NUMBERS)) for _ in range(2))
     if low is None and high is None:
         return [0]
     return [low, high] if low is None or high is None or low <= high else [high, low]
 
 
-def _beside(k: Situation, t: torch.Tensor, takes: Fits) -> list[Json] | None:
+def _beside(k: DrawContext, t: torch.Tensor, takes: Fits) -> list[Json] | None:
     name = k.pick(lambda u: u.dtype == t.dtype and u.size() == t.size() and takes(u))
     return [tensor(name)] if name else None
 
 
-def _equal_nan(k: Situation, t: torch.Tensor) -> Given | None:
+def _equal_nan(k: DrawContext, t: torch.Tensor) -> Given | None:
     other = _beside(k, t, lambda u: k.shadow.level(u) < 2)
     return Given(other, {"equal_nan": k.chance(2, 3)}) if other else None
 
 
-def _stable(k: Situation, t: torch.Tensor) -> Given:
+def _stable(k: DrawContext, t: torch.Tensor) -> Given:
     return Given([], {"stable": True, "dim": k.dim(t), "descending": k.chance(1, 3)})
 
 
-def _repeated(k: Situation, t: torch.Tensor) -> list[Json]:
+def _repeated(k: DrawContext, t: torch.Tensor) -> list[Json]:
     at = k.indices(t.size(0), 3)
     return [index_of(0, tensor_of([*at, at[0]]))]
 
 
-def _selected(k: Situation, t: torch.Tensor) -> list[Json]:
+def _selected(k: DrawContext, t: torch.Tensor) -> list[Json]:
     dim, at = k.along(t)
     return [dim, tensor_of([*at, at[0]])]
 
 
-def _ones_and_zeros(k: Situation, t: torch.Tensor) -> list[Json]:
+def _ones_and_zeros(k: DrawContext, t: torch.Tensor) -> list[Json]:
     bits = [[int(k.chance(1, 2)) for _ in range(2)] for _ in range(t.size(1))]
     return [tensor_of(bits, t.dtype)]
 
 
-def _searched(k: Situation, t: torch.Tensor) -> Given:
+def _searched(k: DrawContext, t: torch.Tensor) -> Given:
     edges = sorted({k.choice((0, 1, 2, 3, 7)) for _ in range(3)})
-    return Given([tensor_of(edges, torch.int64 if fits.category(t.dtype) == 1 else t.dtype)], {"right": k.chance(1, 2)})
+    return Given(
+        [tensor_of(edges, torch.int64 if predicates.category(t.dtype) == 1 else t.dtype)], {"right": k.chance(1, 2)}
+    )
 
 
-def _narrowed(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _narrowed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     options = [name for name in HALVED if name in k.dtypes and name != dtype_name(t.dtype)]
     return [{"dtype": k.choice(options)}] if options else None
 
 
-def _repeated_to(k: Situation, t: torch.Tensor) -> list[Json]:
+def _repeated_to(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice(("sum", "amax", "sum", "argmax", "cumsum", "mean", "neg")), k.choice(LONG)]
 
 
@@ -196,16 +198,16 @@ def _small_halves(t: torch.Tensor) -> bool:
     return bool(((2 * t == (2 * t).round()) & (t.abs() <= 8)).all())
 
 
-def _certainty(k: Situation, t: torch.Tensor) -> list[Json]:
+def _certainty(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((1.0, 0.0))]
 
 
-def _where(k: Situation) -> Step | None:
+def _where(k: DrawContext) -> Step | None:
     name = k.pick(_numbers)
     return Step("where.number", (k.mask_for(k[name]), tensor(name), k.choice(NUMBERS))) if name else None
 
 
-def _joined(k: Situation) -> Step | None:
+def _joined(k: DrawContext) -> Step | None:
     name = k.pick(_has_rows)
     others = [] if name is None else [one for one in k.dtypes if one != dtype_name(k[name].dtype)]
     if name is None or not others:
@@ -214,7 +216,7 @@ def _joined(k: Situation) -> Step | None:
     return Step("cat.dtypes", (parts[::-1] if k.chance(1, 2) else parts, 0))
 
 
-def _undone(k: Situation) -> Step | None:
+def _undone(k: DrawContext) -> Step | None:
     """Draw the inverse of the last step, applied to its result."""
     for step in k.shadow.steps[-1:]:
         names = step.names()
@@ -229,7 +231,7 @@ def _graph(t: torch.Tensor) -> bool:
     return t.requires_grad and t.grad_fn is not None
 
 
-def _gradient(k: Situation) -> Step | None:
+def _gradient(k: DrawContext) -> Step | None:
     """Draw a backward from the last step's result."""
     made = [name for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env and _graph(k[name])]
     return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
@@ -239,7 +241,7 @@ FOLLOWERS = (Op("undone", NAME, LOSSY, _undone, FUNCTION), Op("gradient", NAME, 
 """Rules for a step that directly follows another one. They are not rows of the table: they draw steps of other rows."""
 
 
-def _mixed(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _mixed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     others = [name for name in k.dtypes if name != dtype_name(t.dtype)]
     size = k.choice((t.size(), torch.Size(()), t.size()[-1:]))
     return [k.constant(size, getattr(torch, k.choice(others)))] if others else None

@@ -12,9 +12,9 @@ import functools
 
 import torch
 
-from conformance.program.steps.draw import Situation
-from conformance.program.steps.fits import Fits
+from conformance.program.steps.draw import DrawContext
 from conformance.program.steps.op import FUNCTION, LOSSY, tensor
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, row
 
 NAME = "fusion"
@@ -32,11 +32,11 @@ def _moderate(t: torch.Tensor) -> bool:
     return _precise(t) and bool((t.detach().abs().nan_to_num(0.0, 0.0) <= MODERATE).all())
 
 
-def _alone(k: Situation, t: torch.Tensor) -> Given:
+def _alone(k: DrawContext, t: torch.Tensor) -> Given:
     return Given([], out=_rebound(k, t))
 
 
-def _beside(k: Situation, t: torch.Tensor) -> Given | None:
+def _beside(k: DrawContext, t: torch.Tensor) -> Given | None:
     """Draw the second operand: mostly an operand of the last step, else any tensor of the same size and dtype."""
 
     def fits(u: torch.Tensor) -> bool:
@@ -47,7 +47,7 @@ def _beside(k: Situation, t: torch.Tensor) -> Given | None:
     return Given([tensor(name)], out=_rebound(k, t)) if name is not None else None
 
 
-def _rebound(k: Situation, t: torch.Tensor) -> tuple[str, ...]:
+def _rebound(k: DrawContext, t: torch.Tensor) -> tuple[str, ...]:
     """Return mostly the name of the last step's result if `t` is that result, else no name.
 
     Reusing the name makes the earlier result unobservable, so that a device need not compute it separately."""
@@ -55,7 +55,7 @@ def _rebound(k: Situation, t: torch.Tensor) -> tuple[str, ...]:
     return (made[0],) if made and k.chance(3, 4) else ()
 
 
-def _latest(k: Situation, fits: Fits) -> str | None:
+def _latest(k: DrawContext, fits: Fits) -> str | None:
     """Pick mostly the last step's result."""
     made = [name for step in k.shadow.steps[-1:] for name in step.out if fits(k[name])]
     return made[-1] if made and k.chance(2, 3) else k.pick(fits)

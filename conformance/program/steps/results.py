@@ -7,65 +7,65 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.program.steps import fits
-from conformance.program.steps.draw import MOST_ELEMENTS, Situation, index_of, tensor_of
-from conformance.program.steps.fits import Fits
+from conformance.program.steps import predicates
+from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, index_of, tensor_of
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
+from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, an_operand, decided, masked, near_diagonal, row
 from conformance.program.steps.views import draw_shape, hide_one
 
 
-def _to(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _to(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     options = [name for name in k.dtypes if _casts(k, t, getattr(torch, name))]
     return [{"dtype": k.choice(options)}] if options else None
 
 
-def _casts(k: Situation, t: torch.Tensor, dtype: torch.dtype) -> bool:
+def _casts(k: DrawContext, t: torch.Tensor, dtype: torch.dtype) -> bool:
     if t.is_complex() and not dtype.is_complex:
         return False
     return not t.dtype.is_floating_point or dtype.is_floating_point or dtype.is_complex or k.shadow.converts(t, dtype)
 
 
-def _dims(k: Situation, t: torch.Tensor) -> list[Json]:
+def _dims(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.subset(t.dim()) or [-1], k.chance(1, 3)]
 
 
-def _advanced(k: Situation, t: torch.Tensor) -> list[Json]:
+def _advanced(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a list or tensor of indices for one dimension. Indices may repeat and be negative."""
     dim = k.integer(0, t.dim() - 1)
     at = [one - t.size(dim) if k.chance(1, 4) else one for one in k.indices(t.size(dim), k.integer(1, 3))]
     return [index_of(dim, at if k.chance(1, 2) else tensor_of(at))]
 
 
-def _scattered(k: Situation, t: torch.Tensor) -> list[Json]:
+def _scattered(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a source for one row of the first dimension, and the index of that row."""
     return [k.constant(t.size()[1:], t.dtype), 0, k.integer(0, t.size(0) - 1)]
 
 
-def _slice_scattered(k: Situation, t: torch.Tensor) -> list[Json]:
+def _slice_scattered(k: DrawContext, t: torch.Tensor) -> list[Json]:
     start = k.integer(0, t.size(0) - 1)
     return [k.constant((t.size(0) - start, *t.size()[1:]), t.dtype), 0, start]
 
 
-def _diagonal_scattered(k: Situation, t: torch.Tensor) -> list[Json]:
+def _diagonal_scattered(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant(t.detach().diagonal().size(), t.dtype)]
 
 
-def _pad(k: Situation, t: torch.Tensor) -> list[Json]:
+def _pad(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[k.integer(-1 if t.size(-1) > 2 else 0, 2), k.integer(0, 2)]]
 
 
-def _reshape(k: Situation, t: torch.Tensor) -> list[Json]:
+def _reshape(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [hide_one(k, draw_shape(k, t.numel()))]
 
 
-def _right(k: Situation, t: torch.Tensor) -> list[Json]:
+def _right(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.number(t.dtype) if k.chance(1, 4) else k.operand(t.size(), t.dtype)]
 
 
-def _joined(op: str) -> Callable[[Situation], Step | None]:
-    def rule(k: Situation) -> Step | None:
+def _joined(op: str) -> Callable[[DrawContext], Step | None]:
+    def rule(k: DrawContext) -> Step | None:
         name = k.pick(_joinable)
         if name is None:
             return None
@@ -79,7 +79,7 @@ def _joined(op: str) -> Callable[[Situation], Step | None]:
     return rule
 
 
-def _host_view(k: Situation, t: torch.Tensor) -> list[Json]:
+def _host_view(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((1, 0)), k.choice(("t", "step", "expand"))]
 
 
@@ -87,19 +87,19 @@ def _joinable(t: torch.Tensor) -> bool:
     return t.dim() > 0 and t.numel() <= MOST_ELEMENTS // 4
 
 
-def _gather(k: Situation, t: torch.Tensor) -> list[Json]:
+def _gather(k: DrawContext, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     size = [k.integer(1, n) for n in t.size()]
     index = torch.tensor(k.indices(t.size(dim), int(torch.Size(size).numel()))).reshape(size)
     return [dim, tensor_of(index.tolist())]
 
 
-def _index_select(k: Situation, t: torch.Tensor) -> list[Json]:
+def _index_select(k: DrawContext, t: torch.Tensor) -> list[Json]:
     dim, at = k.along(t)
     return [dim, tensor_of(at)]
 
 
-def _where(k: Situation) -> Step | None:
+def _where(k: DrawContext) -> Step | None:
     name = k.pick()
     if name is None:
         return None
@@ -108,21 +108,21 @@ def _where(k: Situation) -> Step | None:
 
 
 def _multipliable(t: torch.Tensor) -> bool:
-    return fits.numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
+    return predicates.numeric(t) and 1 <= t.dim() <= 3 and t.numel() > 0
 
 
-def _second_factor(k: Situation, t: torch.Tensor) -> list[Json]:
+def _second_factor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     inner = t.size(-1)
     second = k.pick(lambda u: u.dtype == t.dtype and u.dim() in (1, 2) and u.size(0) == inner)
     return [tensor(second) if second else k.constant((inner, 2), t.dtype)]
 
 
-def _diag_embed(k: Situation, t: torch.Tensor) -> list[Json]:
+def _diag_embed(k: DrawContext, t: torch.Tensor) -> list[Json]:
     first, second = k.choice(((-2, -1), (0, 1), (0, -1), (-1, 0)))
     return [k.choice((0, 1, -1, 2)), first, second]
 
 
-def _empty_filled(k: Situation) -> Step | None:
+def _empty_filled(k: DrawContext) -> Step | None:
     size = [k.integer(1, 3) for _ in range(k.choice((2, 1, 3)))]
     stride, step = [0] * len(size), k.choice((1, 2))
     for j in k.permutation(len(size))[::-1]:
@@ -151,7 +151,7 @@ def _conv(dims: int) -> Rest:
 
     The weight is a tensor of the program if one has a suitable size, else a constant."""
 
-    def rest(k: Situation, t: torch.Tensor) -> list[Json]:
+    def rest(k: DrawContext, t: torch.Tensor) -> list[Json]:
         channels, space = t.size(t.dim() - dims - 1), t.size()[t.dim() - dims :]
 
         def fits(w: torch.Tensor) -> bool:
@@ -173,14 +173,14 @@ def _conv(dims: int) -> Rest:
 def _pool(dims: int) -> Rest:
     """Return the rule for a pooling layer's kernel size, stride and padding."""
 
-    def rest(k: Situation, t: torch.Tensor) -> list[Json]:
+    def rest(k: DrawContext, t: torch.Tensor) -> list[Json]:
         size = min(2, *t.size()[t.dim() - dims :])
         return [size, k.choice((1, 2)), k.choice((0, 1)) if size > 1 else 0]
 
     return rest
 
 
-def _channels_last(k: Situation, t: torch.Tensor) -> Given:
+def _channels_last(k: DrawContext, t: torch.Tensor) -> Given:
     return Given([], {"memory_format": {"memory_format": "channels_last"}})
 
 
@@ -189,12 +189,12 @@ def _small(t: torch.Tensor) -> bool:
 
 
 def _small_and_filled(t: torch.Tensor) -> bool:
-    return fits.filled(t) and _small(t)
+    return predicates.filled(t) and _small(t)
 
 
 def _plain(t: torch.Tensor) -> bool:
     """Return whether the tensor is filled and neither a conjugate nor a negative view."""
-    return fits.filled(t) and not t.is_conj() and not t.is_neg()
+    return predicates.filled(t) and not t.is_conj() and not t.is_neg()
 
 
 def _distinct(t: torch.Tensor) -> bool:
@@ -224,23 +224,23 @@ COPIES = [
     copied("into_host_view", _host_view, _plain, form=DEFINED),
     copied("repeat", lambda k, t: [*([k.integer(1, 2) for _ in range(t.dim() or 1)])], _small),
     copied("flip", lambda k, t: [k.subset(t.dim())]),
-    copied("roll", lambda k, t: [k.integer(-2, 3), k.dim(t)], fits.has_dims(1)),
-    copied("rot90", lambda k, t: [k.integer(0, 3)], fits.has_dims(2)),
+    copied("roll", lambda k, t: [k.integer(-2, 3), k.dim(t)], predicates.has_dims(1)),
+    copied("rot90", lambda k, t: [k.integer(0, 3)], predicates.has_dims(2)),
     copied("tile", lambda k, t: [{"tuple": [k.integer(1, 2), k.integer(1, 2)]}], _small),
-    copied("tril", near_diagonal, fits.has_dims(2)),
-    copied("triu", near_diagonal, fits.has_dims(2)),
+    copied("tril", near_diagonal, predicates.has_dims(2)),
+    copied("triu", near_diagonal, predicates.has_dims(2)),
     copied("nn.functional.pad", _pad, _small_and_filled, form=FUNCTION),
-    copied("getitem.index", _advanced, fits.filled, form=GETITEM),
+    copied("getitem.index", _advanced, predicates.filled, form=GETITEM),
     copied("masked_select", lambda k, t: [k.mask_for(t)]),
     copied("nonzero", effect=COMPUTE, pick=decided),
     copied("zeros_like", form=FUNCTION),
-    copied("select_scatter", _scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
-    copied("slice_scatter", _slice_scattered, lambda t: fits.filled(t) and not overlaps_itself(t)),
-    copied("diagonal_scatter", _diagonal_scattered, lambda t: fits.matrix(t) and not overlaps_itself(t)),
+    copied("select_scatter", _scattered, lambda t: predicates.filled(t) and not overlaps_itself(t)),
+    copied("slice_scatter", _slice_scattered, lambda t: predicates.filled(t) and not overlaps_itself(t)),
+    copied("diagonal_scatter", _diagonal_scattered, lambda t: predicates.matrix(t) and not overlaps_itself(t)),
     copied("diag_embed", _diag_embed, lambda t: t.dim() > 0 and _small(t), weight=3),
     viewed("diag", near_diagonal, lambda t: t.dim() == 1 and _small(t)),
-    copied("gather", _gather, fits.filled),
-    copied("index_select", _index_select, fits.filled),
+    copied("gather", _gather, predicates.filled),
+    copied("index_select", _index_select, predicates.filled),
     copied("masked_fill", masked),
     Op("cat", "copies", MOVE, _joined("cat"), FUNCTION, fits=_joinable),
     Op("stack", "copies", MOVE, _joined("stack"), FUNCTION, fits=_joinable),
@@ -249,39 +249,41 @@ COPIES = [
 ]
 
 COMPUTED = [
-    computed("add", _right, fits.numeric, form=FUNCTION, weight=3),
-    computed("mul", _right, fits.numeric, form=FUNCTION, weight=2),
-    computed("maximum", an_operand, fits.number_like, form=FUNCTION),
-    computed("minimum", an_operand, fits.number_like, form=FUNCTION),
-    computed("sub", an_operand, fits.numeric),
-    computed("div", lambda k, t: [k.choice((2, 4))], fits.numeric, effect=LOSSY),
-    computed("floor_divide", lambda k, t: [k.choice((2, 3))], fits.number_like, pick=decided),
-    computed("pow", lambda k, t: [2], fits.number_like),
-    computed("clamp", lambda k, t: [0, 3], fits.number_like),
-    computed("abs", fits=fits.signed),
-    computed("neg", fits=fits.negatable),
-    computed("exp", fits=fits.small_floats, effect=LOSSY),
-    computed("tanh", fits=fits.floating, effect=LOSSY),
-    computed("eq", a_number, fits.numeric, pick=decided),
-    computed("gt", a_number, fits.number_like, pick=decided, weight=2),
+    computed("add", _right, predicates.numeric, form=FUNCTION, weight=3),
+    computed("mul", _right, predicates.numeric, form=FUNCTION, weight=2),
+    computed("maximum", an_operand, predicates.number_like, form=FUNCTION),
+    computed("minimum", an_operand, predicates.number_like, form=FUNCTION),
+    computed("sub", an_operand, predicates.numeric),
+    computed("div", lambda k, t: [k.choice((2, 4))], predicates.numeric, effect=LOSSY),
+    computed("floor_divide", lambda k, t: [k.choice((2, 3))], predicates.number_like, pick=decided),
+    computed("pow", lambda k, t: [2], predicates.number_like),
+    computed("clamp", lambda k, t: [0, 3], predicates.number_like),
+    computed("abs", fits=predicates.signed),
+    computed("neg", fits=predicates.negatable),
+    computed("exp", fits=predicates.small_floats, effect=LOSSY),
+    computed("tanh", fits=predicates.floating, effect=LOSSY),
+    computed("eq", a_number, predicates.numeric, pick=decided),
+    computed("gt", a_number, predicates.number_like, pick=decided, weight=2),
     computed("logical_not", pick=decided),
-    reduced("sum", fits=fits.numeric, weight=2),
-    reduced("sum.dims", _dims, lambda t: fits.number_like(t) and t.dim() > 0, call="sum"),
-    reduced("prod", a_dim, fits.filled_numbers),
-    reduced("any", a_dim, fits.has_dims(1), pick=decided),
+    reduced("sum", fits=predicates.numeric, weight=2),
+    reduced("sum.dims", _dims, lambda t: predicates.number_like(t) and t.dim() > 0, call="sum"),
+    reduced("prod", a_dim, predicates.filled_numbers),
+    reduced("any", a_dim, predicates.has_dims(1), pick=decided),
     reduced("all", pick=decided),
-    reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], fits.number_like, call="sum", weight=2),
-    reduced("mean", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
-    reduced("amax", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
-    reduced("amin", a_dim, lambda t: fits.number_like(t) and t.numel() > 0),
-    reduced("argmax", a_dim, lambda t: fits.floating(t) and _distinct(t), pick=decided),
-    reduced("max.dim", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, call="max", results=2),
-    reduced("cumsum", a_dim, fits.number_like),
-    reduced("cumprod", a_dim, fits.number_like),
-    reduced("logsumexp", a_dim, lambda t: fits.floating(t) and t.numel() > 0, effect=LOSSY),
-    reduced("softmax", a_dim, fits.floating, effect=LOSSY),
-    reduced("sort", a_dim, lambda t: fits.number_like(t) and _distinct(t), pick=decided, results=2),
-    reduced("topk", lambda k, t: [1], lambda t: fits.filled_numbers(t) and _distinct(t), pick=decided, results=2),
+    reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], predicates.number_like, call="sum", weight=2),
+    reduced("mean", a_dim, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("amax", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
+    reduced("amin", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
+    reduced("argmax", a_dim, lambda t: predicates.floating(t) and _distinct(t), pick=decided),
+    reduced(
+        "max.dim", a_dim, lambda t: predicates.number_like(t) and _distinct(t), pick=decided, call="max", results=2
+    ),
+    reduced("cumsum", a_dim, predicates.number_like),
+    reduced("cumprod", a_dim, predicates.number_like),
+    reduced("logsumexp", a_dim, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("softmax", a_dim, predicates.floating, effect=LOSSY),
+    reduced("sort", a_dim, lambda t: predicates.number_like(t) and _distinct(t), pick=decided, results=2),
+    reduced("topk", lambda k, t: [1], lambda t: predicates.filled_numbers(t) and _distinct(t), pick=decided, results=2),
     row("matmul", _second_factor, _multipliable, family="matmul", effect=COMPUTE, form=FUNCTION, weight=2),
 ]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.program.steps.draw import Situation
-from conformance.program.steps.fits import Fits, always, wants_grad
+from conformance.program.steps.draw import DrawContext
 from conformance.program.steps.op import Json, Op, Step, tensor
+from conformance.program.steps.predicates import Fits, always, wants_grad
 
 
 class Given(NamedTuple):
@@ -24,11 +24,11 @@ class Given(NamedTuple):
     out: tuple[str, ...] = ()
 
 
-Rest = Callable[[Situation, torch.Tensor], list[Json] | Given | None]
-Pick = Callable[[Situation, Fits], str | None]
+Rest = Callable[[DrawContext, torch.Tensor], list[Json] | Given | None]
+Pick = Callable[[DrawContext, Fits], str | None]
 
 
-def nothing(k: Situation, t: torch.Tensor) -> list[Json]:
+def nothing(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """No further arguments."""
     return []
 
@@ -40,7 +40,7 @@ def row(
     *,
     family: str,
     effect: str,
-    pick: Pick = Situation.pick,
+    pick: Pick = DrawContext.pick,
     **options: Any,
 ) -> Op:
     """Return a row whose rule picks a tensor that `fits`, and then draws the other arguments with `rest`.
@@ -48,7 +48,7 @@ def row(
     `rest` returns None if no arguments suit the tensor. A row with `fits` None suits every program.
     `options` are fields of `Op`."""
 
-    def rule(k: Situation) -> Step | None:
+    def rule(k: DrawContext) -> Step | None:
         start = pick(k, fits or always)
         drawn = None if start is None else rest(k, k[start])
         if start is None or drawn is None:
@@ -62,18 +62,18 @@ def row(
 # Rules that pick the tensor.
 
 
-def decided(k: Situation, fits: Fits) -> str | None:
+def decided(k: DrawContext, fits: Fits) -> str | None:
     """Pick a tensor without rounding errors, or none, for answers that a rounding error could change."""
     name = k.pick(fits)
     return name if name is not None and k.shadow.level(k[name]) < 2 else None
 
 
-def without_grad(k: Situation, fits: Fits) -> str | None:
+def without_grad(k: DrawContext, fits: Fits) -> str | None:
     """Pick a tensor that does not require grad."""
     return k.pick(lambda t: fits(t) and not t.requires_grad)
 
 
-def beside_no_grad(k: Situation, fits: Fits) -> str | None:
+def beside_no_grad(k: DrawContext, fits: Fits) -> str | None:
     """Pick a tensor for a call that returns several views, but none if some tensor of the program requires grad.
 
     After a write to their base, torch raises if `requires_grad` of such a view is read, so it cannot be observed."""
@@ -83,31 +83,31 @@ def beside_no_grad(k: Situation, fits: Fits) -> str | None:
 # Rules that draw the other arguments.
 
 
-def a_dim(k: Situation, t: torch.Tensor) -> list[Json]:
+def a_dim(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a dimension."""
     return [k.dim(t)]
 
 
-def two_dims(k: Situation, t: torch.Tensor) -> list[Json]:
+def two_dims(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw two dimensions, sometimes the same."""
     return [k.dim(t), k.dim(t)]
 
 
-def a_number(k: Situation, t: torch.Tensor) -> list[Json]:
+def a_number(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a number of the tensor's dtype."""
     return [k.number(t.dtype)]
 
 
-def an_operand(k: Situation, t: torch.Tensor) -> list[Json]:
+def an_operand(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw an operand that broadcasts to the tensor."""
     return [k.operand(t.size(), t.dtype)]
 
 
-def near_diagonal(k: Situation, t: torch.Tensor) -> list[Json]:
+def near_diagonal(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw the main diagonal or one next to it."""
     return [k.integer(-1, 1)]
 
 
-def masked(k: Situation, t: torch.Tensor) -> list[Json]:
+def masked(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a mask that broadcasts, and a number."""
     return [k.mask_for(t), k.number(t.dtype)]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from conformance.core.moving import storage_key
-from conformance.program.steps import fits
-from conformance.program.steps.draw import MOST_ELEMENTS, Draw, Situation, category, tensor_of
+from conformance.program.steps import predicates
+from conformance.program.steps.draw import MOST_ELEMENTS, Draw, DrawContext, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
 from conformance.program.steps.states import STATES, ordered, promises
@@ -36,14 +36,14 @@ def _integers(t: torch.Tensor) -> bool:
     return category(t.dtype) < 2 and t.numel() > 0
 
 
-def _size(k: Situation) -> list[int]:
+def _size(k: DrawContext) -> list[int]:
     return [k.integer(1, 3) for _ in range(k.integer(1, 2))]
 
 
 def new(name: str, call: str, rest: Any, needs: str = "", **options: Any) -> Op:
     """Return a row that makes a new tensor without tensor arguments, on the program's device or the default device."""
 
-    def rule(k: Situation) -> Step | None:
+    def rule(k: DrawContext) -> Step | None:
         args, kwargs = rest(k)
         placed = {} if needs == "default_device" else {"device": DEVICE}
         return Step(name, tuple(args), {**kwargs, **placed}, under=(needs,) if needs else ())
@@ -51,62 +51,62 @@ def new(name: str, call: str, rest: Any, needs: str = "", **options: Any) -> Op:
     return Op(name, NAME, COMPUTE, rule, FUNCTION, call, needs=needs, **options)
 
 
-def _full(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+def _full(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [_size(k), k.choice((1.5, 2.0, -0.5))], {}
 
 
-def _arange(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+def _arange(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [0.0, float(k.integer(1, 4)), 0.5], {}
 
 
-def _linspace(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+def _linspace(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [0, 4, k.choice((5, 3, 9))], {}
 
 
-def _tensor(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+def _tensor(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [[1.5, float(k.integer(0, 3))]], {}
 
 
-def _empty(k: Situation) -> tuple[list[Json], dict[str, Json]]:
+def _empty(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [_size(k)], {"dtype": {"dtype": k.choice(k.dtypes)}}
 
 
 def like(name: str, call: str, rest: Any, **options: Any) -> Op:
     """Return a row that makes new memory from a tensor under "deterministic", where torch fills it."""
 
-    def rule(k: Situation) -> Step | None:
-        start = k.pick(fits.always)
+    def rule(k: DrawContext) -> Step | None:
+        start = k.pick(predicates.always)
         return Step(name, (tensor(start), *rest(k)), under=("deterministic",)) if start else None
 
     return Op(name, NAME, COMPUTE, rule, call=call, needs="deterministic", **options)
 
 
-def _whole_divisor(k: Situation, t: torch.Tensor) -> list[Json]:
+def _whole_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((2, 4)) if k.chance(1, 2) else tensor_of(2)]
 
 
-def _name(k: Situation, t: torch.Tensor) -> str:
+def _name(k: DrawContext, t: torch.Tensor) -> str:
     return next(name for name, other in k.shadow.env.items() if other is t)
 
 
-def _chosen(k: Situation) -> Step | None:
+def _chosen(k: DrawContext) -> Step | None:
     name = k.pick(_integers)
     return Step("where.state", (k.mask(k[name].size()), tensor(name), 1.5)) if name else None
 
 
 def _rows(t: torch.Tensor) -> bool:
-    return t.dtype is torch.float32 and fits.filled(t)
+    return t.dtype is torch.float32 and predicates.filled(t)
 
 
-def _factor(k: Situation, t: torch.Tensor) -> list[Json]:
+def _factor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant((t.size(-1), 2), t.dtype)]
 
 
-def _weight(k: Situation, t: torch.Tensor) -> list[Json]:
+def _weight(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.constant((2, t.size(-1)), t.dtype)]
 
 
-def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
+def _beside(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a tensor that shares the memory of `t`, or `t` itself if there is none; sometimes any tensor."""
     if k.chance(1, 4):
         return [tensor(k.pick(_leaf) or _name(k, t))]
@@ -114,7 +114,7 @@ def _beside(k: Situation, t: torch.Tensor) -> list[Json]:
     return [tensor(other or _name(k, t))]
 
 
-def _in_place_of(k: Situation, t: torch.Tensor) -> Given:
+def _in_place_of(k: DrawContext, t: torch.Tensor) -> Given:
     """Sometimes let the result take the tensor's name, unless that is an input, so that later steps use the result."""
     made = {name for step in k.shadow.steps for name in step.out}
     name = _name(k, t)
@@ -148,13 +148,13 @@ LAST = Step("global_state")
 """Last step of such a program: it checks that all global state was restored."""
 
 
-def suited(k: Situation, topic: str, families: Mapping[str, Iterable[Op]]) -> list[Op]:
+def suited(k: DrawContext, topic: str, families: Mapping[str, Iterable[Op]]) -> list[Op]:
     """Return the rows that suit this topic and that fit some tensor of the program."""
     named = dict.fromkeys(op for ops in families.values() for op in ops if op.name in TOPICS[topic])
     return [op for op in named if op.fits is None or k.holds(op.fits)]
 
 
-def under(k: Situation, topic: str) -> tuple[str, ...]:
+def under(k: DrawContext, topic: str) -> tuple[str, ...]:
     """Draw the states of a step: mostly the topic's own state or none, sometimes another or both."""
     other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
     chosen = k.choice((own, (), own, (), (other,), (*own, other)))
@@ -166,7 +166,7 @@ WEIGHT = {NAME: 20, "view": 3, "setitem": 3, "arithmetic": 3, "copy": 2, "out of
 
 
 def draw(
-    k: Situation,
+    k: DrawContext,
     families: Mapping[str, list[Op]],
     topic: str,
     most: int,
@@ -202,7 +202,7 @@ def promising(step: Step, names: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
+def again(k: DrawContext, step: Step, topic: str, needs: str) -> Step:
     """Return the same call outside of its states, or under a state if it was outside. Its results get new names."""
     outside = step.under == ((needs,) if needs else ())
     own = (topic,) if topic in STATES and k.chance(2, 3) else under(k, topic)
@@ -213,7 +213,7 @@ def again(k: Situation, step: Step, topic: str, needs: str) -> Step:
 def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:
     """Return a row that queries the device itself."""
 
-    def rule(k: Situation) -> Step | None:
+    def rule(k: DrawContext) -> Step | None:
         return Step(name, (*([k.choice(kinds)] if kinds else []), *([k.integer(0, 99)] if seeds else []), DEVICE))
 
     options.setdefault("draw", rule)
@@ -238,8 +238,8 @@ ROWS = [
     new("empty.state", "empty", _empty, "deterministic", weight=2),
     like("empty_like.state", "empty_like", lambda k: [], form=FUNCTION),
     like("new_empty.state", "new_empty", lambda k: [_size(k)]),
-    state(RECORDED, lambda k, t: [2], fits.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
-    state("sum.state", fits=fits.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
+    state(RECORDED, lambda k, t: [2], predicates.wants_grad, effect=COMPUTE, form=FUNCTION, call="mul", weight=2),
+    state("sum.state", fits=predicates.filled_numbers, effect=COMPUTE, form=FUNCTION, call="sum"),
     cast("mm.state", _factor, fits=lambda t: _rows(t) and t.dim() == 2, call="mm"),
     cast("matmul.state", _factor, call="matmul"),
     cast("nn.functional.linear.state", _weight, call="nn.functional.linear"),

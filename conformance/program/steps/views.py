@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 
 from conformance.core.moving import whole_storage
-from conformance.program.steps import fits
-from conformance.program.steps.draw import MOST_ELEMENTS, Situation, broadcasts, category
+from conformance.program.steps import predicates
+from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, broadcasts, category
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, decode, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, row, two_dims
 
 
-def draw_index(k: Situation, t: torch.Tensor) -> Json:
+def draw_index(k: DrawContext, t: torch.Tensor) -> Json:
     """Draw a basic index of the first or last dimensions: integers, slices, None and an ellipsis, also negative."""
     count = k.integer(min(1, t.dim()), t.dim())
     from_the_end = count < t.dim() and k.chance(1, 4)
@@ -40,7 +40,7 @@ def size_at(t: torch.Tensor, index: Json) -> torch.Size:
     return chosen.size()
 
 
-def draw_slice(k: Situation, n: int) -> Json:
+def draw_slice(k: DrawContext, n: int) -> Json:
     """Draw a slice of a dimension of length n. The start may be negative, the stop beyond the end."""
     start, stop = k.integer(0, n), k.choice((n, n, max(n - 1, 0), n + 2))
     step = k.choice((None, None, 1, 2, 3))
@@ -49,7 +49,7 @@ def draw_slice(k: Situation, n: int) -> Json:
     return {"slice": [k.choice((start, None)), k.choice((stop, None)), step]}
 
 
-def _as_strided(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _as_strided(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     cells = t.untyped_storage().nbytes() // t.element_size()
     if not cells:
         return [[0], [1], 0]
@@ -66,7 +66,7 @@ def _as_strided(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [[size[j] for j in order], [stride[j] for j in order], *([offset] if offset or k.chance(1, 2) else [])]
 
 
-def _view(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _view(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     for _ in range(3):
         size = draw_shape(k, t.numel())
         try:
@@ -77,7 +77,7 @@ def _view(k: Situation, t: torch.Tensor) -> list[Json] | None:
     return [list(t.size())]
 
 
-def draw_shape(k: Situation, count: int) -> list[int]:
+def draw_shape(k: DrawContext, count: int) -> list[int]:
     """Draw a size with `count` elements."""
     if not count:
         return list(k.choice(((0,), (2, 0), (0, 3))))
@@ -89,7 +89,7 @@ def draw_shape(k: Situation, count: int) -> list[int]:
     return [*size, left] if left > 1 or not size else size
 
 
-def hide_one(k: Situation, size: list[int]) -> list[int]:
+def hide_one(k: DrawContext, size: list[int]) -> list[int]:
     """Return the size, sometimes with one length replaced by -1."""
     if size and 0 not in size and k.chance(1, 4):
         at = k.integer(0, len(size) - 1)
@@ -97,7 +97,7 @@ def hide_one(k: Situation, size: list[int]) -> list[int]:
     return size
 
 
-def _view_dtype(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _view_dtype(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     options = [name for name in k.dtypes if _reinterprets(t, getattr(torch, name))]
     if not options or not bits_are_defined(k, t):
         return None
@@ -120,7 +120,7 @@ def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
     return ratio == 0 or all(n % ratio == 0 for n in divided)
 
 
-def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
+def bits_are_defined(k: DrawContext, t: torch.Tensor) -> bool:
     """Return whether the bits of the whole storage are defined, so that another dtype may read them."""
     level = k.shadow.level(t)
     if level == 0 or not t.dtype.is_floating_point:
@@ -129,46 +129,46 @@ def bits_are_defined(k: Situation, t: torch.Tensor) -> bool:
     return level == 1 and not flat.isnan().any() and not ((flat == 0) & flat.signbit()).any()
 
 
-def _expand(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _expand(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     size = [k.choice((2, 3, 1)) if n == 1 else (-1 if k.chance(1, 4) else n) for n in t.size()]
     lead = [k.integer(1, 3) for _ in range(k.choice((0, 1, 1, 2)) if t.dim() < 3 else 0)]
     return [[*lead, *size]] if math.prod(lead) * t.numel() <= MOST_ELEMENTS else None
 
 
-def _unfold(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _unfold(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     dim = k.dim(t)
     n = t.size(dim) if t.dim() else 1
     return [dim, k.integer(1, n), k.integer(1, 3)] if n else None
 
 
-def _select(k: Situation, t: torch.Tensor) -> list[Json]:
+def _select(k: DrawContext, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     n = t.size(dim)
     return [dim, k.integer(0, n - 1) - (n if k.chance(1, 4) else 0)]
 
 
-def _narrow(k: Situation, t: torch.Tensor) -> list[Json]:
+def _narrow(k: DrawContext, t: torch.Tensor) -> list[Json]:
     dim = k.dim(t)
     start = k.integer(0, t.size(dim))
     return [dim, start, k.integer(0 if k.chance(1, 6) else min(1, t.size(dim) - start), t.size(dim) - start)]
 
 
-def _diagonal(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _diagonal(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     one, two, *_ = k.permutation(t.dim())
     return [k.choice((0, 1, -1, 2)), one, two]
 
 
-def _unflatten(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _unflatten(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     dim = k.dim(t)
     n = t.size(dim)
     part = k.choice([part for part in range(1, n + 1) if n % part == 0]) if n else 1
     return [dim, [part, n // part]]
 
 
-def _pieces(cut: Callable[[Situation, torch.Tensor, int], tuple[list[Json], int]]) -> Rest:
+def _pieces(cut: Callable[[DrawContext, torch.Tensor, int], tuple[list[Json], int]]) -> Rest:
     """Return the rule of a call with several views as results. `cut` returns the arguments and the number of views."""
 
-    def rest(k: Situation, t: torch.Tensor) -> Given | None:
+    def rest(k: DrawContext, t: torch.Tensor) -> Given | None:
         args, count = cut(k, t, k.dim(t))
         return Given(args, out=k.shadow.fresh(count)) if 0 < count <= 5 else None
 
@@ -179,29 +179,29 @@ def _divisible(t: torch.Tensor) -> bool:
     return t.dim() > 0 and t.numel() > 0 and max(t.size()) <= 5
 
 
-def _split(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
+def _split(k: DrawContext, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
     size = k.integer(1, t.size(dim))
     return [size, dim], -(-t.size(dim) // size)
 
 
-def _chunk(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
+def _chunk(k: DrawContext, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
     chunks = k.integer(1, 4)
     return [chunks, dim], len(t.detach().chunk(chunks, dim))
 
 
-def _tensor_split(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
+def _tensor_split(k: DrawContext, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
     if k.chance(1, 2):
         cuts = sorted(k.integer(0, t.size(dim)) for _ in range(2))
         return [cuts, dim], 3
     return [n := k.integer(1, 4), dim], n
 
 
-def _split_with_sizes(k: Situation, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
+def _split_with_sizes(k: DrawContext, t: torch.Tensor, dim: int) -> tuple[list[Json], int]:
     first = k.integer(0, t.size(dim))
     return [[first, t.size(dim) - first], dim], 2
 
 
-def _viewable(k: Situation, t: torch.Tensor) -> list[Json]:
+def _viewable(k: DrawContext, t: torch.Tensor) -> list[Json]:
     def fits(u: torch.Tensor) -> bool:
         try:
             return u.numel() == t.numel() and t.detach().view(u.size()) is not None
@@ -211,7 +211,7 @@ def _viewable(k: Situation, t: torch.Tensor) -> list[Json]:
     return [tensor(k.pick(fits) or "")]
 
 
-def _broadcast_tensors(k: Situation, t: torch.Tensor) -> list[Json] | None:
+def _broadcast_tensors(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     other = k.pick(lambda u: broadcasts(u.size(), t.size()))
     return [tensor(other)] if other else None
 
@@ -220,7 +220,7 @@ def _has_one_dim(t: torch.Tensor) -> bool:
     return t.dim() == 1 and t.numel() > 0
 
 
-def _meshgrid(k: Situation, t: torch.Tensor) -> Given | None:
+def _meshgrid(k: DrawContext, t: torch.Tensor) -> Given | None:
     other = k.pick(lambda u: _has_one_dim(u) and u.dtype == t.dtype)
     return Given([tensor(other)], {"indexing": k.choice(("ij", "xy"))}) if other else None
 
@@ -239,15 +239,15 @@ ROWS = [
     view("as_strided", _as_strided, lambda t: not t.is_conj() and not t.is_neg(), weight=5),
     view("t", fits=lambda t: t.dim() <= 2, weight=2),
     view("transpose", two_dims, weight=2),
-    view("permute", lambda k, t: [k.permutation(t.dim())], fits.has_dims(2), weight=2),
-    *(view(name, two_dims, fits.has_dims(1)) for name in ("movedim", "moveaxis", "swapaxes", "swapdims")),
-    view("mT", fits=fits.has_dims(2), form=ATTRIBUTE),
-    view("adjoint", fits=fits.has_dims(2)),
+    view("permute", lambda k, t: [k.permutation(t.dim())], predicates.has_dims(2), weight=2),
+    *(view(name, two_dims, predicates.has_dims(1)) for name in ("movedim", "moveaxis", "swapaxes", "swapdims")),
+    view("mT", fits=predicates.has_dims(2), form=ATTRIBUTE),
+    view("adjoint", fits=predicates.has_dims(2)),
     view("conj", fits=torch.is_complex),
     view("resolve_conj", fits=torch.is_complex),
     view("select", _select, lambda t: t.dim() > 0 and t.numel() > 0, weight=2),
-    view("narrow", _narrow, fits.has_dims(1), weight=2),
-    view("diagonal", _diagonal, fits.has_dims(2), weight=3),
+    view("narrow", _narrow, predicates.has_dims(1), weight=2),
+    view("diagonal", _diagonal, predicates.has_dims(2), weight=3),
     view("unfold", _unfold, weight=3),
     view("expand", _expand, weight=2),
     view("broadcast_to", _expand),
@@ -257,7 +257,7 @@ ROWS = [
     view("view", _view, weight=3),
     view("view_as", _viewable),
     view("reshape_as", lambda k, t: [tensor(k.pick(lambda u: u.numel() == t.numel()) or "")]),
-    view("unflatten", _unflatten, fits.has_dims(1)),
+    view("unflatten", _unflatten, predicates.has_dims(1)),
     view("unsqueeze", lambda k, t: [k.integer(0, t.dim())], lambda t: t.dim() < 5),
     view("squeeze"),
     view("squeeze.dim", a_dim, None, call="squeeze"),

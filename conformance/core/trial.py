@@ -20,8 +20,8 @@ from conformance.core.aten_ops import Calls, OperatorCall
 from conformance.core.errors import UserError
 from conformance.core.executor import Executor, Subject, Transform, signature_of
 from conformance.core.kernel_tables import Kernel, kernel_of, key_of
-from conformance.core.lacking import Outcome, Trial
 from conformance.core.loading import load_target
+from conformance.core.missing_ops import Outcome, Trial
 from conformance.core.moving import MARKER, map_leaves, tensors
 from conformance.core.observation import Observation, Raised, observe
 from conformance.core.target import Target

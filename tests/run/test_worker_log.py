@@ -11,10 +11,10 @@ from conformance.core.errors import ReportError
 from conformance.fuzzing.command import main as fuzz
 from conformance.opinfo.runner import main as opinfo
 from conformance.profile.__main__ import main as init
-from conformance.run import place
+from conformance.run import execution_place
 from conformance.run.messages import Limits, WorkerDied
 from conformance.run.pool import LocalPool
-from conformance.run.words import kept
+from conformance.run.worker_log import kept
 from tests.run.process_tree import tasks
 
 SAVED = str(Path("conformance/corpus/copy-onto-itself-expanded.json").absolute())
@@ -30,7 +30,7 @@ def test_the_last_words_of_one_that_dies(
     path = tmp_path / "workers.log"
     with (
         kept(path) as file,
-        LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool,
+        LocalPool("cpu", Limits(), 1, ["tasks"], worker_log=file) as pool,
         pytest.raises(WorkerDied, match="SIGABRT"),
     ):
         pool.ask(tasks.prints_and_dies)
@@ -41,7 +41,7 @@ def test_the_last_words_of_one_that_dies(
 def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
     """The log of endless output is limited and keeps its last line. Regression test: endless output filled the disk."""
     path = tmp_path / "workers.log"
-    with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], words=file) as pool:
+    with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], worker_log=file) as pool:
         pool.ask(tasks.prints_much)
     first, *_, last = path.read_text().splitlines()
     assert (first[:16], last) == ("more than 64 MiB", "its last words")
@@ -93,7 +93,7 @@ def test_a_device_that_hangs_at_its_import(
     """The command announces the loading once and respects `--starting`. Regression test: it printed nothing for three
     minutes, and only `init` had an option to shorten that."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(place, "PATIENCE", 0.5)
+    monkeypatch.setattr(execution_place, "PATIENCE", 0.5)
     assert command(["--target", target, *words, "--starting", "6"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [f"loading {target}, at most 6 s"] and "did not load in " in err

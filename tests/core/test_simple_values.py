@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conformance.core.plain import dump, load
+from conformance.core.simple_values import dump, load
 
 
 class Word(StrEnum):

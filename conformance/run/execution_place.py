@@ -37,7 +37,7 @@ class Place:
     address: str = HERE
     per_worker: tuple[tuple[str, float], ...] = (("CPU", 1.0),)
     files: tuple[Path, ...] = ()
-    words: Path | None = None
+    worker_log: Path | None = None
     """File for the output of workers on this machine; on Ray, output is in Ray's own logs."""
     starting: float | None = None
     """Seconds that loading a target may take; None: the value of `Limits`."""
@@ -75,7 +75,7 @@ class Place:
         """
         limits = self.limits(limits)
         if self.local:
-            return LocalPool(target, limits, jobs, modules, preload, words=self.words)
+            return LocalPool(target, limits, jobs, modules, preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool
 
         return RayPool(self, target, limits, jobs, modules, preload)
@@ -132,14 +132,14 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--per-worker", type=resources, default=LOCAL.per_worker, metavar="NAME=N[,..]", help=each)
 
 
-def place_of(given: argparse.Namespace, *files: Path | None) -> Place:
+def place_of(args: argparse.Namespace, *files: Path | None) -> Place:
     """Return the place of these options, with the existing ones among `files`. Raises UsageError if Ray is needed and
     not installed, and for an invalid limit.
     """
-    if given.starting is not None and not given.starting > 0:
-        raise UsageError(f"--starting must be above 0, and is {given.starting:g}")
+    if args.starting is not None and not args.starting > 0:
+        raise UsageError(f"--starting must be above 0, and is {args.starting:g}")
     there = tuple(file for file in files if file is not None and file.exists())
-    made = Place(given.pool, given.per_worker, there, starting=given.starting, tell=told)
+    made = Place(args.pool, args.per_worker, there, starting=args.starting, tell=told)
     if made.local and made.per_worker != LOCAL.per_worker:
         raise UsageError("--per-worker asks for resources of a Ray cluster: give its address as --pool too")
     if not made.local and find_spec("ray") is None:

@@ -1,8 +1,8 @@
 """Contradictions between a probe and a profile: features and dtypes declared lacking that work, and the reverse.
 
-Defines `contradicted`. A feature wrongly declared lacking silently costs oracles and steps. So this declaration is as
-strict as that of an operator: a feature that works fails the run. A missing feature that is not declared makes programs
-fail anyway, so it is only reported. This module must not import torch.
+Defines `stale_declarations`. A feature wrongly declared lacking silently costs oracles and steps. Therefore its
+declaration is as strict as that of an operator: a feature that works fails the run. A missing feature that is not
+declared makes programs fail anyway, so it is only reported. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from conformance.core.probed import Probe
 from conformance.core.profile import Profile
 
 
-def contradicted(profile: Profile, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
+def stale_declarations(profile: Profile, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
     """Compare a profile with a probe of its device. The first result maps `feature NAME` or `dtype NAME` to a sentence
     with the line to change: the profile declares it lacking, but the probe shows that it works. The second lists
     sentences on missing or wrong features and dtypes that the profile does not declare, or on declarations that were

@@ -12,8 +12,8 @@ import pytest
 
 import conformance
 from conformance.core.errors import UsageError
-from conformance.run import carried, place
-from conformance.run.place import LOCAL, Place, add_options, place_of
+from conformance.run import execution_place, ray_env
+from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 
 
 def given(*words: str) -> argparse.Namespace:
@@ -30,13 +30,13 @@ class TestPlaceOf:
 
     def test_ray_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sentence names the package to install."""
-        monkeypatch.setattr(place, "find_spec", lambda name: None)
+        monkeypatch.setattr(execution_place, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'ray\[client\]>=2.50'"):
             place_of(given("--pool", "ray"))
 
     def test_resources(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Resources have names and amounts; without a cluster they are an error."""
-        monkeypatch.setattr(place, "find_spec", lambda name: object())
+        monkeypatch.setattr(execution_place, "find_spec", lambda name: object())
         words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
         made = place_of(given("--pool", "ray://head:10001", *words))
         assert made == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
@@ -73,7 +73,7 @@ class TestCarried:
         (tmp_path / "sub" / "a.json").write_text("{}")
         profile = '[target]\nname = "own"\nimport = "own_device_for_place"\n[environment]\nOWN = "1"\n'
         (tmp_path / "conformance.toml").write_text(profile)
-        made = carried.runtime_env("conformance.toml", [Path("sub/a.json")])
+        made = ray_env.runtime_env("conformance.toml", [Path("sub/a.json")])
         staged = Path(made["working_dir"])
         names = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
         assert names == {"conformance.toml", "own_device_for_place.py", "sub/a.json"}
@@ -82,8 +82,8 @@ class TestCarried:
 
     def test_what_is_installed_is_not(self) -> None:
         """Installed modules are not sent; the nodes must have them."""
-        assert carried.modules_of("class:torch.nn.Linear") == ["torch"]
-        staged = Path(carried.runtime_env("device:mine,import=json")["working_dir"])
+        assert ray_env.modules_of("class:torch.nn.Linear") == ["torch"]
+        staged = Path(ray_env.runtime_env("device:mine,import=json")["working_dir"])
         assert list(staged.iterdir()) == []
 
     def test_a_file_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +91,4 @@ class TestCarried:
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
         with pytest.raises(UsageError, match="lies outside the current folder"):
-            carried.runtime_env("cpu", [tmp_path / "a.json"])
+            ray_env.runtime_env("cpu", [tmp_path / "a.json"])

@@ -10,9 +10,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from conformance.core.lacking import Outcome, Trial
-from conformance.run.messages import Death, Fate, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.place import LOCAL, Place
+from conformance.core.missing_ops import Outcome, Trial
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 
 LATE = "the time was over"
 """Reason reported for a trial that was not made."""
@@ -41,10 +41,10 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
         if waiting:
             pool.submit(waiting.popleft())
         if isinstance(answer, Death):
-            if answer.fate is Fate.NEVER_STARTED:
+            if answer.fate is ExitReason.NEVER_STARTED:
                 raise unusable(spec, answer)
             tries[task.name] += 1
-            if answer.fate is Fate.CRASH and tries[task.name] <= RETRIES:
+            if answer.fate is ExitReason.CRASH and tries[task.name] <= RETRIES:
                 pool.submit(task)
                 continue
             yield Trial(task.name, Outcome.DIED, said=answer.said)

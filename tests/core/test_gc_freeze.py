@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from conformance.core.uncollected import uncollected
+from conformance.core.gc_freeze import gc_freeze
 
 
 class Cycle:
@@ -21,7 +21,7 @@ def test_no_collection_in_the_block_nor_of_it_later(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
         before, frozen = [each["collections"] for each in gc.get_stats()], gc.get_freeze_count()
-        with uncollected():
+        with gc_freeze():
             made = [Cycle() for _ in range(5_000)]
             assert [each["collections"] for each in gc.get_stats()] == before
         assert gc.isenabled() is enabled

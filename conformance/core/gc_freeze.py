@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_freeze() -> Iterator[None]:
     """Disable garbage collection inside the block, and exempt all objects that exist at its end. Use it for imports."""
     enabled = gc.isenabled()
     gc.disable()
