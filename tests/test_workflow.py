@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-OURS = (ROOT / ".github" / "workflows" / "conformance.yml").read_text()
-NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+WORKFLOWS = ROOT / ".github" / "workflows"
+OURS = (WORKFLOWS / "conformance.yml").read_text()
+NIGHTLY = (WORKFLOWS / "nightly.yml").read_text()
 RECIPES = ROOT / "docs" / "recipes"
 [PASTED] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
 BOTH = pytest.mark.parametrize("text", [OURS, NIGHTLY, PASTED], ids=["ours", "nightly", "pasted"])
+OWN = pytest.mark.parametrize("text", [OURS, NIGHTLY], ids=["ours", "nightly"])
 
 
 def jobs(text: str) -> dict:
@@ -59,15 +61,27 @@ class TestJobs:
         names = [re.split("[<>=]", line)[0] for line in lines]
         assert re.findall("`([^`]*)`", text) == ["conformance", *names]
 
-    def test_needs_name_jobs(self):
+    @OWN
+    def test_needs_name_jobs(self, text):
         """A job waits for jobs that exist."""
-        assert {job["needs"] for job in jobs(OURS).values() if "needs" in job} <= set(jobs(OURS))
+        assert {job["needs"] for job in jobs(text).values() if "needs" in job} <= set(jobs(text))
 
-    def test_what_is_downloaded_was_uploaded(self):
+    @OWN
+    def test_what_is_downloaded_was_uploaded(self, text):
         """The joining job's pattern matches the shards' artifact name."""
-        names = [step["with"] for step in steps(OURS) if "artifact" in step.get("uses", "")]
+        names = [step["with"] for step in steps(text) if "artifact" in step.get("uses", "")]
         [pattern] = [each["pattern"] for each in names if "pattern" in each]
         assert any(each["name"].startswith(pattern.rstrip("*") + "$") for each in names if "name" in each)
+
+    def test_one_workflow_runs_at_night(self):
+        """Only the nightly workflow has a schedule. It replays the corpus of the package and the saved failures."""
+        schedules = [path.name for path in WORKFLOWS.iterdir() if "\n  schedule:" in path.read_text()]
+        assert schedules == ["nightly.yml"]
+        replayed = [
+            folder for step in steps(NIGHTLY) for folder in re.findall(r"--replay ([\w/]+)", step.get("run", ""))
+        ]
+        assert replayed == ["conformance/corpus", "corpus"]
+        assert (ROOT / replayed[0]).is_dir()
 
     def test_the_whole_check_is_run(self):
         """The workflow runs `.ci/run`, which checks every change."""

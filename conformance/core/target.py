@@ -9,7 +9,6 @@ does not depend on programs, OpInfo or reports.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +47,6 @@ class Capture:
 
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 
-RENAMED = {"whole": "transforms_program", "without": "unsupported", "relatives": "siblings", "forget": "reset_state"}
-"""Former names of attributes of a target. They still work, with a DeprecationWarning."""
-
 
 class Target:
     """A PyTorch device under test. Subclass it, set `name` and `device`, and override the methods that differ.
@@ -88,18 +84,6 @@ class Target:
     without_backend: tuple[str, ...] = ()
     """Specs of targets that take the same path without the backend under test. A finding that fails there in the same
     way is PyTorch's own, and does not fail a run."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for old, new in RENAMED.items():
-            if old in vars(cls):
-                warnings.warn(f"{cls.__name__}.{old} is called {new} now", DeprecationWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
-        for old in ("storages", "exposes_storages"):
-            if isinstance(vars(cls).get(old), bool):
-                warnings.warn(f"{cls.__name__}.{old} = False is lacks = {{'storages'}} now", DeprecationWarning, 2)
-                cls.lacks = cls.lacks - {"storages"} if vars(cls)[old] else cls.lacks | {"storages"}
-                delattr(cls, old)
 
     def __init__(self, argument: str = "") -> None:
         if argument:

@@ -239,18 +239,6 @@ class TestCompileSpec:
             load_target("compile:eager,import=liars,call=off_by_one")
 
 
-class TestRenamed:
-    def test_former_names_still_work(self) -> None:
-        """A target may still set `whole`, `storages` or `without`, with a DeprecationWarning."""
-        with pytest.warns(DeprecationWarning, match="whole is called transforms_program"):
-
-            class Old(Target):
-                name = "old"
-                whole = True
-
-        assert Old().transforms_program
-
-
 def test_nothing_else_runs_anything_on_a_target() -> None:
     """Outside the targets, only the executor sends tensors, enters a target's mode or applies its transform."""
     calls = {"send", "transform", "active", "capture"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
-import pytest
 import torch
 
 from conformance.core.features import FEATURES
@@ -12,7 +9,6 @@ from conformance.core.loading import load_target
 from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.core.observation import observe
 from conformance.core.oracles import compare
-from conformance.core.target import Target
 from conformance.program.steps.table import OPS
 
 
@@ -39,15 +35,3 @@ class TestDeclared:
         for feature in FEATURES.values():
             assert feature.oracles <= {*ORACLES}
             assert feature.steps <= {*OPS}
-
-    def test_the_former_attribute_is_understood(self):
-        """The former attribute `exposes_storages = False` still works, with a DeprecationWarning."""
-        with pytest.warns(DeprecationWarning, match="lacks"):
-
-            class Hidden(Target):
-                name = "hidden"
-                exposes_storages = False
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert Hidden().lacks == {"storages"} and not Hidden().exposes_storages

@@ -198,7 +198,6 @@ def _loop(k: DrawContext) -> Step | None:
     return Step("loop", body=(Step(op, (own, {"i": [1, 0]}, {"i": [1, 1]})),), times=t.size(0))
 
 
-_COMPARISONS = ("logical_and", "logical_xor", "eq", "ne", "lt", "ge")
 written = functools.partial(row, pick=DrawContext.pick_writable, writes=0, may_raise=True)
 """A row that writes its first argument. If torch CPU rejects the write, the error is the answer."""
 arithmetic = functools.partial(written, family="arithmetic", effect=COMPUTE, pointwise=True)
