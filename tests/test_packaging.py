@@ -126,12 +126,13 @@ class TestReadme:
     def commands(self) -> list[str]:
         return re.findall(r"^.*&& \.venv/bin/nox -s .*$", README, re.MULTILINE)
 
-    def test_the_two_commands_come_first(self):
-        """The first code blocks are the main job and the tests. Each line installs nox."""
-        blocks = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
-        assert blocks[:2] == self.commands()
-        assert [command.split()[-1] for command in blocks[:2]] == ["conformance", "tests"]
-        assert all("pip install nox &&" in command for command in blocks[:2])
+    def test_the_commands_come_in_order(self):
+        """The commands are: install and fuzz a device; then the main job and the tests, each of which installs nox."""
+        first, nox = (block.splitlines() for block in re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL))
+        assert [line.split(" --")[0] for line in first] == ["pip install .", "conformance fuzz"]
+        assert nox == self.commands()
+        assert [command.split()[-1] for command in nox] == ["conformance", "tests"]
+        assert all("pip install nox &&" in command for command in nox)
 
     def test_ci_runs_the_same_commands(self, tmp_path):
         """`.ci/run` takes its commands from the README, and runs the main job with --quick."""
