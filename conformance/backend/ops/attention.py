@@ -17,15 +17,15 @@ import torch
 
 from ..dispatch.registry import decomposition
 
-LSE_ALIGNMENT = 32  # to which efficient attention rounds up the queries of its logsumexp; what is added is inf
+LSE_ALIGNMENT = 32  # efficient attention pads the queries of its logsumexp to a multiple of this, with inf
 UPPER_LEFT, LOWER_RIGHT = 1, 2  # where the diagonal of efficient attention's causal masks begins, by its mask type
 BITS = 24  # of a uniform number that dropout compares
 
 
 class Sequences(NamedTuple):
-    """Which rows of a tensor of (rows, heads, D) are whose, where sequences are ragged; of others there is none."""
+    """Rows of each ragged sequence in a tensor of (rows, heads, D)."""
 
-    place: torch.Tensor  # int64 (sequences, longest): the row; where there is none, any
+    place: torch.Tensor  # int64 (sequences, longest): the row; any row behind the end of a sequence
     owner: torch.Tensor  # int64 (rows,): the place of a row in (sequences * longest)
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
@@ -38,11 +38,11 @@ class Sequences(NamedTuple):
 
 
 def _sequences(ends: torch.Tensor, rows: int, longest: int) -> Sequences:
-    """Of offsets (sequences + 1,), the last of which is the number of rows that belong to one."""
+    """The rows for offsets (sequences + 1,). The last offset is the number of rows that belong to a sequence."""
     ends = ends.long()
     place = ends[:-1, None] + torch.arange(longest, device=ends.device)
     row = torch.arange(rows, device=ends.device)
-    # Rows after the last sequence are nobody's; they get what the last one has.
+    # Rows after the last sequence belong to no sequence; they are treated as rows of the last one.
     owner = torch.bucketize(row, ends[1:], right=True).clamp(max=ends.numel() - 2)
     inside = (row - ends.index_select(0, owner)).clamp(0, longest - 1)
     return Sequences(place.clamp(max=rows - 1), owner * longest + inside)
@@ -177,7 +177,7 @@ def _seed(x: torch.Tensor, dropout: float) -> torch.Tensor:
 
 
 def _unknown(**given: object) -> None:
-    """NotImplementedError naming what is not served."""
+    """Raise NotImplementedError that names the arguments which are not supported."""
     if named := [name for name, value in given.items() if value is not None and value is not False]:
         raise NotImplementedError(f"tiny: attention is not computed with {', '.join(named)}; leave it out")
 
