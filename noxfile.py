@@ -36,7 +36,7 @@ EXTRAS = "tiny,test,lint"
 VERSIONS = ("2.9.1", "2.12.1", "2.13.0", "2.14.1", "2.15.0", "tinygrad")
 OLDEST_FOR_TINY = (2, 13)
 
-# Presets of `nox -s conformance`; the suites of op_db cases are in conformance/opinfo/plan.py.
+# Presets of `nox -s conformance`; the suites of op_db cases are in conformance/sources/opinfo/plan.py.
 FULL, QUICK = {"programs": "300", "suite": "main"}, {"programs": "30", "suite": "quick"}
 
 
@@ -123,7 +123,7 @@ def conformance(session: nox.Session) -> None:
     fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
     fuzz += ["--minutes", given.minutes] if given.minutes else []
     replayed = ["--target", "tiny:REPLAYED", "-n", given.jobs, *fuzz, "--reports", "reports/replayed"]
-    fuzz += ["--corpus", "conformance/corpus"]
+    fuzz += ["--corpus", "conformance/program/corpus"]
     fuzz += ["--record-kernels"] if given.update_baseline else []
     opinfo = [] if given.dtype or given.variant else ["--suite", preset["suite"]]
     for name in ("dtype", "variant", "samples", "shard"):
@@ -160,7 +160,7 @@ def finish(session: nox.Session, failed: dict[str, int]) -> None:
     if not failed:
         return
     sys.path.append(str(ROOT))
-    from conformance.core.result import worst
+    from conformance.record.result import worst
 
     text = f"failed: {', '.join(failed)}"
     if worst(failed.values()) == 1:
@@ -336,4 +336,4 @@ def bench(session: nox.Session) -> None:
 @nox.session(python=False, default=False)
 def mutants(session: nox.Session) -> None:
     """The fuzzer's power: the programs until it finds each planted fault. Options go to the command."""
-    python(session, "-m", "conformance.mutants", *session.posargs)
+    python(session, "-m", "conformance.selftest", *session.posargs)

@@ -22,7 +22,7 @@ from pathlib import Path
 DEVICE = """
 import os
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 
 
 class Dies(Target):

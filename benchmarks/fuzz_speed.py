@@ -24,17 +24,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.core.loading import describe_target, load_target
-from conformance.core.observation import Observation
-from conformance.core.oracles import compare
-from conformance.core.target import Target
-from conformance.fuzzing.command import steps_range
-from conformance.fuzzing.drawing import STEPS, Drawing
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
 from conformance.program.execute import SteppedProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
+from conformance.sources.fuzzing.command import steps_range
+from conformance.sources.fuzzing.drawing import STEPS, Drawing
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import compare
 from conformance.targets.tiny import TinyTarget
 
 WARM_UP = 10

@@ -13,12 +13,12 @@ import time
 
 import torch
 
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
 
 TARGET = load_target("cpu")
 
-from conformance.opinfo import catalog, plan  # noqa: E402 - op_db reads the registered devices
-from conformance.opinfo.case import run_case  # noqa: E402
+from conformance.sources.opinfo import catalog, plan  # noqa: E402 - op_db reads the registered devices
+from conformance.sources.opinfo.case import run_case  # noqa: E402
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.fuzzing import plan as plans
-from conformance.fuzzing.campaign import Campaign
-from conformance.fuzzing.plan import Plan
-from conformance.fuzzing.shrinking import RemoteShrinker, Shrinker
-from conformance.fuzzing.worker import NOTHING, Finding, Result
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Done, Limits, Pool, Task
+from conformance.sources.fuzzing import plan as plans
+from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.shrinking import RemoteShrinker, Shrinker
+from conformance.sources.fuzzing.worker import NOTHING, Finding, Result
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""

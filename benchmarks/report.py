@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.report import __main__ as report
 
 SIZES = (2_200, 100_000)

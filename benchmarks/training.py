@@ -240,7 +240,7 @@ def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step,
         choose_compiler()  # only the compiler: tinygrad is not patched
         return tinygrad_steps(net, optimizer, "TinyJit" in way)
     if way == "peer":
-        from conformance.core.loading import load_target
+        from conformance.engine.loading import load_target
 
         load_target(f"tinygrad-upstream:{peer}").prepare()
         return torch_steps(net, optimizer, "tiny")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance import kernels
+from conformance.backend import kernels
 
 LARGE = 10_000  # rows and columns of the large buffer
 LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {

@@ -11,16 +11,19 @@ import runpy
 import sys
 
 JOBS = {
-    "init": ("conformance.profile", "find out what a target has and lacks, and write its profile, conformance.toml"),
+    "init": ("conformance.sources.init", "find out what a target has and lacks, and write its profile"),
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
-    "mutants": ("conformance.mutants", "measure how soon the fuzzer finds each planted fault"),
-    "accuracy": ("conformance.accuracy", "measure the errors of a target and of torch CPU, side by side"),
+    "mutants": ("conformance.selftest", "measure how soon the fuzzer finds each planted fault"),
+    "accuracy": ("conformance.sources.accuracy", "measure the errors of a target and of torch CPU, side by side"),
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
-    "sizes": ("conformance.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
+    "sizes": ("conformance.sources.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
-    "cache": ("conformance.kernels.cache", "carry what tiny has compiled to another machine, and remove what is old"),
-    "expectations": ("conformance.expectations", "show and update what is known to fail"),
+    "cache": (
+        "conformance.backend.kernels.cache",
+        "carry compiled kernels of tiny to another machine, and remove old ones",
+    ),
+    "expectations": ("conformance.sources.init.expectations", "show and update what is known to fail"),
 }
 
 

@@ -2,6 +2,6 @@
 programs.
 """
 
-from conformance.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError, Tally, programs
+from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing, DrawingError, Tally, programs
 
 __all__ = ["DTYPES", "STEPS", "Drawing", "DrawingError", "Tally", "programs"]

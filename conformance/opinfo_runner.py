@@ -2,7 +2,7 @@
 
 import sys
 
-from conformance.core.errors import UserError
+from conformance.record.errors import UserError
 
 if __name__ == "__main__":  # before the imports that take long
     from conformance.run.signals import ends_imports
@@ -10,7 +10,7 @@ if __name__ == "__main__":  # before the imports that take long
     ends_imports("opinfo_runner")
 
 try:
-    from conformance.opinfo.runner import main, run
+    from conformance.sources.opinfo.runner import main, run
 except UserError as error:  # the installed torch lacks a required symbol
     if __name__ != "__main__":
         raise

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.core import result as model
-from conformance.core.accuracy import shown
-from conformance.core.result import Result, Run
+from conformance.record import result as model
+from conformance.record.accuracy import shown
+from conformance.record.result import Result, Run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"

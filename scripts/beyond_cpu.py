@@ -35,11 +35,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
-from conformance.core.arbitration import widened
-from conformance.core.moving import leaves, map_leaves, storage_key
-from conformance.core.torch_compat import nondeterministic
-from conformance.opinfo import catalog, seeding
-from conformance.opinfo.sampling import Sample, samples
+from conformance.engine.arbitration import widened
+from conformance.sources.opinfo import catalog, seeding
+from conformance.sources.opinfo.sampling import Sample, samples
+from conformance.standalone.moving import leaves, map_leaves, storage_key
+from conformance.standalone.torch_compat import nondeterministic
 
 PAGE = Path(__file__).parents[1] / "docs" / "device.md"
 BEGIN, END = "<!-- table: python scripts/beyond_cpu.py --write -->", "<!-- end of that table -->"

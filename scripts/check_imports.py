@@ -13,6 +13,7 @@ Usage: ``python scripts/check_imports.py [ROOT]``; prints one line for each faul
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Container, Iterator
@@ -22,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "conformance"
+
+SOURCE_FILE = re.compile(r"\w+(?:/\w+)+\.py")
+"""A string that names a module by its path inside the package."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,10 @@ def module_name(root: Path, path: Path) -> str:
 
 
 def imports_of(path: Path, name: str) -> Iterator[Import]:
-    """Yield every import of the file, as absolute dotted names; `from a import b` counts as `a.b`."""
+    """Yield every import of the file, as absolute dotted names; `from a import b` counts as `a.b`.
+
+    A string that is the path of a file, such as "record/names.py", counts as an import that does not run.
+    """
     tree = ast.parse(path.read_text(), str(path))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     unused = {id(inner) for node in ast.walk(tree) if is_for_checkers(node) for inner in ast.walk(node)}
@@ -70,10 +77,12 @@ def imports_of(path: Path, name: str) -> Iterator[Import]:
             parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             origin = ".".join([*parents, *([node.module] if node.module else [])])
             targets = [f"{origin}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and SOURCE_FILE.fullmatch(node.value):
+            targets = [".".join([PACKAGE, *node.value.removesuffix(".py").split("/")])]
         else:
             continue
         for target in targets:
-            yield Import(path, node.lineno, target, id(node) not in unused)
+            yield Import(path, node.lineno, target, id(node) not in unused and not isinstance(node, ast.Constant))
 
 
 def is_for_checkers(node: ast.AST) -> bool:

@@ -33,10 +33,10 @@ BEGIN, END = "<!-- commands: python scripts/commands.py -->", "<!-- end of comma
 WIDE = "10000"
 """Width at which argparse wraps no line."""
 
-PUBLIC = ("conformance", "conformance.report", "conformance.kernels", "conformance.backend")
+PUBLIC = ("conformance", "conformance.report", "conformance.backend.kernels", "conformance.backend")
 """Modules whose `__all__` is public."""
 
-CLASSES = ("conformance.core.target.Target",)
+CLASSES = ("conformance.engine.target.Target",)
 """Classes that a user derives from; their public attributes are part of the page."""
 
 

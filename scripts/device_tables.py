@@ -38,7 +38,7 @@ class TablesError(Exception):
 
 
 def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Data behind the tables, from the JSON of runs (conformance.core.result), earliest first, and from older data."""
+    """Data behind the tables, from the JSON of runs (record/result.py), earliest first, and from older data."""
     old = before or {}
     cases: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for run in runs:

@@ -3,7 +3,7 @@
     python scripts/operator_usage.py            measure, and write the file (needs the extra `clients`)
     python scripts/operator_usage.py --check    exit code 1 when the file is stale
 
-The file is conformance/core/usage.json. A device needs the operators that programs call, not the operators that op_db
+The file is conformance/record/usage.json. A device needs the operators that programs call, not the operators that op_db
 lists. So operators are counted below autograd, where a device receives them. The programs are one training step and one
 inference of small models with random weights, half of them from transformers. The check measures the smallest program
 again, and compares the names of all programs.
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no downloads: configurations are defined here, weights are random
 
-DATA = Path(__file__).resolve().parent.parent / "conformance" / "core" / "usage.json"
+DATA = Path(__file__).resolve().parent.parent / "conformance" / "record" / "usage.json"
 VOCABULARY = 32
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 # Token numbers within the vocabulary; the packages' defaults lie far outside it.

@@ -1,6 +1,6 @@
 """List the called aten overloads, and why others are not called: `python scripts/overloads.py [--write]`.
 
-Runs op_db and the entries of conformance/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
+Runs op_db and the entries of sources/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
 overload that the dispatcher calls, composites included. Prints the count of each class. Exits with 1 if an overload
 that takes tensors is in no class. With --write, renews docs/overloads.md and the calls in
 conformance/opinfo/overloads.toml. Takes several minutes.
@@ -26,16 +26,16 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from conformance.core import result as model
-from conformance.core.aten_ops import Operators
-from conformance.core.moving import MARKER
-from conformance.core.torch_compat import operator_names
-from conformance.opinfo import catalog, overloads
-from conformance.opinfo.overload_rows import ROWS
-from conformance.opinfo.sampling import Sample, samples
+from conformance.engine.aten_ops import Operators
+from conformance.record import result as model
+from conformance.sources.opinfo import catalog, overloads
+from conformance.sources.opinfo.overload_rows import ROWS
+from conformance.sources.opinfo.sampling import Sample, samples
+from conformance.standalone.moving import MARKER
+from conformance.standalone.torch_compat import operator_names
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "conformance" / "opinfo" / "overloads.toml"
+TABLE = ROOT / "conformance" / "sources" / "opinfo" / "overloads.toml"
 PAGE = ROOT / "docs" / "overloads.md"
 SAMPLES = {"float32": 60, "int64": 6, "complex64": 6, "bool": 3}
 """Largest number of samples of each entry that are called, by dtype."""

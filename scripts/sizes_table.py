@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.core import result as model
-from conformance.core.footprint import mebibytes
-from conformance.core.merge import merge
-from conformance.core.result import Run
+from conformance.record import result as model
+from conformance.record.footprint import mebibytes
+from conformance.record.merge import merge
+from conformance.record.result import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "sizes.md"

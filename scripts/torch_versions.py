@@ -68,7 +68,9 @@ class Outcome:
 def checks(tiny: bool) -> Iterator[Check]:
     """Checks of a version; `tiny` says whether the device supports it."""
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600")
-    yield Check("tests", "harness", (*pytest, "tests/core"))
+    yield Check(
+        "tests", "harness", (*pytest, *(f"tests/{room}" for room in ("record", "declare", "standalone", "engine")))
+    )
     if tiny:
         parts = ("dispatch", "lazy", "torch_api/test_compile.py", "test_behaviours.py")
         yield Check("tests", "tiny", (*pytest, *(f"tests/backend/{part}" for part in parts)))
@@ -212,7 +214,7 @@ HEAD = """\
 
 The harness is for torch 2.9 to 2.15, `tiny` for 2.13 to 2.15. A newer torch is a warning, not a refusal; an older one
 is refused in one sentence. What was learnt about torch says for which versions: private symbols in
-`core/torch_compat.py` and `backend/runtime/torch_compat.py`, which are probed at import; rows of the op tables
+`standalone/torch_compat.py` and `backend/runtime/torch_compat.py`, which are probed at import; rows of the op tables
 (`torch_versions`); expectations (`torch = ">=2.14"`); baselines (`reports/baseline/torch-2.13/`).
 
 `nox -s versions -- 2.9.1 2.15.0` makes an environment for each and runs what is below; the word `tinygrad` among them

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance.core import versions
+from conformance.record import versions
 from tests.standalone import Standalone
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])

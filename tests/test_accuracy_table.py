@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core.accuracy import ACCURACY, Accuracy
-from conformance.core.result import Outcome, Result, Run
+from conformance.record.accuracy import ACCURACY, Accuracy
+from conformance.record.result import Outcome, Result, Run
 
 SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "accuracy_table.py"))
 

@@ -60,6 +60,8 @@ class TestCheckImports:
     @pytest.mark.parametrize(
         ("file", "text", "said"),
         [
+            ("device/paths.py", 'CARRIED = ("oracle/__init__.py",)', "device must not import oracle"),
+            ("device/paths.py", 'CARRIED = ("device/moved_away.py",)', "dead import"),
             ("device/layout.py", "def read(): ...\nfrom conformance.device import read as again", "import cycle"),
             ("oracle/__init__.py", "from conformance.device import write", "__init__.py:1: dead import"),
             (

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conformance.core import versions
+from conformance.record import versions
 from scripts import commands
 
 HELP = """usage: x [-h] [-n JOBS] {diff,html} ...

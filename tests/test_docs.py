@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from conformance.core import versions
-from conformance.core.sentences import LAYOUTS
+from conformance.record import versions
+from conformance.record.sentences import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

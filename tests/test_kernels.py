@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import backend, kernels
-from conformance.kernels.__main__ import main
+from conformance import backend
+from conformance.backend import kernels
+from conformance.backend.kernels.__main__ import main
 from tests.standalone import Standalone
 
 
@@ -66,7 +67,7 @@ def test_the_command_explains_a_script(tmp_path: Path, code: str, exit_code: int
     """The command prints the kernels line by line, and exits with the script's own exit code."""
     script = tmp_path / "script.py"
     script.write_text("import torch, conformance.backend\n(torch.ones(3).to('tiny') + 1).sum().item()\n" + code)
-    run = "import runpy; runpy.run_module('conformance.kernels', run_name='__main__')"
+    run = "import runpy; runpy.run_module('conformance.backend.kernels', run_name='__main__')"
     done = standalone(run, words=[str(script)])
     assert done.returncode == exit_code, done.stderr
     assert "script.py:2" in done.stdout and "1 reduction" in done.stdout

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.core.loading import describe_target
+from conformance.engine.loading import describe_target
 
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
@@ -140,7 +140,7 @@ class TestConformance:
         given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
         noxfile.conformance(session := Session(*given))
         fuzz, opinfo = self.options(session).values()
-        assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7 --corpus conformance/corpus"
+        assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7 --corpus conformance/program/corpus"
         assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
 
     def test_the_baseline_is_updated_knowingly(self, noxfile):

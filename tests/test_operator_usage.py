@@ -6,7 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from conformance.core.usage import DATA, plain_name, usage_of
+from conformance.record.usage import DATA, plain_name, usage_of
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "operator_usage.py"
 spec = importlib.util.spec_from_file_location("operator_usage", SCRIPT)

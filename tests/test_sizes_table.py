@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core.footprint import SIZES, Footprint
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.record.footprint import SIZES, Footprint
+from conformance.record.result import Failure, Outcome, Result, Run
 
 SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "sizes_table.py"))
 

@@ -80,7 +80,7 @@ class TestJobs:
         replayed = [
             folder for step in steps(NIGHTLY) for folder in re.findall(r"--replay ([\w/]+)", step.get("run", ""))
         ]
-        assert replayed == ["conformance/corpus", "corpus"]
+        assert replayed == ["conformance/program/corpus", "corpus"]
         assert (ROOT / replayed[0]).is_dir()
 
     def test_the_whole_check_is_run(self):

@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from conformance.core.aten_ops import Operators
-from conformance.core.executor import StepFailed
-from conformance.core.features import FEATURES
-from conformance.core.finding import MOVE, property_of
-from conformance.core.oracles import Mismatch
+from conformance.declare.features import FEATURES
+from conformance.engine.aten_ops import Operators
+from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import settle
 from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict
+from conformance.record.finding import MOVE, property_of
+from conformance.standalone.oracles import Mismatch
 
 NAMED = re.compile(r"\b(?:aten|prims)::(\w+)")
 """Pattern of an op's name in the text of an error."""

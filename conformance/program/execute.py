@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from conformance.core.executor import StepFailed, Transform, signature_of
-from conformance.core.observation import Observation, Raised, observe, versions_of
-from conformance.core.target import Target
+from conformance.engine.executor import StepFailed, Transform, signature_of
+from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program
 from conformance.program.source import source
 from conformance.program.steps import definitions
 from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, walk
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
+from conformance.standalone.observation import Observation, Raised, observe, versions_of
 
 
 class Broken(StepFailed):

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from conformance.core.arbitration import ARBITRATED, subject, widened
-from conformance.core.executor import StepFailed
-from conformance.core.float64 import Float64Reference
-from conformance.core.judge import Judgement, Policy, judge
-from conformance.core.moving import storage_key
-from conformance.core.observation import Observation
-from conformance.core.oracles import Mismatch, differing
-from conformance.core.torch_compat import version_of
+from conformance.engine.arbitration import ARBITRATED, subject, widened
+from conformance.engine.executor import StepFailed
+from conformance.engine.float64 import Float64Reference
+from conformance.engine.judge import Judgement, Policy, judge
 from conformance.program.execute import RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, dtype_name
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import OPS
+from conformance.standalone.moving import storage_key
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import Mismatch, differing
+from conformance.standalone.torch_compat import version_of
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from conformance.core.errors import UserError
 from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
+from conformance.record.errors import UserError
 
 SCHEMA = 1
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from conformance.core.executor import StepFailed
-from conformance.core.moving import storage_key, whole_storage
+from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.reduce import without
 from conformance.program.shadow import Shadow
 from conformance.program.steps.op import StepError, dtype_name
 from conformance.program.steps.op import number as json_number
+from conformance.standalone.moving import storage_key, whole_storage
 
 LARGEST = 10_000
 """Largest number of cells of a storage that becomes an input. With a larger storage, the remainder is the whole program

@@ -1,7 +1,7 @@
 """A program as a standalone Python script that needs torch and the target only, and prints both answers.
 
 The reader of a report may not have this package. So the script consists of plain torch calls: the function that a
-compiler receives. `core/script.py` defines the structure of the script.
+compiler receives. `standalone/script.py` defines the structure of the script.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import functools
 import textwrap
 from collections.abc import Sequence
 
-from conformance.core.moving import storage_key
-from conformance.core.oracles import Mismatch
-from conformance.core.script import Bug, bare, carried, judged, render
-from conformance.core.sentences import sentence
-from conformance.core.target import Target
-from conformance.core.tensor_source import NoSource, input_lines
+from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
@@ -23,6 +18,11 @@ from conformance.program.source import source
 from conformance.program.steps.op import DEFINED, definitions_of
 from conformance.program.steps.states import defined_by
 from conformance.program.steps.table import OPS
+from conformance.record.sentences import sentence
+from conformance.standalone.moving import storage_key
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import Bug, bare, carried, judged, render
+from conformance.standalone.tensor_source import NoSource, input_lines
 
 ATTEMPT = """
 def attempt(step):

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from conformance.core.aten_ops import AtenOps
-from conformance.core.executor import StepFailed
-from conformance.core.moving import map_tensors, rebuild, storage_key, whole_storage
-from conformance.core.observation import Observation
+from conformance.engine.aten_ops import AtenOps
+from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
 from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
+from conformance.standalone.moving import map_tensors, rebuild, storage_key, whole_storage
+from conformance.standalone.observation import Observation
 
 MOVED, EXACT, ROUNDED = 0, 1, 2
 """Levels of a storage: bits only moved, whole numbers computed exactly, values possibly rounded."""

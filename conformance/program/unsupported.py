@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable
 
-from conformance.core.aten_ops import Operators
-from conformance.core.errors import TargetError
-from conformance.core.executor import StepFailed
-from conformance.core.kernel_tables import lacking
-from conformance.core.names import VARIANTS
-from conformance.core.target import Target
+from conformance.engine.aten_ops import Operators
+from conformance.engine.executor import StepFailed
+from conformance.engine.kernel_tables import lacking
+from conformance.engine.target import Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import Json, Step, dtype_of, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
+from conformance.record.errors import TargetError
+from conformance.record.names import VARIANTS
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),

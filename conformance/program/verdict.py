@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.core.executor import Executor, Watch
-from conformance.core.finding import gist
-from conformance.core.observation import Observation
-from conformance.core.oracles import Mismatch, compare
-from conformance.core.target import Capture, Target
+from conformance.engine.executor import Executor, Watch
+from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
 from conformance.program.model import Program, digest
@@ -26,6 +23,9 @@ from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import lacking_operator, unsupported_reason
+from conformance.record.finding import gist
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import Mismatch, compare
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Data flows in one direction: a `Run` comes in, text goes out. The modules here i
 
 from __future__ import annotations
 
-from conformance.core.errors import ReportError
-from conformance.core.result import Failure, Outcome, Result, Run, load, save
+from conformance.record.errors import ReportError
+from conformance.record.result import Failure, Outcome, Result, Run, load, save
 
 __all__ = ["Failure", "Outcome", "ReportError", "Result", "Run", "load", "save"]

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from conformance.core import profile as profiles
-from conformance.core import result as model
-from conformance.core import versions
-from conformance.core.errors import ReportError
-from conformance.core.files import write_atomic
-from conformance.core.merge import merge
-from conformance.core.result import Result, Run
+from conformance.declare import profile as profiles
+from conformance.record import result as model
+from conformance.record import versions
+from conformance.record.errors import ReportError
+from conformance.record.files import write_atomic
+from conformance.record.merge import merge
+from conformance.record.result import Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.core import simple_values
-from conformance.core.errors import ReportError
-from conformance.core.files import read
+from conformance.record import simple_values
+from conformance.record.errors import ReportError
+from conformance.record.files import read
 
 NAME = "kernels.json"
 

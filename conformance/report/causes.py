@@ -1,7 +1,7 @@
 """Findings and failing cases by cause: one entry for each pattern, with its smallest example first.
 
 Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike. A report
-therefore lists causes (`core/patterns.py`) and names the operators under each. This module judges no result.
+therefore lists causes (`record/patterns.py`) and names the operators under each. This module judges no result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conformance.core.finding import property_of
-from conformance.core.patterns import base_operator, pattern_of
-from conformance.core.result import BROKEN, SHOWS, Outcome, Result, counted, severity
+from conformance.record.finding import property_of
+from conformance.record.patterns import base_operator, pattern_of
+from conformance.record.result import BROKEN, SHOWS, Outcome, Result, counted, severity
 
 NAMED = 12
 """Maximum number of a cause's operators named in one line."""

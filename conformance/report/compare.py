@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.core.result import BROKEN, UNEXPECTED, Outcome, Result, Run
+from conformance.record.result import BROKEN, UNEXPECTED, Outcome, Result, Run
 
 FAILING = UNEXPECTED - {Outcome.FLAKY}
 """Outcomes of a case that fails each time. A case that becomes flaky is a separate kind of change."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.core.errors import ReportError
-from conformance.core.result import Outcome, Run
+from conformance.record.errors import ReportError
+from conformance.record.result import Outcome, Run
 
 SCHEMA = 1
 PATIENCE = 30.0

@@ -15,19 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from conformance.core.accuracy import shown
-from conformance.core.footprint import mebibytes
-from conformance.core.names import DTYPES, VARIANTS
-from conformance.core.program_stats import AXES, Drawn
-from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
-from conformance.core.script import own_part
-from conformance.core.sentences import LAYOUTS, headline, legend, sentence
+from conformance.record.accuracy import shown
+from conformance.record.footprint import mebibytes
+from conformance.record.names import DTYPES, VARIANTS
+from conformance.record.program_stats import AXES, Drawn
+from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
+from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
 from conformance.report.causes import causes_of
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
 from conformance.report.rendering import rendered
+from conformance.standalone.script import own_part
 
 DETAIL_BUDGET = 3_000_000
 """Characters of failure details in one page. Beyond this budget, details have no scripts and no values."""

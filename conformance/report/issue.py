@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.core import profile as profiles
-from conformance.core import result as model
-from conformance.core import simple_values
-from conformance.core.errors import ReportError, UserError
-from conformance.core.files import read
-from conformance.core.finding import cause_text, with_signal_number
-from conformance.core.names import nearest, without_features
-from conformance.core.result import Failure
-from conformance.core.script import own_part
-from conformance.core.sentences import sentence
+from conformance.declare import profile as profiles
+from conformance.record import result as model
+from conformance.record import simple_values
+from conformance.record.errors import ReportError, UserError
+from conformance.record.files import read
+from conformance.record.finding import cause_text, with_signal_number
+from conformance.record.names import nearest, without_features
+from conformance.record.result import Failure
+from conformance.record.sentences import sentence
 from conformance.report.rendering import rendered
+from conformance.standalone.script import own_part
 
 RUN = Path("reports/opinfo.json")
 """Default result file for the search of a case's id."""

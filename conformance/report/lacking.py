@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.core.missing_ops import Lacking, removed
+from conformance.record.missing_ops import Lacking, removed
 from conformance.report.escape import escape_control_characters
 
 LISTED = 25

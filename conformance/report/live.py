@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.core.errors import ReportError
-from conformance.core.files import write_atomic
+from conformance.record.errors import ReportError
+from conformance.record.files import write_atomic
 from conformance.report.history import Trend
 from conformance.report.rendering import rendered
 

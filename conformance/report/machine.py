@@ -14,10 +14,10 @@ from collections import Counter
 from typing import Any
 from xml.etree import ElementTree
 
-from conformance.core.accuracy import shown
-from conformance.core.footprint import mebibytes
-from conformance.core.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
-from conformance.core.sentences import headline, legend, sentence
+from conformance.record.accuracy import shown
+from conformance.record.footprint import mebibytes
+from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
+from conformance.record.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
 from conformance.report.escape import escape_control_characters

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.core.probed import Answer, Probe
+from conformance.declare.probed import Answer, Probe
 from conformance.report.escape import escape_control_characters
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.core.finding import MOVE
-from conformance.core.missing_ops import removed
-from conformance.core.patterns import NOT_SHRUNK
-from conformance.core.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
-from conformance.core.sentences import sentence
+from conformance.record.finding import MOVE
+from conformance.record.missing_ops import removed
+from conformance.record.patterns import NOT_SHRUNK
+from conformance.record.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
+from conformance.record.sentences import sentence
 from conformance.report.causes import causes_of
 
 

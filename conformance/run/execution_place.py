@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from conformance.core.errors import UsageError
-from conformance.core.names import without_features
+from conformance.record.errors import UsageError
+from conformance.record.names import without_features
 from conformance.run.messages import Death, Done, Limits, Pool, Task
 from conformance.run.pool import PRELOAD, LocalPool
 

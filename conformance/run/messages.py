@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from conformance.core.errors import TargetError, UserError
+from conformance.record.errors import TargetError, UserError
 
 COMPILING = "compiling"
 """Phase of a unit during which `Limits.compiling` counts instead of `Limits.unit`."""

@@ -15,18 +15,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from conformance.core import profile as profiles
-from conformance.core.errors import TargetError
-from conformance.core.features import FEATURES
-from conformance.core.names import BUILTIN, DTYPES
-from conformance.core.probed import Answer, Probe, Row
-from conformance.core.profile import Profile
+from conformance.declare import profile as profiles
+from conformance.declare.features import FEATURES
+from conformance.declare.probed import Answer, Probe, Row
+from conformance.declare.profile import Profile
+from conformance.record.errors import TargetError
+from conformance.record.names import BUILTIN, DTYPES
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, OutOfTime, Pool, WorkerDied, unusable
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
-    from conformance.core.target import Target
+    from conformance.engine.target import Target
 
 SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
 """Kinds of targets that declare their own lacks."""
@@ -51,7 +51,7 @@ def resolve(
     kind = spec.partition(":")[0]
     if kind in SURE:
         return spec, None
-    from conformance.core.loading import describe_target
+    from conformance.engine.loading import describe_target
 
     if not describe_target(spec).probed:
         return spec, None
@@ -106,7 +106,7 @@ def probe(
 
 def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
     """Run, in a worker, all trials except those that have killed a worker before."""
-    from conformance.core.probe import TRIALS, dtype_survives, trial
+    from conformance.engine.probe import TRIALS, dtype_survives, trial
 
     target, declared, rows, dtypes = loaded(spec), frozenset[str](), [], []
     if target.profile is not None:
@@ -132,7 +132,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
 
 def _without_profile(target: Target, profile: Profile) -> tuple[Target, str]:
     """Return the loaded target without its profile's declarations, and the reason why it cannot be probed, or ""."""
-    from conformance.core.loading import describe_target
+    from conformance.engine.loading import describe_target
 
     plain, bare = describe_target(profile.spec), copy.copy(target)
     bare.lacks = plain.lacks

@@ -28,7 +28,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from conformance.core.gc_freeze import gc_freeze
+from conformance.engine.gc_freeze import gc_freeze
 from conformance.run import signals
 
 RETIRED, EXIT_0 = 117, 256

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from conformance.core.missing_ops import Outcome, Trial
+from conformance.record.missing_ops import Outcome, Trial
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import conformance
-from conformance.core import profile as profiles
-from conformance.core.errors import UsageError
+from conformance.declare import profile as profiles
+from conformance.record.errors import UsageError
 
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc")
 

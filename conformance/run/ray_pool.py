@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.core.errors import ReportError, UsageError
-from conformance.core.files import write_atomic
+from conformance.record.errors import ReportError, UsageError
+from conformance.record.files import write_atomic
 from conformance.run import signals, worker
 from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
 from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD

@@ -23,8 +23,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conformance.core.finding import HARNESS, INVALID, gist
-from conformance.core.result import SHOWS, UNEXPECTED, Failure, Outcome, Result, Run, counted
+from conformance.record.finding import HARNESS, INVALID, gist
+from conformance.record.result import SHOWS, UNEXPECTED, Failure, Outcome, Result, Run, counted
 from conformance.run import signals
 from conformance.run.messages import exit_in_words
 

@@ -26,13 +26,13 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.core.errors import TargetError
-from conformance.core.files import write_atomic
+from conformance.record.errors import TargetError
+from conformance.record.files import write_atomic
 from conformance.run.messages import COMPILING, Done, ExitReason, Limits
 from conformance.run.worker_log import limited, redirected
 
 if TYPE_CHECKING:
-    from conformance.core.target import Target
+    from conformance.engine.target import Target
 
 STARTING, READY, TAKEN = "starting", "ready", "taken"
 """Suffixes of the files that show a worker's state, named by its process id; `taken` marks a job that has a worker."""
@@ -117,7 +117,7 @@ def _wait_as_spare(folder: str, jobs: int) -> None:
 @functools.cache
 def loaded(target: str) -> Target:
     """Return the target of this spec, loaded once per process. Raises TargetError."""
-    from conformance.core.loading import load_target
+    from conformance.engine.loading import load_target
 
     return load_target(target)
 

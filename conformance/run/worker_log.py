@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conformance.core.errors import ReportError
-from conformance.core.result import counted
+from conformance.record.errors import ReportError
+from conformance.record.result import counted
 
 _BY_LINE = 1
 """C's `_IOLBF`."""

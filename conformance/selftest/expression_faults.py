@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import map_tensors, storage_key, whole_storage
-from conformance.core.torch_compat import in_backward, version_of
 from conformance.selftest.faults import FUNCTION, Call, Fault
 from conformance.selftest.value_faults import HALVES, argument, floats, instead, name_of, reduced
+from conformance.standalone.moving import map_tensors, storage_key, whole_storage
+from conformance.standalone.torch_compat import in_backward, version_of
 
 POINTWISE = "add sub mul div exp log sin cos sqrt sigmoid tanh relu clamp abs neg"
 CALLED = f"{POINTWISE} sum mm where gather index_select cumsum"

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import storage_key
-from conformance.core.torch_compat import version_of
 from conformance.program.steps.layouts import dense, geometry
+from conformance.standalone.moving import storage_key
+from conformance.standalone.torch_compat import version_of
 
 
 @dataclass

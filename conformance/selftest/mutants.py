@@ -1,6 +1,6 @@
 """Power of the fuzzer: the number of programs until it finds each planted fault, and the size of the minimized program.
 
-    python -m conformance.mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET] [-n N] [--pool P]
+    conformance mutants [--programs 2000] [--seed 0] [--fault NAME] [--plain] [--on TARGET] [-n N] [--pool P]
 
 A fault that is not found shows a gap in the generator or in the oracles. `--plain` draws without bias, which measures
 the effect of the bias. Faults are planted in torch CPU, or with `--on tiny` in the tiny device. As a target,
@@ -24,26 +24,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from conformance.core.errors import TargetError, UserError
-from conformance.core.executor import Executor
-from conformance.core.loading import describe_target, load_target
-from conformance.core.oracles import Mismatch
-from conformance.core.result import exit_code
-from conformance.core.target import Target
-from conformance.core.torch_compat import TorchDispatchMode
-from conformance.fuzzing.drawing import Drawing
+from conformance.engine.executor import Executor
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
 from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.record.errors import TargetError, UserError
+from conformance.record.result import exit_code
 from conformance.run.execution_place import add_options, place_of
 from conformance.run.messages import Death, Limits, Pool, Task, WorkerDied
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS
 from conformance.selftest.value_faults import VALUE_FAULTS
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.torch_compat import TorchDispatchMode
 
 
 class Planted(TorchDispatchMode):
@@ -212,7 +212,7 @@ def hunt_in(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table. Returns 1 if a fault was not found, 2 for bad usage or if no program ran."""
-    parser = argparse.ArgumentParser("python -m conformance.mutants", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser("conformance mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with place.pool(f"mutant:{NOTHING}@{args.on}", Limits(), args.jobs, [__name__]) as pool:
                 hunts = hunt_in(pool, names, drawing, args.seed, args.programs, args.on)
     except UserError as error:
-        print(f"conformance.mutants: {error}", file=sys.stderr)
+        print(f"conformance mutants: {error}", file=sys.stderr)
         return 2
     print_table(hunts)
     compared = sum(bool(one.programs or one.seconds) for one in hunts.values())

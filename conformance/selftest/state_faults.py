@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import map_tensors, storage_key, whole_storage
-from conformance.core.torch_compat import functorch_level
 from conformance.selftest.faults import FUNCTION, Call, Fault
+from conformance.standalone.moving import map_tensors, storage_key, whole_storage
+from conformance.standalone.torch_compat import functorch_level
 
 PROMOTED = "div true_divide sqrt sigmoid add mul where"
 NEW = "full arange linspace"

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import map_tensors
 from conformance.selftest.faults import FUNCTION, Call, Fault
+from conformance.standalone.moving import map_tensors
 
 HALVES = (torch.float16, torch.bfloat16)
 SLOW = 4096

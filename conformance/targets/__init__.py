@@ -1,1 +1,1 @@
-"""Built-in targets, one file each; `conformance.core.loading.load_target` imports only the requested one."""
+"""Built-in targets, one file each; `conformance.engine.loading.load_target` imports only the requested one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.core.errors import TargetError
+from conformance.record.errors import TargetError
 from conformance.targets.compiler import CompileTarget
 
 

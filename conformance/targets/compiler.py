@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from conformance.core import torch_compat
-from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE, nearest
-from conformance.core.registration import options, register, setup
-from conformance.core.target import Capture, Target
+from conformance.engine.registration import options, register, setup
+from conformance.engine.target import Capture, Target
+from conformance.record.errors import TargetError
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
+from conformance.standalone import torch_compat
 
 LAYERS = ("eager", "aot_eager")
 """Backends of torch that run a graph unchanged: after Dynamo alone, and after Dynamo and AOTAutograd."""

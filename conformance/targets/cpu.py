@@ -13,12 +13,12 @@ from unittest import mock
 
 import torch
 
-from conformance.core.aten_ops import AtenOps
-from conformance.core.errors import TargetError
-from conformance.core.features import FEATURES
-from conformance.core.names import ORACLES
-from conformance.core.target import KernelCount, Target
-from conformance.core.torch_compat import TorchDispatchMode
+from conformance.declare.features import FEATURES
+from conformance.engine.aten_ops import AtenOps
+from conformance.engine.target import KernelCount, Target
+from conformance.record.errors import TargetError
+from conformance.record.names import ORACLES
+from conformance.standalone.torch_compat import TorchDispatchMode
 
 METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
 """Tensor methods that stand for a feature."""

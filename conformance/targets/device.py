@@ -1,8 +1,8 @@
 """Any torch device, `device:NAME[,import=MODULE][,call=FUNCTION][,without=FEATURE+...]`: cuda, mps, xpu, or an
 out-of-tree backend that MODULE registers, possibly only when FUNCTION is called.
 
-A probe before a run finds the features of `core/features.py` that the device lacks. The spec lists them from then on,
-so that a saved finding runs again in the same way.
+A probe before a run finds the features of `declare/features.py` that the device lacks. The spec lists them from then
+on, so that a saved finding runs again in the same way.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.core import torch_compat
-from conformance.core.errors import TargetError
-from conformance.core.modes import take_modes
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.core.registration import options, register, setup
-from conformance.core.target import Target
+from conformance.engine.registration import options, register, setup
+from conformance.engine.target import Target
+from conformance.record.errors import TargetError
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.standalone import torch_compat
+from conformance.standalone.modes import take_modes
 
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
 

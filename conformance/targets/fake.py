@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from conformance.core import torch_compat
-from conformance.core.moving import map_tensors, storage_key
-from conformance.core.target import Target
+from conformance.engine.target import Target
+from conformance.standalone import torch_compat
+from conformance.standalone.moving import map_tensors, storage_key
 from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from conformance.core import torch_compat
-from conformance.core.names import ORACLES
-from conformance.core.target import Capture, Target
+from conformance.engine.target import Capture, Target
+from conformance.record.names import ORACLES
+from conformance.standalone import torch_compat
 
 
 class FunctionalizeTarget(Target):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import map_tensors, storage_key
-from conformance.core.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.core.target import Target
+from conformance.engine.target import Target
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.standalone.moving import map_tensors, storage_key
 
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
 """Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES
-from conformance.core.target import KernelCount, Target
+from conformance.engine.target import KernelCount, Target
+from conformance.record.errors import TargetError
+from conformance.record.names import ORACLES
 
 RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
 """tinygrad's code generators that need no further hardware, each with its value of `DEV`."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import conformance
-from conformance.core.errors import TargetError
-from conformance.core.names import ORACLES
-from conformance.core.target import Target
+from conformance.engine.target import Target
+from conformance.record.errors import TargetError
+from conformance.record.names import ORACLES
 
 BACKEND = Path("extra", "torch_backend", "backend.py")
 

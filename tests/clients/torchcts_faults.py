@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.core.moving import map_tensors
-from conformance.core.torch_compat import TorchDispatchMode
 from conformance.selftest.faults import FUNCTION, Call, Fault
 from conformance.selftest.mutants import EVERY, NO_FAULT
+from conformance.standalone.moving import map_tensors
+from conformance.standalone.torch_compat import TorchDispatchMode
 from tests.clients import torchcts_run
 
 SUITES = ("strides", "errors", "dtypes", "stress", "rng", "autograd", "operators", "training")

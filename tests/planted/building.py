@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 
 BUILDING = 1.5
 """Build time of a kernel in seconds. Tests set a lower limit for a program or a case."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 from conformance.selftest.mutants import MutantTarget
 
 

@@ -9,11 +9,11 @@ import torch
 from torch._dynamo.backends.registry import list_backends, register_backend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.core.moving import map_tensors
-from conformance.core.target import Target
+from conformance.engine.target import Target
 from conformance.program.steps.layouts import geometry
 from conformance.selftest.faults import WRITES, Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.standalone.moving import map_tensors
 from conformance.targets.meta import MetaTarget
 
 
@@ -194,7 +194,7 @@ class UncapturedTransform(_Transform):
 
     @contextlib.contextmanager
     def capture(self) -> Any:
-        from conformance.core.target import Capture
+        from conformance.engine.target import Capture
 
         yield Capture()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 
 
 def hangs() -> None:

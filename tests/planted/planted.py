@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 
 
 def wrong_value(result: torch.Tensor, args: Any) -> torch.Tensor:

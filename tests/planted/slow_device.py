@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 
 
 class SlowTarget(Target):

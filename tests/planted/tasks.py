@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from conformance.core.kernel_tables import needing
-from conformance.core.target import Target
+from conformance.engine.kernel_tables import needing
+from conformance.engine.target import Target
 from conformance.run.messages import COMPILING
 from conformance.run.worker import keep, loaded, step, unit
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
-from conformance.fuzzing.command import main
-from conformance.fuzzing.drawing import Drawing
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step
-from tests.fuzzing.saved import fuzz_result
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.drawing import Drawing
+from tests.sources.fuzzing.saved import fuzz_result
 
 A = {"t": "a"}
 
@@ -53,7 +53,7 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
         textwrap.dedent("""
         import contextlib
         from torch.utils._python_dispatch import TorchDispatchMode
-        from conformance.core.target import ORACLES, Target
+        from conformance.engine.target import ORACLES, Target
 
         class Copies(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from conformance.core.finding import MOVE
-from conformance.core.oracles import Mismatch
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import Verdict, judge_program
+from conformance.record.finding import MOVE
 from conformance.selftest.faults import DISPATCH, FAULTS, FUNCTION, WRITES, Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.standalone.oracles import Mismatch
 from tests.planted.liars import writes_wrong_cell
 
 SLICE = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.core.target import Target
+from conformance.engine.target import Target
 from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference

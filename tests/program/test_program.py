@@ -8,13 +8,9 @@ import json
 import pytest
 import torch
 
-from conformance.core.executor import Executor
-from conformance.core.loading import load_target
-from conformance.core.names import ORACLES
-from conformance.core.observation import Raised
-from conformance.core.oracles import Mismatch
-from conformance.core.script import MARKER
-from conformance.core.target import Target
+from conformance.engine.executor import Executor
+from conformance.engine.loading import load_target
+from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, ProgramError, Storage, dump, read_program
 from conformance.program.script import script
@@ -22,8 +18,12 @@ from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import judge_program
+from conformance.record.names import ORACLES
 from conformance.selftest.faults import FAULTS, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.standalone.observation import Raised
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import MARKER
 from conformance.targets.cpu import CpuTarget
 
 

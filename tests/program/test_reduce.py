@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.core.loading import load_target
-from conformance.fuzzing.drawing import Drawing
+from conformance.engine.loading import load_target
 from conformance.program.execute import make_inputs
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import PASSES, plainer_values, reduce_program, settle
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program, signature
+from conformance.sources.fuzzing.drawing import Drawing
 
 
 def holding(values, dtype="float32", size=4):

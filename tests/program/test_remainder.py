@@ -6,11 +6,11 @@ import json
 
 import torch
 
-from conformance.fuzzing.drawing import Drawing
 from conformance.program.model import Input, Program, Storage
 from conformance.program.remainder import remainder
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, tensor
+from conformance.sources.fuzzing.drawing import Drawing
 
 SIX = Storage("float32", 6)
 A = Input("a", 0, "float32", (2, 3), (3, 1))

@@ -13,18 +13,18 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.core.loading import describe_target, load_target
-from conformance.core.oracles import Mismatch
-from conformance.core.script import MARKER, judged, own_part
-from conformance.core.target import Target
-from conformance.fuzzing.drawing import Drawing
-from conformance.fuzzing.worker import Finding, ended
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
 from conformance.program.model import LOOP, Input, Program, Storage
 from conformance.program.reduce import reduce_program
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 from conformance.selftest.faults import FAULTS
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.worker import Finding, ended
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import MARKER, judged, own_part
 from tests.planted import liars
 
 TRANSFORM = """DEVICE = 'lying'

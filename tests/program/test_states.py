@@ -6,10 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.core.executor import Executor
-from conformance.core.loading import describe_target, load_target
-from conformance.core.oracles import compare
-from conformance.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
+from conformance.engine.executor import Executor
+from conformance.engine.loading import describe_target, load_target
 from conformance.program.execute import ProgramSubject, RunningProgram
 from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, ProgramError, Storage
@@ -23,6 +21,8 @@ from conformance.program.steps.states import STATES, ordered, within
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
 from conformance.program.verdict import CpuFunction, judge_program
+from conformance.sources.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
+from conformance.standalone.oracles import compare
 
 A = tensor("a")
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.core.finding import FAIL, FLAKY
-from conformance.core.moving import map_tensors
-from conformance.core.oracles import Mismatch
-from conformance.fuzzing.plan import Plan, Shard
-from conformance.fuzzing.worker import Finding, confirmed, shrink
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, judge_program, signature
+from conformance.record.finding import FAIL, FLAKY
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.worker import Finding, confirmed, shrink
+from conformance.standalone.moving import map_tensors
+from conformance.standalone.oracles import Mismatch
 from conformance.targets.cpu import CpuTarget
 
 
@@ -121,7 +121,7 @@ class TestSignature:
 class TestShrinking:
     def test_what_comes_after_the_first_bad_step_goes_first(self, monkeypatch):
         """Shrinking keeps the first fault, although the second has an oracle of higher precedence."""
-        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: TwoFaults())
+        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: TwoFaults())
         made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
         verdict = judge_program(made, TwoFaults())
         found = Finding(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
@@ -142,7 +142,7 @@ class TestShrinking:
         """A write that is lost, whatever it computes, becomes one group. Regression test: it was one for each op. A
         loss in `neg_` only stays separate."""
         monkeypatch.setattr(
-            "conformance.fuzzing.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
+            "conformance.sources.fuzzing.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
         )
         made = Program(
             (Storage("float32", 6, {"seed": 3}),),
@@ -159,7 +159,7 @@ class TestShrinking:
         def fails(call: Call) -> object:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
 
-        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: Faulty().plant("fill_", fails))
+        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: Faulty().plant("fill_", fails))
         made = Program(
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
@@ -217,7 +217,7 @@ class TestVanished:
         """A failure that disappears is FLAKY. Regression test: on a device whose memory is never written, its old
         content decided, and the finding had no step."""
         target = self.target()
-        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: target)
         verdict = judge_program(self.PROGRAM, target)
         assert verdict.vanished and not verdict.passed
         shard = Shard(Plan("lost"), 0, 1)
@@ -230,5 +230,5 @@ class TestVanished:
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
         """The finding stays unshrunk, with its original step."""
         target = self.target()
-        monkeypatch.setattr("conformance.fuzzing.worker.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: target)
         assert shrink("lost", self.SAVED, 0) == self.SAVED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.core.accuracy import Accuracy
-from conformance.core.result import Failure, Outcome, Run
+from conformance.record.accuracy import Accuracy
+from conformance.record.result import Failure, Outcome, Run
 from tests.report.runs import HOSTILE, result, run
 
 

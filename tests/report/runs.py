@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.core import result as model
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Failure, Finding, Outcome, Result, Run
+from conformance.record import result as model
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Failure, Finding, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core import result as model
-from conformance.core.accuracy import ACCURACY, Accuracy
-from conformance.core.result import Run
+from conformance.record import result as model
+from conformance.record.accuracy import ACCURACY, Accuracy
+from conformance.record.result import Run
 from conformance.report.__main__ import main, write
 from tests.report.runs import failed, result, run
 

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Failure, Outcome, Result, Run
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.report import html
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.core.result import SHOWS, Failure, Outcome, Result
+from conformance.record.result import SHOWS, Failure, Outcome, Result
 from conformance.report.causes import causes_of
 from tests.report.runs import found, result
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conformance.core import result as model
+from conformance.record import result as model
 from conformance.report import __main__ as command
 from tests.report.runs import failed, fuzz_json, result, run
 
@@ -22,7 +22,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from conformance.report import __main__ as report
-from conformance.core.result import Outcome, Result, Run
+from conformance.record.result import Outcome, Result, Run
 for number in range(6):
     results = [Result(f"{sys.argv[2]}{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1) for i in range(400)]
     report.write(Run(sys.argv[2], results), Path(sys.argv[1]), None)

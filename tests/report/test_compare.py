@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Outcome, Result
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Outcome, Result
 from conformance.report import compare
 from tests.report.runs import campaign, failed, found, over, result, run
 

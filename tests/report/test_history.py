@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core.errors import ReportError
-from conformance.core.result import Outcome, Result, Run
+from conformance.record.errors import ReportError
+from conformance.record.result import Outcome, Result, Run
 from conformance.report import __main__ as command
 from conformance.report import history
 
@@ -20,7 +20,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from conformance.report import history
-from conformance.core.result import Run
+from conformance.record.result import Run
 for _ in range(int(sys.argv[2])):
     history.append(Path(sys.argv[1]), Run("tiny", environment={"selection": "s"}))
     print("wrote", flush=True)

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Failure, Outcome, Run
-from conformance.core.script import MARKER
-from conformance.core.sentences import LAYOUTS
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Failure, Outcome, Run
+from conformance.record.sentences import LAYOUTS
 from conformance.report import html
+from conformance.standalone.script import MARKER
 from tests.report.runs import HOSTILE, campaign, failed, found, result, run
 
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from conformance.core import result as model
-from conformance.core.result import Failure, Outcome, Result, Run
-from conformance.core.script import MARKER
+from conformance.record import result as model
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.report import issue
 from conformance.report.__main__ import main
+from conformance.standalone.script import MARKER
 
 SCRIPT = f'"""value of a"""\nimport torch\n\n{MARKER}\n\ndef compare(): ...\n'
 

@@ -12,12 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from conformance.core import result as model
-from conformance.core.accuracy import Accuracy
-from conformance.core.footprint import Footprint
-from conformance.core.missing_ops import Lacking
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Failure, Finding, Outcome, Result, Run
+from conformance.record import result as model
+from conformance.record.accuracy import Accuracy
+from conformance.record.footprint import Footprint
+from conformance.record.missing_ops import Lacking
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
 from tests.report.runs import campaign, failed, found, result, run
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core import files
-from conformance.core import result as model
-from conformance.core.errors import ReportError
-from conformance.core.merge import merge
-from conformance.core.result import Failure, Outcome, Run
+from conformance.record import files
+from conformance.record import result as model
+from conformance.record.errors import ReportError
+from conformance.record.merge import merge
+from conformance.record.result import Failure, Outcome, Run
 from conformance.report import budgets
 from tests.report.runs import failed, found, result, run
 
@@ -172,7 +172,7 @@ class TestBudgets:
 
 def test_a_baseline_with_failures_is_read_again(tmp_path):
     """A failure in a baseline has no texts. Regression test: such a baseline was rejected as damaged."""
-    from conformance.core import result as model
+    from conformance.record import result as model
 
     failure = model.Failure("value", "result", "1.0", "2.0")
     result = model.Result("add", "float32", "forward", "as_sampled", model.Outcome.FAIL, failures=(failure,))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from conformance.core import result as model
-from conformance.core.errors import ReportError
-from conformance.core.merge import merge
-from conformance.core.patterns import NOT_SHRUNK
-from conformance.core.program_stats import Drawn
-from conformance.core.result import Outcome, Run
+from conformance.record import result as model
+from conformance.record.errors import ReportError
+from conformance.record.merge import merge
+from conformance.record.patterns import NOT_SHRUNK
+from conformance.record.program_stats import Drawn
+from conformance.record.result import Outcome, Run
 from conformance.report import summary
 from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, result, run
 

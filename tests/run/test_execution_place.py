@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import conformance
-from conformance.core.errors import UsageError
+from conformance.record.errors import UsageError
 from conformance.run import execution_place, ray_env
 from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conformance.core.errors import UserError
+from conformance.record.errors import UserError
 from conformance.run import pool as pool_module
 from conformance.run import processes, signals
 from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied

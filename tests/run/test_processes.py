@@ -17,13 +17,15 @@ from conformance.run.messages import Done, Limits, Task
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
 
+FUZZING = "conformance.sources.fuzzing.worker"
+
 
 class TestForks:
     """Workers are forks of a process without threads or initialized devices."""
 
     pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 
-    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, ["conformance.fuzzing.worker", *pool_module.PRELOAD]])
+    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, [FUZZING, *pool_module.PRELOAD]])
     def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """The server has imported torch but no target, initialized no device, and has one thread. The user's setting of
         OpenBLAS reaches the workers only."""

@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[client
 
 import ray
 
-from conformance.core.errors import UsageError
+from conformance.record.errors import UsageError
 from conformance.run import ray_pool
 from conformance.run.execution_place import Place
 from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied

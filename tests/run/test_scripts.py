@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from conformance.core import result as model
-from conformance.core.finding import Finding
-from conformance.core.result import SHOWS, Failure, Outcome, Result, Run
+from conformance.record import result as model
+from conformance.record.finding import Finding
+from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
 from conformance.run import scripts
 from conformance.run.scripts import confirm, run_alone, said_of

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance.core.errors import ReportError
-from conformance.fuzzing.command import main as fuzz
-from conformance.opinfo.runner import main as opinfo
-from conformance.profile.__main__ import main as init
+from conformance.record.errors import ReportError
 from conformance.run import execution_place
 from conformance.run.messages import Limits, WorkerDied
 from conformance.run.pool import LocalPool
 from conformance.run.worker_log import kept
+from conformance.sources.fuzzing.command import main as fuzz
+from conformance.sources.init.__main__ import main as init
+from conformance.sources.opinfo.runner import main as opinfo
 from tests.run.process_tree import tasks
 
-SAVED = str(Path("conformance/corpus/copy-onto-itself-expanded.json").absolute())
+SAVED = str(Path("conformance/program/corpus/copy-onto-itself-expanded.json").absolute())
 PRINTS = "device:cpu,import=odd_devices,call=prints_all_the_time"
 
 

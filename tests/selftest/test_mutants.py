@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 
-from conformance.core.loading import load_target
-from conformance.fuzzing.drawing import Drawing
+from conformance.engine.loading import load_target
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.selftest.faults import FAULTS
 from conformance.selftest.mutants import NOTHING, differences_on, hunt, main
+from conformance.sources.fuzzing.drawing import Drawing
 
 QUICK = [
     "slice drops the offset",
@@ -82,7 +82,7 @@ class TestPower:
         """A compiled function has no separate calls for a fault."""
         assert main(["--fault", QUICK[0], "--on", "aot_eager"]) == 2
         assert capsys.readouterr().err == (
-            "conformance.mutants: a fault cannot be planted in 'aot_eager': only in a "
+            "conformance mutants: a fault cannot be planted in 'aot_eager': only in a "
             "device that runs step by step and shows its storages\n"
         )
 

@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
-from conformance.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
 from conformance.selftest.mutants import EVERY, hunt
 from conformance.selftest.state_faults import STATE_FAULTS
+from conformance.sources.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
 
 SOON = [
     "promotion remembers the default dtype",

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from conformance.fuzzing.drawing import EDGES_AT, EDGES_EVERY, Drawing
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FUNCTION, Fault
 from conformance.selftest.mutants import Planted, PlantedAbove, hunt
 from conformance.selftest.value_faults import VALUE_FAULTS
+from conformance.sources.fuzzing.drawing import EDGES_AT, EDGES_EVERY, Drawing
 
 INF, NAN = math.inf, math.nan
 F16, F32, F64 = torch.float16, torch.float32, torch.float64

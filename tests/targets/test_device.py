@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.core.loading import describe_target, load_target
-from conformance.core.oracles import Mismatch
-from conformance.core.probe import trial
-from conformance.core.script import own_part
-from conformance.opinfo.plan import Case
-from conformance.opinfo.sample_script import from_op_db
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.probe import trial
 from conformance.program.model import Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sample_script import from_op_db
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import own_part
 from tests.program.test_script import own_lines
 
 GUARDED = Path(__file__).parent.parent / "planted" / "guarded_device.py"

@@ -8,7 +8,7 @@ import pytest
 
 import conformance.backend as backend
 from conformance.backend.lazy import steps
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
 
 tinygrad = pytest.importorskip("tinygrad")
 

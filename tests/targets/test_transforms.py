@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.core.errors import TargetError
-from conformance.core.executor import Executor
-from conformance.core.loading import load_target
-from conformance.core.oracles import compare
-from conformance.core.target import Target
-from conformance.fuzzing.command import main
-from conformance.fuzzing.drawing import Drawing
+from conformance.engine.executor import Executor
+from conformance.engine.loading import load_target
+from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject, function
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.script import script
@@ -22,7 +18,11 @@ from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
-from tests.fuzzing.saved import fuzz_result
+from conformance.record.errors import TargetError
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.standalone.oracles import compare
+from tests.sources.fuzzing.saved import fuzz_result
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
 STORAGES = (Storage("float32", 6),)

@@ -3,8 +3,8 @@
 Defines the symbols under their own names, `check`, `holds`, and `TorchError`. A device is registered through private
 functions of torch. If one is missing, the import must fail with a sentence that names it, before anything is
 registered. Each row of the op tables gives the torch versions that have its op. In other versions a missing op is
-ignored; in these versions it is an error. The harness has a similar module (`core/torch_compat.py`), because the device
-does not import the harness.
+ignored; in these versions it is an error. The harness has a similar module (`standalone/torch_compat.py`), because
+the device does not import the harness.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import TorchDispatchMode
+from conformance.standalone.torch_compat import TorchDispatchMode
 
 
 def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device: str, start: int) -> torch.Tensor:

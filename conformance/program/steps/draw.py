@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from conformance.core.moving import storage_key
 from conformance.program.steps.op import Json, Step, dtype_name, number, tensor
+from conformance.standalone.moving import storage_key
 
 T = TypeVar("T")
 Source = Callable[[int, int], int]

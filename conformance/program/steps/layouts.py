@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import storage_key
 from conformance.program.steps.draw import Draw
+from conformance.standalone.moving import storage_key
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.errors import UserError
 from conformance.program.steps import definitions
 from conformance.program.steps.states import fault_of
+from conformance.record.errors import UserError
 
 Json = Any
 Env = Mapping[str, torch.Tensor]

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import is_operator
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op
+from conformance.standalone.torch_compat import is_operator
 
 FAMILY = "op_db"
 

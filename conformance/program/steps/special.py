@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from conformance.core.torch_compat import is_view
 from conformance.program.steps import predicates
 from conformance.program.steps.draw import DrawContext, tensor_of
 from conformance.program.steps.op import (
@@ -28,6 +27,7 @@ from conformance.program.steps.op import (
 )
 from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Rest, a_dim, nothing, row, two_dims, without_grad
+from conformance.standalone.torch_compat import is_view
 
 
 def _same_size(k: DrawContext, t: torch.Tensor) -> Json:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from conformance.core.moving import storage_key
 from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, Draw, DrawContext, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
 from conformance.program.steps.states import STATES, ordered, promises
+from conformance.standalone.moving import storage_key
 
 NAME = "state"
 """Name of the family."""

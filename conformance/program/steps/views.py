@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from conformance.core.moving import whole_storage
 from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, broadcasts, category
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, GETITEM, VIEW, Json, decode, tensor
 from conformance.program.steps.rows import Given, Rest, a_dim, beside_no_grad, row, two_dims
+from conformance.standalone.moving import whole_storage
 
 
 def draw_index(k: DrawContext, t: torch.Tensor) -> Json:

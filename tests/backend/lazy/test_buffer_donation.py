@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from conformance import kernels, programs
+from conformance import programs
+from conformance.backend import kernels
 from conformance.backend.lazy import flush, storage
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
 from conformance.program.model import Program
 from conformance.program.verdict import judge_program
 

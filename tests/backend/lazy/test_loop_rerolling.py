@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import kernels
+from conformance.backend import kernels
 from conformance.backend.lazy import loop_rerolling, recurrences
 
 Body = Callable[[torch.Tensor, torch.Tensor, int, int], None]

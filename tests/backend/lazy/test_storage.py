@@ -9,7 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 from conformance.backend.lazy import flush
 from conformance.backend.lazy.storage import LAZY
 from tests.backend.agreement import DEVICES, both

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.accuracy.measure import measure
-from conformance.accuracy.table import DIRECTIONS, select
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
+from conformance.sources.accuracy.measure import measure
+from conformance.sources.accuracy.table import DIRECTIONS, select
 
 SUMS = {
     "nn.functional.batch_norm without weights": "The variance was summed in float32, 30 times less exact.",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import conformance.backend as backend
-from conformance import kernels
+from conformance.backend import kernels
 
 Program = Callable[[str], torch.Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance import kernels
+from conformance.backend import kernels
 from conformance.backend.ops import fft
 
 

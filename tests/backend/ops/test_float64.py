@@ -12,9 +12,9 @@ import mpmath  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from conformance.accuracy.measure import measure
-from conformance.accuracy.table import select
-from conformance.core.loading import load_target
+from conformance.engine.loading import load_target
+from conformance.sources.accuracy.measure import measure
+from conformance.sources.accuracy.table import select
 
 Points = Sequence[tuple[float, ...]]
 HARDEST_ANGLE = 6381956970095103 * 2.0**797

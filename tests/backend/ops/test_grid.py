@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import grid_sample
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 
 MODES = [
     pytest.param(rank, mode, padding, align, marks=[pytest.mark.slow] if rank == 3 else [])

@@ -7,7 +7,8 @@ import warnings
 import pytest
 import torch
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 from conformance.backend.ops import linalg
 
 

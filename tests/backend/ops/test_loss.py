@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy, multi_margin_loss, multilabel_margin_loss, smooth_l1_loss
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 
 SCORES = torch.tensor([[0.3, -0.2, 1.5], [0.1, 0.7, math.nan], [math.inf, 0.5, 0.2], [math.nan] * 3])
 REDUCTIONS = ("none", "mean", "sum")

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tinygrad.device import Buffer
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 from conformance.backend.ops import matmul
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 from conformance.backend.ops.upsample import MODES, transpose
 
 NAN, INF = math.nan, math.inf

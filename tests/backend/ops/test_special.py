@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import conformance.backend  # noqa: F401
-from conformance import kernels
+from conformance.backend import kernels
 
 
 def summed(terms: Iterator[Decimal], x: Decimal) -> Decimal:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tinygrad.helpers import VERSION
 
+from conformance.backend.kernels.cache import main
 from conformance.backend.runtime import cache_packs, disk_cache
-from conformance.kernels.cache import main
 from tests.backend.runtime.test_program_cache import PROGRAM
 from tests.standalone import Standalone
 
@@ -34,7 +34,7 @@ def test_a_machine_that_takes_a_pack_in_compiles_nothing(tmp_path: Path, standal
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    command = "import sys; from conformance.kernels.cache import main; sys.exit(main({!r}))"
+    command = "import sys; from conformance.backend.kernels.cache import main; sys.exit(main({!r}))"
     pack = str(tmp_path / "pack")
     generated, scheduled = map(int, ran("first").split())
     assert generated > 0

@@ -7,7 +7,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from conformance import kernels
+from conformance.backend import kernels
 from conformance.backend.runtime import memory, scheduler
 from conformance.backend.runtime.loop_kernels import Array, Program, kernel
 from conformance.backend.torch_api import compile as compiled

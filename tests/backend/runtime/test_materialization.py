@@ -9,7 +9,7 @@ import torch
 from tinygrad.helpers import GlobalCounters
 from torch import nn
 
-from conformance import kernels
+from conformance.backend import kernels
 from conformance.backend.lazy import flush
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import materialization

@@ -284,7 +284,7 @@ class TestSameProcess:
 
 def test_the_trace_says_where_a_schedule_was() -> None:
     """The trace names the origin of a schedule: new, in memory, or on disk."""
-    from conformance import kernels
+    from conformance.backend import kernels
 
     def origins() -> list[str]:
         with kernels.count() as counted:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from conformance.core.errors import TargetError
+from conformance.record.errors import TargetError
 from conformance.targets.tiny import require_llvm
 
 CHECKS = """

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import backend, kernels
+from conformance import backend
+from conformance.backend import kernels
 from conformance.backend.lazy import flush
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.torch_api import compile as compiled

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import kernels
+from conformance.backend import kernels
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,121 @@
+"""Arbitration by float64: whether torch CPU or the target has the larger rounding error.
+
+Defines `arbitrate`. If the two sides differ by rounding alone, torch CPU is not right by definition; a run in wider
+dtypes shows which side is nearer. A target is acquitted in two cases. First, each of its elements agrees with CPU or
+with float64 within the tolerance, and its largest error against float64 does not exceed CPU's. Second, its answer lies
+in the range that float64's own answer covers when intermediate rounded results move by one unit in the last place. The
+caller runs float64; this module only compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import Mismatch, _defaults, differing
+
+
+def arbitrate(
+    found: list[Mismatch],
+    expected: Observation,
+    actual: Observation,
+    truth: Observation,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    swayed: Sequence[Observation] = (),
+) -> list[Mismatch]:
+    """Return the mismatches of `found` that remain after comparison with `truth`, a run in wider floating dtypes.
+
+    Only floating values, gradients and storages can be arbitrated; if `found` holds anything else, all remain. A
+    mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
+    the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
+    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
+    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
+
+    The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
+    overflows only in an intermediate result must not.
+    """
+    judged = []
+    for mismatch in found:
+        if mismatch.oracle not in ARBITRATED:
+            return found
+        sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
+        if any(side is None for side in sides):
+            return found
+        want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
+        if (
+            (want.dtype, want.shape) != (got.dtype, got.shape)
+            or want.shape != wide.shape
+            or wide.dtype != widened(want.dtype)
+            or wide.dtype == want.dtype
+        ):
+            return found
+        right = wide.to(want.dtype)
+        tolerances = zip((rtol, atol), _defaults(want.dtype), strict=True)
+        allowed = [default if granted is None else granted for granted, default in tolerances]
+        errors = [_error(right, side, *allowed) for side in (want, got)]
+        neither = differing(right, got, False, rtol, atol) & differing(want, got, False, rtol, atol)
+        agrees = not bool(neither.any())
+        cpu, target = map(_in_tolerances, errors)
+        note = (
+            f"against the answer in float64, torch CPU is off by {cpu} and the target by {target}" if errors[0] else ""
+        )
+        judged.append(
+            (
+                (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, *allowed),
+                replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
+            )
+        )
+    return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
+
+
+def _between(
+    right: torch.Tensor, got: torch.Tensor, mismatch: Mismatch, swayed: Sequence[Observation], rtol: float, atol: float
+) -> bool:
+    """Whether each element lies between the truth and the runs with moved intermediate results, within the
+    tolerances."""
+    others = [subject(mismatch, observation) for observation in swayed]
+    if not others or right.is_complex() or any(one is None or one.shape != right.shape for one in others):
+        return False
+    reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
+    low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
+    slack, here = atol + rtol * right.double().abs(), got.double()
+    between = (low - slack <= here) & (here <= high + slack)
+    return bool((between | ~differing(right, got, False, rtol, atol)).all())
+
+
+ARBITRATED = frozenset({"value", "grad", "storage"})
+"""The oracles whose differences may be rounding errors."""
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 for a floating dtype, complex128 for a complex one; other dtypes unchanged."""
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
+    """Return the tensor that the mismatch is about; None for a plain value or a missing gradient."""
+    if mismatch.oracle == "grad":
+        return observation.grads.get(mismatch.where.removeprefix("grad of "))
+    if mismatch.oracle == "storage":
+        return observation.storages.get(mismatch.where)
+    seen = observation.tensors.get(mismatch.where)
+    return seen.value if seen is not None else None
+
+
+def _in_tolerances(error: float) -> str:
+    """Format a multiple of the tolerance. It is infinite if a finite number should be nan or infinite, or the
+    reverse."""
+    return "an infinite amount" if error == float("inf") else f"{error:.2g} times the tolerance"
+
+
+def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:
+    """Return the largest error of an element, in multiples of the tolerance for that element."""
+    right, got = right.to(widened(right.dtype)), got.to(widened(got.dtype))
+    same = (right == got) | right.isnan() & got.isnan()
+    ratio = ((got - right).abs() / (atol + rtol * right.abs())).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return ratio.where(~same, 0).max().item() if ratio.numel() else 0.0

@@ -1,0 +1,230 @@
+"""The executor: the only code that runs a subject on a target and applies the target's transform.
+
+Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject in progress), `Execution` (the outcome of
+a run) and `Executor`. One place decides whether a target moves tensors, transforms functions or interprets metadata,
+for both kinds of subject. So no subject can be compared with itself: the executor rejects a transform that returns its
+function unchanged, and distinguishes samples that reached the compiler from those which did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from conformance.engine.target import Capture, Target
+from conformance.record.errors import TargetError, UserError
+from conformance.standalone.input_layout import LayoutUnavailable
+from conformance.standalone.moving import moved, tensors
+from conformance.standalone.observation import Observation, Raised
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+Watch = Callable[[int, bool], None]
+"""Callback that receives the number of a step before it runs, and whether the step may build kernels for the first
+time."""
+
+_RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()
+"""The signatures of all steps that each target has run in this process."""
+
+
+class Running(Protocol):
+    """A subject in progress on one side, with its inputs already moved."""
+
+    @property
+    def count(self) -> int:
+        """Number of steps; a transformed function is one step."""
+
+    def signature(self, number: int) -> Hashable:
+        """Key that distinguishes the kernels of two steps: the step's op, and the dtypes and ranks of its operands."""
+
+    def advance(self, number: int) -> None:
+        """Run step `number`, starting at 1. Raises StepFailed, or an error that the step raises and the subject does
+        not declare."""
+
+    def observe(self, target: Target) -> Observation:
+        """Return everything observable now."""
+
+    @property
+    def outcome(self) -> Any:
+        """The subject's return value, still on the target."""
+
+
+class Subject(Protocol):
+    """The unit that is run: inputs, and calls on them."""
+
+    def inputs(self) -> tuple[Any, Collection[int]]:
+        """Return the tree of inputs on the CPU, and the storage keys of the inputs that stay on the CPU."""
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
+        """Start the subject on inputs that are on the target. With `transform`, the subject's function is passed
+        through it."""
+
+
+class StepFailed(Exception):
+    """A step raised unexpectedly; the original error is the cause."""
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"step {number} ({name})")
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The outcome of a run: one observation at the end, or one after each step.
+
+    `failed_step` is the step of an error that no step declares: 0 while the inputs moved, None while observing or
+    without such an error. The last observation holds the error. `capture` is the compiler's input; None without a
+    transform.
+    """
+
+    observations: tuple[Observation, ...]
+    failed_step: int | None = None
+    capture: Capture | None = None
+    outcome: Any = None
+    inputs: Any = None
+    """`outcome` is the return value and `inputs` are the moved inputs, both still on the target."""
+    unavailable: str = ""
+    """The layout of an input that the device cannot make. If it is set, nothing ran."""
+
+    @property
+    def last(self) -> Observation:
+        """The last observation of the run."""
+        return self.observations[-1]
+
+
+class Executor:
+    """Runs subjects on one target."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def run(
+        self, subject: Subject, *, each: bool = False, count: bool = False, watch: Watch = lambda number, builds: None
+    ) -> Execution:
+        """Run a subject, and observe it at the end, or after each step if `each`.
+
+        The target first forgets the state of earlier subjects, so kernels depend on the subject alone. `count` counts
+        kernels, including the observation's.
+
+        `watch` receives the number of each step before it runs, and whether the step may build kernels. Number 0 is the
+        move of the inputs; the last number plus one is the observation. A step may build kernels if the target has not
+        run its signature before. With a compiler, every step may. On a lazy device the observation may, since the
+        device fuses the steps before it.
+
+        Raises TargetError for a target that transforms nothing, and UserError from the subject.
+        """
+        target = self.target
+        for _ in range(target.rehearsals):
+            self._rehearse(subject, each)
+        target.reset_state()
+        seen: list[Observation] = []
+        failed: int | None = 0
+        outcome: Any = None
+        inputs: Any = None
+        news = _News(target)
+        captured = contextlib.nullcontext() if not target.transforms_program else self._captured()
+        counting = target.kernels() if count else contextlib.nullcontext()
+        with target.entered(), captured as capture, counting as counted:
+            try:
+                tree, kept = subject.inputs()
+                if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
+                    kept = ()
+                watch(0, news.of(("inputs", signature_of(tensors(tree)))))
+                inputs = moved(tree, target.send, target.device, kept)
+                failed = None
+                running = subject.begin(inputs, target, self._transform(capture) if capture else None)
+                for number in range(1, running.count + 1):
+                    watch(number, news.of(running.signature(number)))
+                    with target.active():
+                        running.advance(number)
+                    if each:
+                        seen.append(running.observe(target))
+                watch(running.count + 1, news.any)
+                if not each or not running.count:
+                    seen.append(running.observe(target))
+                outcome = running.outcome
+                watch(running.count + 1, False)
+            except UserError:
+                raise
+            except LayoutUnavailable as error:
+                return Execution((Observation(error=Raised.of(error)),), 0, unavailable=str(error))
+            except StepFailed as error:
+                failed = error.number
+                seen.append(Observation(error=Raised.of(error.__cause__ or error)))
+            except Exception as error:
+                seen.append(Observation(error=Raised.of(error)))
+        if counted is not None and counted.total is not None:
+            seen[-1] = replace(seen[-1], kernels=counted.total)
+        return Execution(tuple(seen), failed, capture, outcome, inputs)
+
+    def _rehearse(self, subject: Subject, each: bool) -> None:
+        """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
+        target = self.target
+        target.reset_state()
+        with target.entered(), contextlib.suppress(Exception):
+            tree, kept = subject.inputs()
+            inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
+            running = subject.begin(inputs, target, None)
+            for number in range(1, running.count + 1):
+                with target.active():
+                    running.advance(number)
+                if each:
+                    running.observe(target)
+            running.observe(target)
+
+    @contextlib.contextmanager
+    def _captured(self) -> Any:
+        """Yield the target's own capture; if it has none, count calls of the function."""
+        with self.target.capture() as capture:
+            yield capture if capture is not None else _Calls()
+
+    def _transform(self, capture: Capture) -> Transform:
+        def transform(function: Callable[..., Any]) -> Callable[..., Any]:
+            given = capture.counting(function) if isinstance(capture, _Calls) else function
+            made = self.target.transform(given)
+            if made is given:
+                raise TargetError(
+                    f"target {self.target.spec!r} transforms nothing: its `transform` gave back the function given "
+                    "to it, so torch CPU would be compared with itself"
+                )
+            return made
+
+        return transform
+
+
+class _News:
+    """Tracks which steps are new to a target in a run, so that it may have to build kernels for them."""
+
+    def __init__(self, target: Target) -> None:
+        self.run = _RUN.setdefault(target, set())
+        self.always = target.transforms_program or target.lazy
+        self.any = target.lazy
+
+    def of(self, signature: Hashable) -> bool:
+        """Whether the target has not run this signature yet; records it as run."""
+        new = self.always or signature not in self.run
+        self.run.add(signature)
+        self.any = self.any or (new and not self.always)
+        return new
+
+
+def signature_of(given: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
+    """Return the dtypes and ranks of tensors."""
+    return tuple((tensor.dtype, tensor.dim()) for tensor in given)
+
+
+class _Calls(Capture):
+    """Capture for a transform that reports nothing: counts the calls of the function passed to it."""
+
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its calls counted."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.graphs, self.ops = self.graphs + 1, self.ops + 1
+            return function(*args, **kwargs)
+
+        return counted

@@ -1,0 +1,109 @@
+"""Loading of a `Target` from its spec (`tiny`, `device:cuda`, `class:MODULE.CLASS`); imports only the modules it names.
+
+Any error in a target's own module becomes one sentence (`TargetError`), since the module is third-party code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+import torch
+
+from conformance.declare import profile as profiles
+from conformance.declare.features import FEATURES
+from conformance.declare.profile import Profile
+from conformance.engine.target import Target
+from conformance.record.errors import TargetError
+from conformance.record.names import BUILTIN, ORACLES, SIGNIFICANT_STRIDE
+
+ENTRY_POINTS = "conformance.targets"
+
+
+def load_target(spec: str) -> Target:
+    """Load and prepare the target of a spec. The spec is `NAME` or `NAME:ARGUMENT`, for a target that is built in or
+    registered under the entry points `conformance.targets`. It may also be `class:MODULE.CLASS`, for any subclass of
+    Target that can be imported, or the path of a profile, `*.toml`.
+
+    Raises TargetError with one sentence if there is no such target or it cannot be used.
+    """
+    target = describe_target(spec)
+    try:
+        target.prepare()
+    except TargetError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        raise TargetError(f"target {spec!r} cannot be prepared: {_reason(error)}") from error
+    return target
+
+
+def describe_target(spec: str) -> Target:
+    """Return the target of this spec before its `prepare`. Its name and script are available, and no device is
+    imported.
+
+    Raises TargetError, also if a declaration of the class is not valid.
+    """
+    profile = profiles.of(spec)
+    if profile is not None:
+        return _profiled(spec, profile)
+    name, _, argument = spec.partition(":")
+    if name == "class":
+        path, argument = ":".join(argument.rsplit(".", 1)), ""
+    else:
+        path = BUILTIN.get(name) or _registered().get(name, "")
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        known = ", ".join(sorted({*BUILTIN, *_registered()}))
+        raise TargetError(
+            f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
+            f"package that registers it under the entry points {ENTRY_POINTS!r}"
+        )
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(made, type) and issubclass(made, Target)):
+            raise TargetError(
+                f"target {spec!r} is no target: {path!r} is not a subclass of conformance.engine.target.Target"
+            )
+        target = made(argument)
+        _check(spec, target)
+    except TargetError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        raise TargetError(f"target {spec!r} cannot be loaded from {path!r}: {_reason(error)}") from error
+    target.spec = spec
+    return target
+
+
+def _profiled(spec: str, profile: Profile) -> Target:
+    """Return the target that a profile names, with the profile's declarations applied."""
+    profile.activate()
+    profile.check("lacks", FEATURES)
+    target = describe_target(profile.spec)
+    if profile.dtypes is not None:
+        target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
+    target.unsupported = target.unsupported | profile.steps.keys()
+    target.without(frozenset(profile.lacks))
+    target.profile, target.probed, target.spec = profile, False, spec
+    return target
+
+
+def _registered() -> dict[str, str]:
+    return {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _check(spec: str, target: Target) -> None:
+    """Check the oracles and dtypes that a target declares, since a misspelt one would silently exclude something.
+    `program/unsupported.py` checks the names in `unsupported`."""
+    unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
+    if unknown or not target.oracles:
+        said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"
+        raise TargetError(f"target {spec!r} names {said}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
+    for dtype in target.dtypes or ():
+        if not isinstance(dtype, torch.dtype):
+            raise TargetError(
+                f"target {spec!r} holds the dtype {dtype!r}, which is no torch.dtype: write for example torch.float32"
+            )

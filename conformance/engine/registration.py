@@ -1,0 +1,67 @@
+"""Options in a target's spec, `NAME,import=MODULE,call=FUNCTION,...`, and loading of the modules that they name.
+
+A module that registers a device or a compiler is third-party code, which may raise or print anything. Both kinds of
+module share the sentence that reports a failure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Collection, Mapping
+
+from conformance.record.errors import TargetError
+from conformance.record.names import nearest
+
+
+def options(target: str, argument: str, known: Collection[str], form: str) -> tuple[str, dict[str, str]]:
+    """Return the name before the first comma, and the options after it. Raises TargetError with the `form` to write."""
+    name, *parts = argument.split(",")
+    given = dict(part.partition("=")[::2] for part in parts)
+    for key, value in given.items():
+        if key not in known or not value:
+            said = f"its option {key!r} has no value" if key in known else f"it has no option {key!r}"
+            raise TargetError(f"target '{target}:{argument}' is not understood ({said}): write {form}")
+    if not name:
+        raise TargetError(f"target '{target}:{argument}' is not understood: write {form}")
+    return name, given
+
+
+def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
+    """Return the lines of a script that set the environment variables, import the module and call its function."""
+    lines = ["import os"] if environment else []
+    lines += [f"os.environ[{key!r}] = {value!r}" for key, value in environment.items()]
+    lines += [f"import {module}"] if module else []
+    lines += [f"{module}.{function}()"] if function else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def register(module: str, function: str, what: str) -> None:
+    """Import the module, also from the current folder, and call its function (a dotted name), which should register
+    `what`. Raises TargetError with the last line of the module's own error."""
+    if not module:
+        return
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # the installed command does not search it by default
+    called = ""
+    try:
+        made = importlib.import_module(module)
+        called = f" and calling its {function}()" if function else ""
+        for part in function.split(".") if function else ():
+            if not hasattr(made, part):
+                raise TargetError(
+                    f"module {module!r}, which should register {what}, has no function {function!r}"
+                    f"{nearest(part, vars(made))}"
+                )
+            made = getattr(made, part)
+        if function:
+            made()  # type: ignore[operator]
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".strip().splitlines()[-1:])
+        kind = "" if reason.startswith(type(error).__name__) else f"{type(error).__name__}: "
+        raise TargetError(
+            f"importing module {module!r}{called}, which should register {what}, fails: {kind}{reason}"
+        ) from error

@@ -1,0 +1,169 @@
+"""One trial of a subject on a target: whether it works, lacks a kernel, or fails.
+
+Defines `attempt`. An exception alone never means "lacking". Three conditions must hold. The error says that something
+is not implemented. The operator to blame raises the same when called alone on the device, with the arguments of the
+failing call. The dispatcher has no kernel of the device for it. Any other error is a finding, and some run reports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.engine.aten_ops import Calls, OperatorCall
+from conformance.engine.executor import Executor, Subject, Transform, signature_of
+from conformance.engine.kernel_tables import Kernel, kernel_of, key_of
+from conformance.engine.loading import load_target
+from conformance.engine.target import Target
+from conformance.record.errors import UserError
+from conformance.record.missing_ops import Outcome, Trial
+from conformance.standalone.moving import MARKER, map_leaves, tensors
+from conformance.standalone.observation import Observation, Raised, observe
+
+NAMED = re.compile(r"\baten(?:::|\.)(\w+(?:\.\w+)?)")
+WORDS = re.compile(r"not implemented|unimplemented|no lowering|Could not run 'aten::", re.IGNORECASE)
+LONGEST = 160
+
+
+def attempt(name: str, subject: Subject, target: Target) -> Trial:
+    """Run the subject once on torch CPU and then on the target. The subject's last step is the one on trial under this
+    name."""
+    begin = time.monotonic()
+    outcome, operator, said = _attempt(subject, target)
+    return Trial(name, outcome, operator, said, time.monotonic() - begin)
+
+
+def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
+    reference = Executor(load_target("cpu")).run(subject).last.error
+    if reference is not None:
+        return Outcome.UNTRIED, "", f"torch CPU raises {_said(reference)}"
+    run = Executor(target).run(subject)
+    error = run.last.error
+    if error is None:
+        return Outcome.WORKS, "", ""
+    if run.unavailable:
+        return Outcome.UNTRIED, "", f"the device has no way to make {run.unavailable}"
+    if run.failed_step is not None and run.failed_step < steps_of(subject):
+        return Outcome.UNTRIED, "", f"{'an earlier step' if run.failed_step else 'the move of the inputs'} fails"
+    if not not_implemented(error):
+        return Outcome.FAILS, "", _said(error)
+    operator = confirmed(error, subject, target)
+    lacks = bool(operator) and without_kernel(operator, target)
+    return Outcome.LACKING if lacks else Outcome.FAILS, operator, _said(error)
+
+
+def steps_of(subject: Subject) -> int:
+    """Return the number of steps of the subject; 1 if the subject is not a program."""
+    return len(getattr(getattr(subject, "program", None), "steps", "1"))
+
+
+def not_implemented(error: Raised) -> bool:
+    """Whether the error says that something is not implemented."""
+    return error.not_implemented or "OperatorNotFound" in error.ancestors or bool(WORDS.search(error.text))
+
+
+def named(text: str) -> str:
+    """Return the first operator in an error's text, as the dispatcher writes it: aten::add.out; "" if there is none."""
+    found = NAMED.search(text)
+    return f"aten::{found[1].removesuffix('.default')}" if found else ""
+
+
+def without_kernel(operator: str, target: Target) -> bool:
+    """Whether the device has no kernel for the operator, according to the dispatcher's tables. If the tables do not
+    cover the device, return True: then the trial alone decides."""
+    key = key_of(target)
+    return key is None or kernel_of(operator, key) is Kernel.NONE
+
+
+def _said(error: Raised) -> str:
+    text = " ".join(f"{error.kind}: {error.text}".split()).partition(". This could be because")[0]
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def confirmed(error: Raised, subject: Subject, target: Target) -> str:
+    """Return the operator to blame for a not-implemented error of the subject. The error may name it; otherwise the
+    innermost operator that raises is to blame. Return "" if that operator, called alone, raises no such error."""
+    calls = _failing(subject, target)
+    operator = named(error.text) or (calls[-1].name if calls else "")
+    alone = [Alone(call, there=True) for call in calls if call.name == operator][-1:] or _on_cpu(subject, operator)
+    return operator if any(_raises(one, target) for one in alone) else ""
+
+
+def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
+    """Return the calls that raise in a run on the target, the outermost first. A compiled function calls no operators
+    of the device, so it has none."""
+    if target.transforms_program:
+        return []
+    with Calls() as calls, contextlib.suppress(UserError):
+        Executor(target).run(subject)
+    key = key_of(target)
+    if calls.raised is None or key is None:
+        return [calls.raised] if calls.raised is not None else []
+    with target.entered():
+        return calls.raised.below(key)
+
+
+def _on_cpu(subject: Subject, operator: str) -> list[Alone]:
+    """Return the last call of the operator in a run on torch CPU, if there is one."""
+    with Calls() as calls:
+        Executor(load_target("cpu")).run(subject)
+    return [Alone(calls.by_name[operator])] if operator in calls.by_name else []
+
+
+def _raises(alone: Alone, target: Target) -> bool:
+    """Whether the call raises a not-implemented error on the target."""
+    run = Executor(target).run(alone)
+    return run.last.error is not None and run.failed_step != 0 and not_implemented(run.last.error)
+
+
+@dataclass
+class Alone:
+    """Subject for the executor: one call of an operator, with its result read. If the call was recorded on the target,
+    its arguments are already `there`."""
+
+    call: OperatorCall
+    there: bool = False
+
+    def inputs(self) -> tuple[Any, tuple[int, ...]]:
+        """Return the arguments on the CPU; a CPU device among them becomes the target's device."""
+        if self.there:
+            return (), ()
+        on_cpu = torch.device("cpu")
+        return map_leaves([self.call.args, self.call.kwargs], lambda leaf: MARKER if leaf == on_cpu else leaf), ()
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> RunningAlone:
+        """Start the call on arguments that are on the target."""
+        args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
+        return RunningAlone(self.call, args, kwargs, transform)
+
+
+class RunningAlone:
+    """A call in progress: one step."""
+
+    count = 1
+    outcome: Any = None
+
+    def __init__(self, call: OperatorCall, args: Any, kwargs: Any, transform: Transform | None) -> None:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return call.func(*args, **kwargs)
+
+        self.name, self.args, self.kwargs = call.name, args, kwargs
+        self.function = transform(function) if transform else function
+
+    def signature(self, number: int) -> Hashable:
+        """The operator, and the dtypes and ranks of its arguments."""
+        return (self.name, signature_of(tensors([self.args, self.kwargs])))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        self.outcome = self.function(*self.args, **self.kwargs)
+
+    def observe(self, target: Target) -> Observation:
+        """Observe the whole result, so that a lazy device computes it."""
+        return observe(self.outcome, target=target)

@@ -1,1 +1,0 @@
-"""Profile of a target, written by `conformance init` (`python -m conformance.profile`)."""

@@ -1,0 +1,177 @@
+"""One distinct finding of drawn programs: its cause, its signatures, and the properties that can be wrong.
+
+Defines `Finding`, `property_of` and `severity_of`. The symptom of a failure (the oracle, the layout, the text of an
+error) differs from program to program. Its *cause*, the op and the property that is wrong first, does not. A finding is
+therefore named by its cause and lists the signatures of its symptoms. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
+CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
+KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
+"""The kinds of failure. The first word of a signature gives the kind."""
+
+ALSO = " (also without the backend)"
+"""Suffix of the title of a finding that PyTorch also shows without the backend. The backend's own finding is a
+different one."""
+
+MOVE = "the move of the inputs"
+"""The failing step of a program that fails before its first step."""
+
+SEVERITY = (
+    ("crash", "timeout", "memory", "device"),
+    ("aliasing",),
+    ("value",),
+    ("metadata",),
+    ("error", "not implemented"),
+    ("missing error",),
+    ("wording",),
+)
+"""The properties that can be wrong, the worst first. `memory` means running out of memory. `aliasing` includes a write
+outside the region that the step should write. `error` is an error where torch CPU raises none. Properties in no row
+come last."""
+
+PROPERTIES = (*(name for row in SEVERITY for name in row), "kernels")
+
+_OF_ORACLE = {
+    **dict.fromkeys(("alias", "storage", "version"), "aliasing"),
+    **dict.fromkeys(("structure", "dtype", "shape", "stride", "storage_offset", "contiguity"), "metadata"),
+    "grad": "value",
+    "message": "wording",
+}
+
+
+def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> str:
+    """Return the property that is wrong: one of `PROPERTIES`, or the oracle's own name. The arguments describe the
+    mismatch."""
+    if oracle == "grad" and detail == "requires_grad":
+        return "metadata"
+    if oracle != "error":
+        return _OF_ORACLE.get(oracle, oracle)
+    if detail.startswith("not implemented"):
+        return "not implemented"
+    if expected == "no error":
+        return "error"
+    return "missing error" if actual == "no error" else "wording"
+
+
+def severity_of(wrong: str) -> int:
+    """Return the rank of a property, 0 the worst. A fault of the harness itself also has rank 0."""
+    return 0 if wrong == "harness" else next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One distinct finding of drawn programs: its cause, the parts of its signature, and the programs that showed it.
+
+    The cause is `property` and `op`, from the first wrong step of the smallest program. Both are empty if the cause is
+    unknown. `signature` is the signature of the smallest program; `signatures` belong to the other programs. `count` is
+    the number of programs that showed the finding, 0 for a declared finding that did not show. `first` is the smallest
+    number of a drawn program, and `saved` are the names of saved programs. `program` is the number of the smallest
+    program and `steps` its length. `elsewhere` gives the outcome on each sibling target, which tells whose bug it is.
+    `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
+    there is none. `pattern` is the form that the finding shares with findings of other operators (`patterns.py`).
+    `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
+    later steps from the judge.
+    """
+
+    signature: str
+    kind: str = FAIL
+    count: int = 1
+    first: int | None = None
+    program: int | None = None
+    steps: int | None = None
+    saved: tuple[str, ...] = ()
+    oracle: str = ""
+    step: str = ""
+    layout: str = ""
+    error: str = ""
+    first_wrong_step: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    property: str = ""
+    op: str = ""
+    signatures: tuple[str, ...] = ()
+    pattern: str = ""
+    shrunk: bool = True
+    masked: int = 0
+    layer: str = ""
+    WRITTEN: ClassVar = ("kind", "count")
+
+    def title(self) -> str:
+        """Return the cause if known, else the signature, with `ALSO` appended for a finding without the backend."""
+        return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
+
+    def seen_as(self) -> Iterator[Finding]:
+        """Yield this finding with the parts of each of its signatures, its own signature first."""
+        yield self
+        for signature in self.signatures:
+            other = from_signature(signature, self.kind)
+            parts = {name: getattr(other, name) for name in ("oracle", "step", "layout", "error")}
+            yield dataclasses.replace(self, signature=signature, **parts)
+
+
+def gist(text: str) -> str:
+    """Return the first nine words of an error's text without quoted parts and numbers. Operators keep their names."""
+    text = re.sub(r"not implemented is never a pass: ", " ", text)
+    text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    return " ".join(words[:9])
+
+
+def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
+    """Return the answers of mismatches or of a case's failures: oracle, tensor, sample, expected, actual, and detail.
+    For an error, the detail is reduced to its gist, since the text may differ from run to run."""
+    return frozenset(
+        (
+            *(one.oracle, one.where, getattr(one, "sample", 0), one.expected, one.actual),
+            gist(one.detail) if one.oracle == "error" else one.detail,
+        )
+        for one in differences
+    )
+
+
+def cause_text(kind: str, wrong: str, op: str) -> str:
+    """Return the cause as text, such as `aliasing / as_strided`, or "" if `wrong` is empty. A failure that did not
+    recur gets the prefix `flaky / `."""
+    return " / ".join(filter(None, ("flaky" if kind == FLAKY else "", wrong, op))) if wrong else ""
+
+
+def with_signal_number(said: str) -> str:
+    """Add its number to each signal named in a text about a process's end: `SIGSEGV (signal 11)`."""
+
+    def numbered(found: re.Match[str]) -> str:
+        number = getattr(signal, found[0], None)
+        return found[0] if number is None else f"{found[0]} (signal {int(number)})"
+
+    return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, said)
+
+
+def from_signature(signature: str, kind: str = "") -> Finding:
+    """Parse the text of a signature, as `verdict.Signature` writes it, into a finding. Without `kind`, the text gives
+    the kind."""
+    head, _, rest = signature.partition(" / ")
+    kind = kind or (head.upper() if head.upper() in KINDS else FAIL)
+    oracle, *words = (rest if head == "flaky" else signature).split(" / ")
+    if kind == INVALID:
+        return Finding(signature, kind, oracle="harness", error=rest)
+    if oracle == "error":
+        step = words[0] if len(words) > 1 else ""
+        return Finding(signature, kind, oracle=oracle, step=step, error="".join(words[-1:]))
+    step, layout = (*words, "", "")[:2]
+    return Finding(signature, kind, oracle=oracle, step=step, layout=layout)
+
+
+def from_title(text: str) -> Finding:
+    """Parse a title into a finding. The title is a signature, or a cause as `cause_text` writes it."""
+    text = text.removesuffix(ALSO)
+    made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
+    is_cause = len(words) == 2 and words[0] in PROPERTIES
+    return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made

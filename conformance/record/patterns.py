@@ -1,0 +1,178 @@
+"""Patterns: the common form of differences that one bug shows in many operators.
+
+Defines `pattern_of` and `base_operator`. If a device's views are copies, forty operators are wrong; if a compiler does
+not round float16, four are. Each is one bug. A pattern names such a bug without naming an operator. A wrong value has
+no form that several operators share, so its pattern is the operator itself, in all of its spellings (`relu`, `relu_`,
+`nn.functional.relu`). Reports list findings and op_db cases by pattern; declarations may name one. This module must not
+import torch.
+"""
+
+from __future__ import annotations
+
+import cmath
+import re
+from collections.abc import Callable, Mapping
+
+from conformance.record.finding import gist
+from conformance.record.sentences import ELEMENTS, Difference
+
+COPIES = "results are copies instead of views"
+SHARED = "results share memory instead of having their own"
+OTHER_MEMORY = "results share memory with the wrong tensor"
+UNSEEN_WRITES = "writes through a view and its base do not see each other"
+DENSE = "results are laid out densely where torch keeps strides, gaps or an offset"
+NAN_LOST = "nan becomes a number"
+NAN_MADE = "a number becomes nan"
+OVERFLOW = "a number becomes infinite"
+ZERO_SIGN = "the sign of zero is lost"
+BITS_READ = "a number becomes subnormal, as if its bits were those of another dtype"
+LESS_PRECISE = "values are less precise"
+PERMUTED = "strides are permuted"
+NOT_RESIZED = "out= has another shape"
+NOT_SHRUNK = "not shrunk: {}"
+"""The pattern of findings whose programs are not shrunk yet, so that their causes are unknown."""
+
+NEARLY = 0.05
+"""Relative distance up to which a wrong value is "less precise": a few units in the last place of bfloat16."""
+SUBNORMAL = 1e-37
+"""Positive numbers below this are subnormal in float32, or nearly so."""
+
+NOT_ONE_BUG = frozenset({NAN_LOST, NAN_MADE, OVERFLOW, ZERO_SIGN, BITS_READ, LESS_PRECISE})
+"""Patterns that several bugs may share. Reports list their findings together; each operator needs its own
+declaration."""
+
+_OUT = re.compile(r"^op_db\.out:|\.out$")
+_PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
+_MODULES = re.compile(r"^(?:torch\.|ops\.aten\.|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)")
+_REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
+
+
+def base_operator(name: str) -> str:
+    """The operator behind its spellings: `relu` for `relu_`, `relu.edge`, `op_db.inplace:relu_`, `nn.functional.relu`;
+    `add` for `__radd__`."""
+    path = _MODULES.sub("", name.rpartition(":")[2])
+    word = path.partition(".")[0]
+    if reflected := _REFLECTED.match(word):
+        word = reflected[1]
+    return word.rstrip("_") or word
+
+
+def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> str:
+    """The pattern of a difference.
+
+    `wrong` is the property (`finding.PROPERTIES`). `op` is the operator to blame, as a step or an op_db entry names it.
+    `is_view` tells whether that operator makes views."""
+    base = base_operator(op)
+    if wrong in ("crash", "timeout", "memory", "device", "harness"):
+        return f"{wrong} in {base}"
+    if wrong == "aliasing" and one.oracle in ("value", "storage") and is_view:
+        return UNSEEN_WRITES
+    if _OUT.search(op) and (one.oracle == "shape" or wrong == "error"):
+        return NOT_RESIZED if one.oracle == "shape" else f"out= raises {one.actual}"
+    return _OF_ORACLE.get(one.oracle, _by_operator)(one, wrong, base)
+
+
+def _by_operator(one: Difference, wrong: str, base: str) -> str:
+    return f"{wrong} of {base}"
+
+
+def _alias(one: Difference, wrong: str, base: str) -> str:
+    if one.expected == one.where:
+        return SHARED
+    return COPIES if one.actual == one.where else OTHER_MEMORY
+
+
+def _value(one: Difference, wrong: str, base: str) -> str:
+    return _kind_of(one) or _by_operator(one, wrong, base)
+
+
+def _kind_of(one: Difference) -> str:
+    """The shared pattern of the first elements that differ; empty if the pattern is the operator."""
+    found = ELEMENTS.match(one.detail)
+    expected, actual = (found[4], found[5]) if found and found[4] else (one.expected, one.actual)
+    return ZERO_SIGN if {expected, actual} == {"0.0", "-0.0"} else _kind(_number(expected), _number(actual))
+
+
+def _number(text: str) -> complex | None:
+    try:
+        return complex(text.strip("()"))
+    except ValueError:
+        return None
+
+
+def _kind(expected: complex | None, actual: complex | None) -> str:
+    """The shared pattern of two numbers that differ; empty if there is none."""
+    if expected is None or actual is None:
+        return ""
+    if cmath.isnan(expected) != cmath.isnan(actual):
+        return NAN_LOST if cmath.isnan(expected) else NAN_MADE
+    if cmath.isinf(expected) or cmath.isinf(actual):
+        return OVERFLOW if not cmath.isinf(expected) else ""
+    if 0 < abs(actual) < SUBNORMAL < abs(expected):
+        return BITS_READ
+    distance = abs(expected - actual)
+    return LESS_PRECISE if expected and 0 < distance <= NEARLY * abs(expected) else ""
+
+
+def _dtype(one: Difference, wrong: str, base: str) -> str:
+    expected, actual = (side.removeprefix("torch.") for side in (one.expected, one.actual))
+    return f"results are {actual} instead of {expected}"
+
+
+def _stride(one: Difference, wrong: str, base: str) -> str:
+    expected, actual = (_strides(side) for side in (one.expected, one.actual))
+    falls = sorted(actual, reverse=True) == actual and 0 not in actual
+    if sorted(expected) == sorted(actual) and not falls:
+        return PERMUTED
+    shorter = len(expected) == len(actual) and all(0 < here <= there for here, there in zip(actual, expected))
+    dense = (falls and sorted(expected, reverse=True) != expected) or shorter or (0 in expected and 0 not in actual)
+    return DENSE if dense else f"strides of {base}"
+
+
+def _strides(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _contiguity(one: Difference, wrong: str, base: str) -> str:
+    gained = {*one.actual.split()} - {*one.expected.split()}
+    return DENSE if "contiguous" in gained else f"contiguity flags of {base}"
+
+
+def _shape(one: Difference, wrong: str, base: str) -> str:
+    return f"shape of {base}"
+
+
+def _offset(one: Difference, wrong: str, base: str) -> str:
+    return DENSE if one.actual == "0" else f"storage offset of {base}"
+
+
+def _grad(one: Difference, wrong: str, base: str) -> str:
+    if one.detail == "requires_grad":
+        return f"requires_grad is {one.actual} instead of {one.expected}"
+    return _kind_of(one) or f"gradient of {base}"
+
+
+def _error(one: Difference, wrong: str, base: str) -> str:
+    if wrong == "not implemented":
+        return "operators are not implemented"
+    if wrong == "error":
+        text = gist(_PREFIX.sub("", one.detail))  # many texts begin with the operator's name
+        return f"raises {one.actual}: {text}" if text else f"raises {one.actual}"
+    if wrong == "missing error":
+        return f"accepts what torch refuses with {one.expected}"
+    return f"raises {one.actual} instead of {one.expected}"
+
+
+_OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
+    "alias": _alias,
+    "value": _value,
+    "dtype": _dtype,
+    "shape": _shape,
+    "stride": _stride,
+    "contiguity": _contiguity,
+    "storage_offset": _offset,
+    "version": lambda one, wrong, base: "in-place writes are counted differently",
+    "grad": _grad,
+    "error": _error,
+}
+"""The function that gives a difference's pattern, by oracle. For other oracles it is the property and the operator."""

@@ -1,0 +1,480 @@
+"""The result model: results of op_db cases and of drawn programs in one form, and their JSON files.
+
+Defines `Outcome`, `Failure`, `Result` (one op case, or one distinct finding of programs) and `Run` (all results of one
+target). Also defines the exit rule, the order of findings, and a versioned JSON form. A result records how much was
+*compared*, so "nothing was compared" can never look like a pass. This module must not import torch. It neither produces
+results nor displays them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from conformance.record import simple_values
+from conformance.record.accuracy import ACCURACY, Accuracy
+from conformance.record.errors import ReportError
+from conformance.record.files import read, write_atomic
+from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
+from conformance.record.footprint import SIZES, Footprint
+from conformance.record.missing_ops import Lacking
+from conformance.record.names import without_features
+from conformance.record.program_stats import Drawn
+
+SCHEMA = 2
+KIND = "conformance"
+SHOWS = "shows its headline"
+"""Value of `alone` for a script that shows the result's headline when run in a fresh process."""
+WITHOUT_BACKEND = "also fails without your backend"
+"""Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
+UNEXPLAINED = "not yet explained: "
+"""Prefix of the reason that a command writes into a new entry. The user replaces it with a real reason."""
+
+
+class Outcome(StrEnum):
+    """The outcome words, worst first."""
+
+    CRASH = "CRASH"
+    TIMEOUT = "TIMEOUT"
+    FAIL = "FAIL"
+    XPASS = "XPASS"
+    FLAKY = "FLAKY"
+    XFAIL = "XFAIL"
+    SKIP = "SKIP"
+    PASS = "PASS"
+
+
+# Outcomes that fail a run.
+UNEXPECTED = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XPASS, Outcome.FLAKY})
+# Outcomes that a rerun may show to be flaky.
+RERUN = UNEXPECTED - {Outcome.XPASS, Outcome.FLAKY}
+# Outcomes of a target that differs from torch CPU, with or without a declaration.
+BROKEN = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.FAIL, Outcome.XFAIL})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first mismatch that one oracle found in one case, with all data needed to display it.
+
+    `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference; `layouts`
+    maps "expected" and "actual" to (size, stride, storage_offset, storage elements).
+    """
+
+    oracle: str
+    where: str = ""
+    expected: str = ""
+    actual: str = ""
+    detail: str = ""
+    sample: int = 0
+    call: str = ""
+    script: str = ""
+    values: tuple[tuple[str, str, str, bool], ...] = ()
+    differing: str = ""
+    layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}{detail}"
+
+
+class Named:
+    """Mixin for anything with an op, overload, dtype, variant and layout: gives it a name and an id."""
+
+    op: str
+    overload: str
+    dtype: str
+    variant: str
+    layout: str
+
+    @cached_property
+    def name(self) -> str:
+        """The OpInfo's full name, e.g. `linalg.pinv.hermitian`."""
+        return f"{self.op}.{self.overload}" if self.overload else self.op
+
+    @cached_property
+    def id(self) -> str:
+        """Id that is unique within a run: `add::float32::forward::as_sampled` for a case, `program::CAUSE` for a
+        finding."""
+        finding = getattr(self, "finding", None)
+        if finding is not None:
+            return f"program::{finding.title()}"
+        return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Named):
+    """One op case, or one distinct finding of drawn programs.
+
+    A case is an OpInfo with one dtype, variant and input layout, over all its samples. A result with a `finding` has
+    the variant "program", the op of the first wrong step, the layout class of its operands, and no dtype.
+
+    `samples` counts the samples that at least one oracle compared, `skipped` the other samples. `arbitrated` counts the
+    samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
+    agrees with the float64 answer and is no further from it than torch CPU.
+
+    `kernels`, `native`, `decomposed` and `fallback` count the kernels and calls of the target; None if the target
+    cannot count. `eager` counts the aten ops that compute or move data on torch CPU for the same samples, if kernels
+    are counted. `allowed` is `eager` plus one for each storage that is sent or fetched: the most kernels that these
+    samples may run. `host` counts calls that run on the CPU by design; they are not part of `fallback`. `scheduled`
+    counts the graphs that had to be scheduled because no earlier run had left a schedule on disk; None if the target
+    cannot count them.
+
+    `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler. Samples
+    that did not reach it are not compared. All three are None if the target does not compile.
+
+    `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
+    time; each is None if it was not measured. `alone` says whether the script of the first failure shows its headline
+    in a fresh process: SHOWS, or the reason why not; empty if the script was not run. `layer` is the target without the
+    backend under test that fails in the same way; empty if there is none.
+    """
+
+    op: str
+    dtype: str
+    variant: str
+    layout: str
+    outcome: Outcome
+    overload: str = ""
+    family: str = ""
+    samples: int = 0
+    skipped: int = 0
+    arbitrated: int = 0
+    failed: int = 0
+    reason: str = ""
+    failures: tuple[Failure, ...] = ()
+    kernels: int | None = None
+    eager: int | None = None
+    allowed: int | None = None
+    native: int | None = None
+    decomposed: int | None = None
+    fallback: int | None = None
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    host: int | None = None
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    scheduled: int | None = None
+    compiled: int | None = None
+    partly_compiled: int | None = None
+    not_compiled: int | None = None
+    seconds: float = 0.0
+    finding: Finding | None = None
+    accuracy: Accuracy | None = None
+    footprint: Footprint | None = None
+    alone: str = ""
+    layer: str = ""
+
+    @property
+    def remark(self) -> str:
+        """The reason, and a sentence about a script that does not show its headline."""
+        lost = f"does not reproduce alone: {self.alone}" if self.alone not in ("", SHOWS) else ""
+        return "; ".join(filter(None, (self.reason, lost)))
+
+    def without_backend(self, layer: str, fails: bool) -> Result:
+        """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes
+        XFAIL, unless such a failure `fails` the run."""
+        outcome = self.outcome if fails else Outcome.XFAIL
+        return self.replace(layer=layer, outcome=outcome, reason=f"{WITHOUT_BACKEND}, on {layer}")
+
+    def fails_as(self, other: Result) -> bool:
+        """Whether the case fails in the same way in both runs: the same outcome, the same number of failed samples, and
+        the same answers in the first sample of each oracle."""
+        compared = self.failures and not {"skip", "harness"} & {*self.oracles}
+        same = (self.outcome, self.failed) == (other.outcome, other.failed)
+        return bool(compared) and same and answers(self.failures) == answers(other.failures)
+
+    @property
+    def oracles(self) -> tuple[str, ...]:
+        """The oracles that found a mismatch, in the order of their first mismatch."""
+        return tuple(dict.fromkeys(f.oracle for f in self.failures))
+
+    @property
+    def only_kernels(self) -> bool:
+        """Whether the only difference is declared: the case runs more kernels than are allowed, and otherwise agrees
+        with torch CPU."""
+        return self.outcome is Outcome.XFAIL and self.oracles == ("kernels",)
+
+    def replace(self, **changes: Any) -> Result:
+        return dataclasses.replace(self, **changes)
+
+    def flaky(self) -> Result:
+        """Return this failure as FLAKY, after a rerun has passed."""
+        reason = f"{self.outcome} at first, PASS when run again"
+        return self.replace(outcome=Outcome.FLAKY, reason=reason)
+
+
+def severity(result: Result) -> tuple[bool, bool, int, int, str]:
+    """Sort key of findings: the order of `finding.SEVERITY`, then the most programs first. Findings of PyTorch itself
+    come after the others. In each of these two groups, findings whose script does not show its headline come last."""
+    finding = result.finding
+    seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
+    if finding and finding.property:
+        seen = [finding.property]
+    elif finding and finding.oracle != "error":
+        seen = [property_of(finding.oracle, "", "")]
+    ranks = [severity_of(wrong) for wrong in seen]
+    rank = min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
+    return bool(result.layer), result.alone not in ("", SHOWS), *rank
+
+
+def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
+    """The exit rule of every command. Returns 128 + N after signal N; 1 for anything unexpected (findings, FLAKY, XPASS
+    and regressions) and for a run that ended early; 2 if nothing was compared; else 0."""
+    if interrupted:
+        return 128 + interrupted
+    if unexpected:
+        return 1
+    return (0 if complete else 1) if compared else 2
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of several parts. An interruption takes precedence over findings, and findings over "nothing
+    compared"."""
+    return max(codes, key=lambda code: (code > 2, code == 1, code), default=2)
+
+
+@dataclass
+class Run:
+    """All results of one target in one run, with the environment of the run.
+
+    `drawn` holds the totals of drawn programs. `calibration` is the median time in seconds of a fixed loop that ran
+    between the cases, 0 if unknown. Times of two machines, or of an idle and a busy machine, are compared as multiples
+    of it. `budgets` are the kernels and copies of whole workloads, if they were counted with the run. `expectations` is
+    the file of declarations. `interrupted` is the number of the signal that ended the run. `lacking` are the operators
+    that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
+    which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
+    (`profile.identity`).
+    """
+
+    target: str
+    results: list[Result] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    started: str = ""
+    seconds: float = 0.0
+    calibration: float = 0.0
+    complete: bool = True
+    interrupted: int = 0
+    notes: list[str] = field(default_factory=list)
+    expectations: str = ""
+    budgets: dict[str, dict[str, int]] = field(default_factory=dict)
+    drawn: Drawn | None = None
+    lacking: tuple[Lacking, ...] = ()
+    identity: str = ""
+    WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
+
+    @property
+    def title(self) -> str:
+        """The name of the target, the same for all runs that belong together."""
+        return self.identity or without_features(self.target)
+
+    def counts(self) -> Counter[str]:
+        """Number of results by outcome word."""
+        return Counter(str(result.outcome) for result in self.results)
+
+    @property
+    def cases(self) -> list[Result]:
+        """The results of op cases."""
+        return [result for result in self.results if result.finding is None]
+
+    @property
+    def measures(self) -> str:
+        """ACCURACY or SIZES if all results come from the command of that name, else ""."""
+        layouts = {result.layout for result in self.results}
+        return next((command for command in (ACCURACY, SIZES) if layouts == {command}), "")
+
+    @property
+    def measured(self) -> list[Result]:
+        """The results of cases whose errors were measured, ordered by excess over the limit, largest first."""
+        found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
+        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+
+    @property
+    def footprints(self) -> list[Result]:
+        """The results of cases whose memory was measured, ordered by excess over the limit, largest first."""
+        found = [(result.footprint.excess, result) for result in self.results if result.footprint]
+        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+
+    @property
+    def findings(self) -> list[Result]:
+        """The findings of drawn programs, worst first."""
+        return sorted((result for result in self.results if result.finding), key=severity)
+
+    @property
+    def stopped_at_inputs(self) -> Result | None:
+        """The finding that every program shows at the move of its inputs, or None. With such a finding, no step of any
+        program ran."""
+        programs = self.drawn.compared if self.drawn else 0
+        all_alike = (one for one in self.findings if one.finding and one.finding.op == MOVE
+                     and one.finding.count == programs and one.outcome in UNEXPECTED)  # fmt: skip
+        return next(all_alike, None)
+
+    @property
+    def listed(self) -> list[Result]:
+        """The findings that a report lists one by one, worst first. `stopped_at_inputs` is excluded: a sentence at the
+        top reports it."""
+        stopped = self.stopped_at_inputs
+        return [result for result in self.findings if result is not stopped]
+
+    @property
+    def failing_programs(self) -> int:
+        """Number of programs with a difference that is not declared."""
+        if self.drawn is not None and self.drawn.failing is not None:
+            return self.drawn.failing
+        found = (result.finding.count for result in self.results if result.finding and result.outcome in UNEXPECTED)
+        return sum(found)
+
+    @property
+    def known_programs(self) -> int:
+        """Number of programs with declared differences only."""
+        if self.drawn is not None and self.drawn.known is not None:
+            return self.drawn.known
+        return sum(
+            result.finding.count for result in self.results if result.finding and result.outcome is Outcome.XFAIL
+        )
+
+    @property
+    def unexpected(self) -> list[Result]:
+        """The results that fail the run, worst first."""
+        return sorted((result for result in self.results if result.outcome in UNEXPECTED), key=severity)
+
+    @property
+    def compared(self) -> int:
+        """Number of samples that at least one oracle compared, over all results."""
+        return sum(result.samples for result in self.results)
+
+    @property
+    def arbitrated(self) -> int:
+        """Number of samples that pass by arbitration in float64, over all results."""
+        return sum(result.arbitrated for result in self.results)
+
+    def passed_without_fallback(self) -> int | None:
+        """Number of PASS results without CPU fallback; None if the target cannot count fallbacks."""
+        passed = [result for result in self.results if result.outcome is Outcome.PASS]
+        counted = [result for result in passed if result.fallback is not None]
+        return sum(result.fallback == 0 for result in counted) if counted else None
+
+    def passed_on_host(self) -> int:
+        """Number of PASS results without CPU fallback that had calls which run on the CPU by design."""
+        return sum(r.outcome is Outcome.PASS and r.fallback == 0 and bool(r.host) for r in self.results)
+
+    def fallbacks(self) -> Counter[str]:
+        """Calls that fell back to the CPU, by op, over all results."""
+        return sum((Counter(result.fallbacks) for result in self.results), Counter())
+
+    def exit_code(self, regressions: int = 0) -> int:
+        """Return the exit code by the exit rule, with this number of regressions since the baseline."""
+        compared = self.compared + (self.drawn.compared if self.drawn else 0)
+        unexpected = len(self.unexpected) + regressions
+        return exit_code(unexpected, compared, complete=self.complete, interrupted=self.interrupted)
+
+
+def summary_line(run: Run) -> str:
+    """The last line of a run: `N passed, N failed, N skipped`, over cases and drawn programs. Known failures are not
+    counted here; `report.summary` has a line for them."""
+    tests = Counter(str(result.outcome) for result in run.cases)
+    failed, passed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["PASS"], tests["SKIP"]
+    # A declared finding that did not show is a failure without a program.
+    failed += sum(result.outcome in UNEXPECTED and not result.finding.count for result in run.results if result.finding)
+    failed += run.failing_programs
+    if run.drawn:
+        # Of an interrupted run, findings of shards that did not end are there, and their programs are not counted.
+        passed += max(run.drawn.compared - run.failing_programs - run.known_programs, 0)
+        skipped += run.drawn.programs - run.drawn.compared
+    return f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: `1 program`, `2 programs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
+        *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
+"""The fields of a run that a file holds before its notes and results."""
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """Convert a result to plain data. Fields with their default value are omitted."""
+    data: dict[str, Any] = simple_values.dump(result.replace(seconds=round(result.seconds, 4)))
+    return data
+
+
+def result_from_json(data: Any) -> Result:
+    """The inverse of `result_to_json`. Raises KeyError, TypeError or ValueError if the data is not a result."""
+    result: Result = simple_values.load(Result, data)
+    return result
+
+
+def run_to_json(run: Run) -> dict[str, Any]:
+    """Convert a run to plain data, with the schema's version first."""
+    seconds, calibration = round(run.seconds, 3), round(run.calibration, 6)
+    data = simple_values.dump(dataclasses.replace(run, results=[], seconds=seconds, calibration=calibration))
+    head = {"schema": SCHEMA, "kind": KIND, **{name: data[name] for name in HEAD if name in data}}
+    return {**head, "notes": run.notes, "totals": dict(run.counts()), "results": list(map(result_to_json, run.results))}
+
+
+def dumps(run: Run) -> str:
+    """Serialize a run with one result a line, so that any text tool can compare two runs."""
+    data = run_to_json(run)
+    results = data.pop("results")
+    head = json.dumps(data, ensure_ascii=False, indent=1)[:-2]
+    lines = ",\n".join(json.dumps(result, ensure_ascii=False, separators=(",", ":")) for result in results)
+    return f'{head},\n "results": [\n{lines}\n]}}\n'
+
+
+def run_from_json(data: Any, source: str) -> Run:
+    """Convert plain data to a run. Raises ReportError, which names `source`, if the data is not a run of a known
+    schema."""
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        old = isinstance(data, dict) and data.get("kind") in ("conformance.sources.opinfo", "fuzz") and "schema" in data
+        why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
+        why += "" if old else "an opinfo.json or a fuzz.json"
+        raise ReportError(f"{source} {why}.")
+    if data.get("schema") != SCHEMA:
+        raise ReportError(
+            f"{source} has result schema {data.get('schema')!r} and this version reads {SCHEMA}; run again to renew it."
+        )
+    known = {field.name for field in dataclasses.fields(Run)} & data.keys()
+    results, held = [], data.get("results", [])
+    for position, item in enumerate(held if isinstance(held, list) else ()):
+        try:
+            results.append(result_from_json(item))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReportError(f"{source}: result number {position + 1} is damaged ({error!r}).") from None
+    try:
+        run: Run = simple_values.load(Run, {**{name: data[name] for name in known}, "results": [] if results else held})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{source} is damaged ({str(error)[:200]}).") from None
+    return dataclasses.replace(run, results=results)
+
+
+def load(path: Path | str) -> Run:
+    """Read a run from a .json or .json.gz file. Raises ReportError if the file is missing or damaged."""
+    return run_from_json(read(path), str(path))
+
+
+def save(run: Run, path: Path | str) -> None:
+    """Write a run as .json, or as .json.gz if the path ends so, to a temporary file that is then renamed. Raises
+    ReportError."""
+    data = dumps(run).encode()
+    # mtime 0: the same results give the same bytes, so a tracked baseline changes only when the results do.
+    write_atomic(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
+
+
+def slim(run: Run) -> Run:
+    """Reduce a run to the form of a baseline: failures without scripts, values and pictures, seconds rounded to tenths,
+    no `budgets`."""
+    results = [
+        result.replace(
+            seconds=round(result.seconds, 1),
+            failures=tuple(Failure(f.oracle, f.where, sample=f.sample) for f in result.failures),
+        )
+        for result in run.results
+    ]
+    return dataclasses.replace(run, results=sorted(results, key=lambda result: result.id), budgets={})

@@ -1,0 +1,195 @@
+"""Measurement of one case: the errors of the target and of torch CPU at the same points, by result and kind of points.
+
+Defines `measure`. Torch CPU is not the reference here but a second competitor. It and the target make the same call on
+the same inputs of the dtype, and both are compared with the exact answer. For an elementary function this is mpmath's
+answer; otherwise it is torch CPU's own answer in float64 on the same inputs.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from conformance.engine.executor import Executor, Transform, Watch, signature_of
+from conformance.engine.target import Target
+from conformance.record.accuracy import Accuracy
+from conformance.record.footprint import HELD_TIMES
+from conformance.sources.accuracy import reference
+from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
+from conformance.sources.accuracy.table import Case, Row
+from conformance.standalone.accuracy import SEED, answers, errors, rms, widened_inputs
+from conformance.standalone.moving import tensors
+from conformance.standalone.observation import Observation, Raised, observe
+
+Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Exact answers by name, each the sum of two float64 tensors."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Measurement of one answer: the errors, and the index of the target's largest error.
+
+    At that index, it holds the arguments (of an elementary function), the exact number, torch CPU's and the target's.
+    `wanted` are the inputs whose gradients were taken.
+    """
+
+    accuracy: Accuracy
+    answer: str
+    wanted: tuple[str, ...]
+    index: int
+    arguments: tuple[float, ...]
+    exact: tuple[float, float]
+    cpu: float
+    target: float
+
+
+@dataclass
+class Measured:
+    """The executor's subject: a case's call on its inputs, observed only by its answers."""
+
+    case: Case
+    given: dict[str, torch.Tensor]
+    program: Callable[..., Any]
+
+    def inputs(self) -> tuple[dict[str, torch.Tensor], set[int]]:
+        """Return the inputs and an empty set: no input stays on the CPU."""
+        return self.given, set()
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
+        """Begin the call on inputs that lie on the target."""
+        return Running(self, inputs, transform(self.program) if transform else self.program)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The inputs whose gradients are the answers; empty for a forward case."""
+        named = (name for name, x in self.given.items() if x.is_floating_point())
+        return tuple(name for name in named if self.case.variant == "backward" and name not in self.case.row.constants)
+
+    def on(self, given: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        """Return the answers of a program on these inputs."""
+        return answers(program, given, self.wanted, along_ones=bool(self.case.row.exact))
+
+
+class Running:
+    """A call in progress: one step."""
+
+    count = 1
+
+    def __init__(self, subject: Measured, given: dict[str, torch.Tensor], program: Callable[..., Any]) -> None:
+        self.subject, self.given, self.program = subject, given, program
+        self.outcome: Any = None
+
+    def signature(self, number: int) -> Hashable:
+        """Return a key of the case and its inputs."""
+        return (self.subject.case.id, signature_of(tensors(self.given)))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        self.outcome = self.subject.on(self.given, self.program)
+
+    def observe(self, target: Target) -> Observation:
+        """Return the observation of the answers."""
+        return observe(dict(self.outcome), target=target)
+
+
+def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
+    """Return the row's program, and a function that creates its inputs in float32, if the row has
+    expressions for them.
+    """
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "SEED": SEED}
+    lines = "\n".join(f"    {line}" for line in [*row.made(), "return given"])
+    exec(f"{row.program()}\n\ndef inputs():\n{lines}", names)  # noqa: S102 - text of this package's own table
+    return names["program"], names["inputs"]
+
+
+def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> list[Part]:
+    """Return all measurements of the case, the worst first. Raises Unmeasured, Raises, and TargetError."""
+    row, dtype = case.row, getattr(torch, case.dtype)
+    program, inputs = built(row)
+    kinds: dict[str, slice] = {"": slice(None)}
+    if row.exact:
+        drawn = reference.points(row, dtype, SEED)
+        bounds = numpy.cumsum([0, *(len(each[0]) for each in drawn.values())]).tolist()
+        kinds = {kind: slice(*ends) for kind, ends in zip(drawn, zip(bounds, bounds[1:]), strict=True)}
+        given = {name: torch.cat([each[n] for each in drawn.values()]) for n, name in enumerate(row.arguments)}
+    else:
+        given = widened_inputs(inputs(), dtype)
+    subject = Measured(case, given, program)
+    exact, cpu = _exact(subject), _on_cpu(subject, dtype)
+    short = short_of_memory(HELD_TIMES * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    execution = Executor(target).run(subject, watch=watch)
+    require_answer(execution, short)
+    parts: list[Part] = []
+    for name, (high, low) in exact.items():
+        seen = execution.last.tensors.get(name)
+        if seen is None or name not in cpu or seen.shape != tuple(high.shape):
+            raise Raises(Raised("structure", (), f"{name} is not as torch CPU's"))
+        for kind, part in kinds.items():
+            sides = [x[part] if row.exact else x for x in (high, low, cpu[name], seen.value)]
+            parts += _compared(subject, name, kind, [x[part] for x in given.values()] if row.exact else [], *sides)
+    if not parts:
+        raise Unmeasured("torch CPU has no finite answer at any point")
+    return sorted(parts, key=lambda part: -part.accuracy.excess)
+
+
+def _copied(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in given.items()}
+
+
+def _exact(subject: Measured) -> Exact:
+    row, given = subject.case.row, subject.given
+    if row.exact:
+        values = list(given.values())
+        if subject.case.variant == "forward":
+            return {"result": reference.exact(row, values)}
+        return {f"gradient of {name}": reference.exact(row, values, n) for n, name in enumerate(given)}
+    wide = subject.on(widened_inputs(_copied(given), torch.float64), subject.program)
+    return {name: (x.detach(), torch.zeros_like(x)) for name, x in wide.items()}
+
+
+def _on_cpu(subject: Measured, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return torch CPU's answers. Raises Unmeasured."""
+    try:
+        return {name: x.detach() for name, x in subject.on(_copied(subject.given), subject.program).items()}
+    except Exception as error:
+        raise raised_on_cpu(error) from None
+
+
+def _compared(
+    subject: Measured,
+    name: str,
+    kind: str,
+    arguments: list[torch.Tensor],
+    high: torch.Tensor,
+    low: torch.Tensor,
+    cpu: torch.Tensor,
+    got: torch.Tensor,
+) -> Iterator[Part]:
+    """Yield the measurement of these answers, if any point can be measured.
+
+    Points are excluded where torch CPU has no finite answer. They are also excluded where the exact answer is no normal
+    number of the dtype, since devices may flush it to zero.
+    """
+    case, dtype = subject.case, getattr(torch, subject.case.dtype)
+    info, each = torch.finfo(dtype), bool(case.row.exact)
+    kept = cpu.isfinite() & high.isfinite() & (high.abs() <= info.max)
+    kept &= (high.abs() >= info.tiny) | (not each)
+    if not bool(kept.any()):
+        return
+    where = kept.reshape(-1).nonzero()[:, 0]
+    high, low, cpu, got = (x.reshape(-1)[where] for x in (high, low, cpu, got))
+    off, usual = (errors(x, high, low, dtype, each) for x in (got, cpu))
+    worst = int(off.argmax())
+    index = int(where[worst])
+    at = [float(x[index]) for x in arguments]
+    label = f"{name}, {kind}" if kind else name
+    said = ", ".join(f"{n} = {v!r}" for n, v in zip(case.row.arguments, at)) if each else f"element {index}"
+    errors_found = (float(off.max()), float(usual.max()), rms(off), rms(usual))
+    accuracy = Accuracy(label, *errors_found, said, len(where))
+    numbers = (float(high[worst]), float(low[worst])), float(cpu[worst]), float(got[worst])
+    yield Part(accuracy, name, subject.wanted, index, tuple(at), *numbers)

@@ -1,0 +1,74 @@
+"""Standalone script of an accuracy finding: the call on torch CPU and on the target, and both errors in ulp.
+
+For an elementary function one number is enough, in a tensor long enough for a vectorized loop and its tail. Any other
+op runs on the inputs of the measurement, with its float64 answer as the exact one. The script carries the source of the
+functions that compute and measure answers (`standalone/script.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.record.accuracy import limit
+from conformance.sources.accuracy.measure import Part
+from conformance.sources.accuracy.table import Case
+from conformance.standalone.accuracy import SEED
+from conformance.standalone.script import carried, defined, inert
+
+LENGTH = 1003
+"""Elements that hold the one number: more than any vector register has, and no multiple of its length."""
+
+MARKER = "# The errors in ulp: exit code 1 where the target's is beyond what is allowed beside torch CPU's."
+
+
+def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], finding: str) -> str:
+    """Return the script; its exit code is 1 if the target's error exceeds the limit, else 0.
+
+    `setup` is the target's `script()`, `wanted` the inputs whose gradients are measured, and `finding` a sentence about
+    the finding.
+    """
+    row, known, each = case.row, defined(setup), bool(case.row.exact)
+    full = f"torch.full(({LENGTH},), {{!r}}, dtype={{}})".format
+    lines, exact, low = row.made(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
+    if each:
+        made = zip(row.arguments, (full(number, "DTYPE") for number in part.arguments), strict=True)
+        lines = [f"given = {{{', '.join(f'{name!r}: {text}' for name, text in made)}}}"]
+        exact, low = (full(number, "torch.float64") for number in part.exact)
+    run, device = ("transform(program)", "'cpu'") if "transform" in known else ("program", "DEVICE")
+    got = f"got = answer(DTYPE, {device}, {run})"
+    answer = [
+        "def answer(dtype, device, run):",
+        "    given = widened_inputs(widened_inputs(inputs(), DTYPE), dtype)",
+        f"    made = answers(run, {{name: x.to(device) for name, x in given.items()}}, {[*wanted]!r}, {each})",
+        f"    return made[{part.answer!r}].detach().cpu()",
+    ]
+    index = 0 if each else part.index
+    calls = [
+        f"exact = {exact}",
+        "cpu = answer(DTYPE, 'cpu', program)",
+        *(["with MODE:", f"    {got}"] if "MODE" in known else [got]),
+        *(f"print({name!r}, {name}.flatten()[{index}].item())" for name in ("exact", "cpu", "got")),
+    ]
+    own = "\n\n".join(
+        [
+            f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
+            f"DTYPE, SEED = torch.{case.dtype}, {SEED}",
+            "\n".join(["def inputs():", *(f"    {line}" for line in lines), "    return given"]),
+            row.program(),
+            carried(("answers", "widened_inputs"), frozenset({"SEED"})).strip("\n"),
+            "\n".join(answer),
+            "\n".join(calls),
+        ]
+    )
+    accuracy = part.accuracy
+    beyond = "beyond(off, usual)"
+    if each:  # one number has no mean; the limit follows from torch CPU's error at all points
+        largest = limit(accuracy.cpu)
+        beyond = f"bool(off.max() > {largest if accuracy.target > largest else limit(accuracy.cpu_rms)!r})"
+    end = [
+        f"off, usual = (errors(x, exact, {low}, DTYPE, {each}) for x in (got, cpu))",
+        "print('the largest errors in ulp: target', off.max().item(), 'cpu', usual.max().item())",
+        f"raise SystemExit({beyond})",
+    ]
+    rest = carried(("errors", "beyond"), frozenset(defined(own)))
+    return "\n".join([own, "", MARKER, rest, "", *end, ""])

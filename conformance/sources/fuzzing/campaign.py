@@ -1,0 +1,476 @@
+"""A campaign: numbered programs of one seed, run in shards by worker processes, and their findings in groups.
+
+The key insight: a shard is a pure function of its seed and program numbers, so the result does not depend on the number
+of workers. If a worker dies, another one runs the steps behind the crash and the rest of the shard. Findings are
+grouped by signature until one program of each group is small, then by cause. A campaign therefore reports each distinct
+bug once, with a small program. All files of a campaign carry its name, so `resume` reads only its own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from conformance.declare import profile as profiles
+from conformance.engine.loading import describe_target
+from conformance.program.model import ProgramError
+from conformance.program.script import script
+from conformance.program.steps.table import OPS
+from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
+from conformance.record.result import counted, write_atomic
+from conformance.report.live import Log, Sample
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
+from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing.isolation import FreshWorkers, Workers, found_by
+from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
+from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Settings, Shrinker
+from conformance.sources.fuzzing.worker import Finding, Result
+
+PROGRESS = 5
+"""Schema version of the progress file."""
+
+LONGEST_NAME = 90
+"""Maximum length of a finding's file name, in characters. A longer name is cut and gets a digest."""
+
+SHRINKING = 0.2
+"""Share of `--minutes` reserved for shrinking, once there are findings. Also the share of a pool's workers that shrink
+before the last program is drawn, rounded down: none of four."""
+
+MEANWHILE, LONGEST_TURN = 0.4, 30.0
+"""Limits on shrinking before the last program is drawn, if `--minutes` limits the campaign: the share of the time so
+far, and the seconds for one finding."""
+
+PATIENCE = 1.0
+"""Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
+files."""
+
+SHRUNK_EACH = 3
+"""Number of findings to shrink per pattern, if their causes are known without shrinking."""
+
+
+@dataclass(eq=False)
+class Group:
+    """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
+    signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
+
+    finding: Finding
+    numbers: set[int]
+    found_as: set[str]
+    shrunk: bool = False
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """Result of the program on each target related to the target under test."""
+    masked: set[int] = field(default_factory=set)
+    """Numbers of programs with later steps that are not judged because of this difference."""
+
+
+@dataclass
+class Campaign:
+    """A running campaign: the totals so far and the groups found. It calls `tell` after each shard."""
+
+    plan: Plan
+    tell: Callable[[Campaign], None] = lambda campaign: None
+    result: Result = field(default_factory=Result)
+    groups: list[Group] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    running: int = 0
+    """Number of shards that workers are running."""
+    shrinking: float = 0.0
+    """Seconds of shrinking before the last program was drawn."""
+    running_seconds: float = 0.0
+    earlier_seconds: float = 0.0
+    unfinished: dict[int, Shard] = field(default_factory=dict)
+    """Shards that were started and are not merged yet, by their first program."""
+    following: int = 0
+    """First program of the next shard."""
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
+    place: Place = LOCAL
+    _noted: float = 0.0
+    _unsaved: list[Group] = field(default_factory=list)
+    _taken: list[Path] = field(default_factory=list)
+    """Files to delete once the groups are on disk."""
+
+    def run(self) -> None:
+        """Run the plan, then shrink the findings. Raises TargetError if the target cannot be loaded, and ProgramError
+        if the progress file is of another campaign.
+
+        If the run ends early for any reason, the groups found so far are on disk, and `resume` continues from there."""
+        self.plan.failures.mkdir(parents=True, exist_ok=True)
+        self.following = -len(self.plan.corpus)
+        if self.plan.resume:
+            self._restore()
+        plan = self.plan
+        limits = plan.target, plan.limit, plan.memory
+        with Workers(*limits, plan.jobs, plan.compile_limit, self.place) as workers:
+            settings = Settings(*limits, plan.compile_limit, plan.trials)
+            remote = None if self.place.local else RemoteShrinker(workers, settings)
+            self.environment = workers.load()
+            self._note_progress()
+            self.began, self.began_at = time.monotonic(), time.time()
+            with FreshWorkers(*limits, plan.compile_limit, replace(self.place, address=LOCAL.address)) as fresh:
+                shrinker = remote or LocalShrinker(workers, fresh, plan.trials)
+                try:
+                    self._run_shards(workers, shrinker, remote)
+                finally:
+                    self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
+                    self._take_found()
+                    self._note_progress()
+                self._shrink_all(shrinker, remote)
+        for relative in describe_target(self.plan.target).siblings:
+            if not self._late():
+                self._compare(relative)
+
+    def _shrink_all(self, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
+        """Shrink the groups in the order of their rank. The first group of a cause, and so the set of groups that are
+        shrunk, does not depend on the scheduling of a pool."""
+        if remote is not None:
+            self._shrink_ahead(remote, len(self.groups))
+        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
+        for group in self.ranked():
+            if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
+                self._shrink(shrinker, group)
+
+    def _shrink_ahead(self, remote: RemoteShrinker, most: int) -> None:
+        """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
+        causes."""
+        causes = {group.finding.cause() for group in self.groups if group.shrunk}
+        for group in self.ranked():
+            finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
+            causes.add(finding.cause())
+            if remote.running < most and not (group.shrunk or known or self._unshrinkable(group)):
+                remote.begin(finding, until=self._deadline())
+
+    def _enough_of(self, group: Group) -> bool:
+        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
+        finding = group.finding
+        alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
+        return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
+
+    def _compare(self, relative: str) -> None:
+        """Run each finding on a related target, in a separate process, to show which side has the bug."""
+        plan, until = self.plan, self._deadline()
+        longest = 2 * plan.limit + plan.compile_limit
+        with Workers(relative, plan.limit, plan.memory, 1, plan.compile_limit, self.place) as workers:
+            for group in self.ranked():
+                if relative in group.elsewhere or not group.finding.program.inputs or self._late():
+                    continue
+                finding, limit = group.finding, plan.limit
+                try:
+                    answer = workers.ask(worker.elsewhere, relative, finding, limit, seconds=longest, until=until)
+                except OutOfTime:
+                    return
+                except WorkerDied as died:
+                    answer = worker.died_elsewhere(finding, died.death)
+                group.elsewhere[relative] = answer
+                self._save(group)
+
+    @property
+    def hang(self) -> dict[str, int]:
+        """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty if a step of the
+        target is not one op, because the target is lazy or transforms programs."""
+        target = describe_target(self.plan.target)
+        if target.lazy or target.transforms_program:
+            return {}
+        hung = [group for group in self.distinct() if group.finding.kind == TIMEOUT]
+        hangs = {group.finding.op: len(group.numbers) for group in hung}
+        return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
+
+    def ranked(self) -> list[Group]:
+        """The groups in report order: by severity of the property, then by number of programs."""
+
+        def rank(group: Group) -> tuple[int, int, int]:
+            return severity_of(group.finding.property), -len(group.numbers), min(group.numbers)
+
+        return sorted(self.groups, key=rank)
+
+    def distinct(self) -> list[Group]:
+        """The groups in report order, with the groups of one cause joined, shrunk or not."""
+        known: dict[str, Group] = {}
+        for group in self.ranked():
+            cause = group.finding.cause() or group.finding.group
+            known[cause] = _joined(known[cause], group) if cause in known else group
+        return list(known.values())
+
+    def _deadline(self, part: float = 1.0) -> float:
+        """Time at which this share of the campaign's minutes has passed, in seconds since the epoch; infinity without a
+        limit."""
+        return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
+
+    def _drawing_deadline(self) -> float:
+        return self._deadline(1 - SHRINKING if self.groups else 1.0)
+
+    def _late(self) -> bool:
+        return time.time() >= self._deadline()
+
+    def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
+        """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
+        shrunk at the end, in an order that does not depend on the scheduling of a pool."""
+        while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
+            waiting = (group for group in self.ranked() if not (group.shrunk or self._unshrinkable(group)))
+            group = next((group for group in waiting if not self._enough_of(group)), None)
+            if group is None:
+                return
+            begin = time.monotonic()
+            self._shrink(shrinker, group, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
+            self.shrinking += time.monotonic() - begin
+
+    def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
+        waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
+        redrawn = 0
+        log = Log(self.plan.reports, profiles.identity(self.plan.target), afresh=not self.plan.resume)
+        aside = int(SHRINKING * self.plan.jobs) if remote is not None else 0
+        if remote is not None:
+            workers.aside = remote.take
+
+        def following() -> Shard | None:
+            """Return the next shard. When all have ended, return shards that replace programs that were not judged."""
+            nonlocal waiting, redrawn
+            shard = again.pop() if again else next(waiting, None)
+            if shard is not None or self.unfinished or self.plan.wanted is None:
+                return shard
+            missing = min(self.plan.wanted - self.result.judged, self.plan.wanted - redrawn)
+            redrawn += max(missing, 0)
+            waiting = self.plan.more(self.name, self.following, missing) if missing > 0 else waiting
+            return next(waiting, None)
+
+        def begin() -> None:
+            taken = min(remote.running, aside) if remote is not None else 0
+            while self.running < self.plan.jobs - taken and not self._enough():
+                shard = following()
+                if shard is None:
+                    break
+                self.unfinished[shard.first] = shard
+                self.following = max(self.following, shard.first + shard.count)
+                self.running += 1
+                workers.hang = frozenset(self.hang)
+                workers.begin(replace(shard, until=self._drawing_deadline()))
+
+        begin()
+        for shard, result, rest in workers.results(self._deadline() - time.time()):
+            self.running -= 1
+            del self.unfinished[shard.first]
+            if rest is not None:
+                again.append(rest)
+                self.unfinished[rest.first] = rest
+            self._take(result)  # first, since its findings may end the campaign
+            if remote is not None and aside:
+                self._shrink_ahead(remote, aside)
+            elif remote is None:
+                self._shrink_meanwhile(shrinker)
+            begin()
+            self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
+            if time.monotonic() - self._noted >= PATIENCE:
+                self._note_progress()
+            if log.due():
+                log.add(self._sample(workers))
+            self.tell(self)
+
+        log.add(replace(self._sample(workers), ended=True))
+
+    def _sample(self, workers: Workers) -> Sample:
+        done, causes, lost = self.result, len(self.distinct()), len(getattr(workers.pool, "lost", ()))
+        now, seconds = time.time(), self.running_seconds
+        return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
+
+    def _take_found(self) -> None:
+        """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""
+        for shard in self.unfinished.values():
+            for finding in found_by(shard, shard.first, shard.first + shard.count):
+                self.add(finding)
+
+    def _note_progress(self) -> None:
+        """Write a checkpoint: first the groups, then the progress file. Then delete the files of merged findings.
+        `resume` finds again any finding merged after the checkpoint, and counts it once."""
+        for group in self._unsaved:
+            if group in self.groups:
+                self._save(group)
+        progress = {
+            "schema": PROGRESS,
+            "campaign": self.name,
+            **self.plan.identity(),
+            "following": self.following,
+            "seconds": self.running_seconds,
+            "unfinished": [[shard.first, shard.count] for shard in self.unfinished.values()],
+            "result": self.result.to_json(),
+        }
+        write_atomic(self.plan.progress, json.dumps(progress))
+        for path in self._taken:
+            path.unlink(missing_ok=True)
+        self._unsaved, self._taken, self._noted = [], [], time.monotonic()
+
+    def _restore(self) -> None:
+        """Load the state of an earlier run of this campaign: its progress, its groups, and findings not merged yet."""
+        path = self.plan.progress
+        if not path.exists():
+            return
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] != PROGRESS:
+                raise ValueError("it is of another version")
+            identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
+            self.result = Result.from_json(data["result"])
+            self.unfinished = {first: Shard(self.plan, first, count, self.name) for first, count in data["unfinished"]}
+            self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProgramError(
+                f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
+                "another --reports"
+            ) from error
+        if identity != self.plan.identity():
+            raise ProgramError(
+                f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
+                "steps, corpus, shard and torch that it was started with"
+            )
+        untaken: list[Finding] = []
+        for saved in sorted(self.plan.failures.glob("*.json")):
+            try:
+                found = json.loads(saved.read_text(encoding="utf-8"))
+                finding = Finding.from_json(found)
+            except (OSError, ValueError, KeyError, TypeError, ProgramError):
+                continue  # not of a campaign: a program that a user put there
+            if saved.name.startswith(f"found-{self.name}-"):
+                untaken.append(finding)
+            elif found.get("campaign") == self.name:
+                named, masked = {finding.group, *found["found_as"]}, set(found["masked"])
+                numbers = set(found["numbers"])
+                self.groups.append(Group(finding, numbers, named, found["shrunk"], found["elsewhere"], masked))
+        self.groups.sort(key=lambda group: min(group.numbers))
+        for finding in sorted(untaken, key=lambda one: one.number):
+            self.add(finding)
+
+    def _enough(self) -> bool:
+        return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.groups))
+
+    def _take(self, result: Result) -> None:
+        found, result.findings = result.findings, []
+        self.result.add(result)
+        for finding in found:
+            self.add(finding)
+
+    def add(self, finding: Finding) -> None:
+        """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
+        finding with the lowest program number, in whatever order findings arrive."""
+        alike = (one for one in self.groups if one.finding.layer == finding.layer)
+        group = next((one for one in alike if finding.group in one.found_as), None)
+        if group is None:
+            group = Group(finding, {finding.number}, {finding.group})
+            self.groups.append(group)
+            self._save(group)
+        elif not group.shrunk and finding.number < group.finding.number:
+            self._taken += [self.path(group), self.path(group, ".json")]
+            group.finding = finding
+        group.numbers.add(finding.number)
+        if finding.unjudged:
+            group.masked.add(finding.number)
+        if group not in self._unsaved:
+            self._unsaved.append(group)
+        self._taken.append(Shard(self.plan, finding.number, 1, self.name).found(finding.number, finding.part))
+
+    def _unshrinkable(self, group: Group) -> bool:
+        return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
+
+    def _shrink(self, shrinker: Shrinker, group: Group, until: float | None = None) -> None:
+        """Shrink a group's program to find its cause. If another group has this cause, merge the two. A finding with a
+        new cause must also fail in a fresh worker."""
+        finding, until = group.finding, self._deadline() if until is None else until
+        if self._unshrinkable(group):
+            return
+        same = self._of_cause(finding) if finding.precise else None
+        small = finding
+        if same is None:
+            try:
+                small = shrinker.shrink(finding, until)
+                same = self._of_cause(small)
+                if same is None and small.kind == FAIL and time.time() < until:
+                    small = shrinker.confirm(finding, small, until)
+                    same = self._of_cause(small)
+            except PoolLost:
+                raise
+            except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
+                group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
+        before = [self.path(group)]
+        group.finding, group.shrunk = small, True
+        group.found_as.add(small.group)
+        if same is not None:
+            before.append(self.path(same))
+            both = _joined(same, group)
+            self.groups.remove(group)
+            same.finding, same.numbers, same.found_as = both.finding, both.numbers, both.found_as
+            same.elsewhere, same.masked, group = both.elsewhere, both.masked, same
+        self._save(group)
+        for path in before:
+            if path != self.path(group):
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
+        self.tell(self)
+
+    def _of_cause(self, finding: Finding) -> Group | None:
+        """The shrunk group with this finding's cause, if there is one."""
+        cause = finding.cause()
+        return next((one for one in self.groups if cause and one.shrunk and one.finding.cause() == cause), None)
+
+    def _of_all(self, group: Group) -> bool:
+        """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""
+        return group.finding.op == MOVE and len(group.numbers) == self.result.done - self.result.unsupported.total()
+
+    def path(self, group: Group, suffix: str = ".py") -> Path:
+        """The file of the group's script, or of its program with the suffix `.json`."""
+        finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
+        of = (finding.cause() if group.shrunk else "") or f"{finding.group} program {finding.number}"
+        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
+        if len(slug) > LONGEST_NAME:
+            slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
+        return self.plan.failures / f"{slug}{suffix}"
+
+    def _save(self, group: Group) -> None:
+        own = {
+            "campaign": self.name,
+            "target": self.plan.target,
+            "identity": profiles.identity(self.plan.target),
+            "shrunk": group.shrunk,
+            "elsewhere": group.elsewhere,
+        }
+        of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
+        of_all |= {"masked": sorted(group.masked)}
+        found = {**group.finding.to_json(), **own, **of_all}
+        write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
+        write_atomic(self.path(group), self.script(group))
+
+    def listed(self, group: Group) -> bool:
+        """Whether reports list the group's script. Smaller findings of the same pattern replace an unshrunk one."""
+        return group.shrunk or not self._enough_of(group)
+
+    def again(self, group: Group) -> str:
+        """The command that runs the group's program again."""
+        return again(self.path(group, ".json"))
+
+    def script(self, group: Group) -> str:
+        """The group's program as a standalone script."""
+        finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
+        notes = [
+            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.cause() or finding.group}",
+            f"Again: {self.again(group)}",
+            f"Found by: {self.plan.command}  (program {finding.number})",
+        ]
+        notes += [f"With: {versions}"] if versions else []
+        target = describe_target(self.plan.target)
+        return script(finding.program, target, finding.told, notes, finding.step, finding.death())
+
+
+def _joined(one: Group, two: Group) -> Group:
+    """One group from two groups of one cause. It keeps a shrunk program if there is one, then the one with fewer
+    steps."""
+    least = min(one, two, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
+    numbers, found_as = one.numbers | two.numbers, one.found_as | two.found_as
+    masked = one.masked | two.masked
+    return Group(least.finding, numbers, found_as, one.shrunk or two.shrunk, least.elsewhere, masked)

@@ -1,0 +1,456 @@
+"""Drawing programs of view and in-place steps: a Hypothesis strategy, and a numbered stream for campaigns.
+
+The key insight: bugs of views and in-place writes are interactions, such as a write after a view after a write. So a
+CPU shadow runs the program while it grows. Operands are existing tensors; later tensors and tensors on freshly written
+storages are preferred. A step without a defined meaning is rejected before it runs, and counted. No program is filtered
+out afterwards.
+
+    @given(programs(steps=(1, 6)))
+    def test_my_backend(program): ...
+
+Tests draw with Hypothesis, which shrinks its draws. A campaign draws by the same rules from a seeded stream, for two
+reasons. Hypothesis' engine varies earlier examples: of 1,000 programs that it drew, 317 were distinct sequences of ops,
+and a campaign needs 1,000. And program 17 of seed 3 must be the same for any number of programs, shards and workers.
+
+This module depends on programs and the step table, not on targets, oracles or reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+
+from conformance.program.execute import Broken
+from conformance.program.model import Program
+from conformance.program.shadow import ROUNDED, Shadow
+from conformance.program.steps import edges, fusion, op_db, stateful, states
+from conformance.program.steps.draw import Draw, DrawContext, Source
+from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
+from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
+from conformance.program.steps.stateful import NAME as STATE
+from conformance.program.steps.table import FAMILIES, OPS
+from conformance.record.errors import UserError
+from conformance.sources.fuzzing.inputs import Cell, draw_inputs
+from conformance.sources.fuzzing.tally import Tally
+
+DTYPES = (
+    "float32",
+    "int64",
+    "float32",
+    "float32",
+    "int32",
+    "bool",
+    "float64",
+    "complex64",
+    "uint8",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+)
+"""Dtypes to draw from. Frequent ones come first and are listed several times."""
+
+FAMILY_WEIGHT = {
+    "view": 10,
+    "setitem": 6,
+    "arithmetic": 5,
+    "copy": 4,
+    "copies": 4,
+    "indexed write": 3,
+    "out=": 3,
+    "metadata in place": 2,
+    "setitem loop": 1,
+    "autograd": 4,
+    "layers": 3,
+}
+"""Weight of each family in drawing; 1 for families not listed. Views and writes have the largest weights, since their
+interaction is the subject."""
+
+WRITES = ("setitem", "arithmetic", "copy", "indexed write", "out=")
+READS = ("copies", "out of place", "reduction", "questions")
+FOLLOWS = {
+    "view": (*WRITES, *WRITES),
+    **dict.fromkeys(WRITES, ("view", "view", *READS)),
+    **dict.fromkeys(READS, ("view", *WRITES)),
+}
+"""Families that may follow the family of the preceding step. They apply to half of the steps, and favor interactions: a
+write after a view after a write, or a read of a tensor that was viewed before."""
+
+FUSED = {"fusion": 12, "reduction": 2, "view": 1}
+"""Weight of each family in a program of expressions. Such a program stays lazy from its inputs to its last result."""
+
+FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
+EVERY = 4
+"""Period of two kinds of programs: one program in `EVERY` is of expressions over special values, and one of op_db's
+entries."""
+
+EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
+"""Weight of each family in a program of edge-case calls."""
+
+EDGED_STEPS = 6, 14
+"""Least and most number of steps of such a program. They are many, since the steps depend little on each other."""
+
+EDGES_EVERY, EDGES_AT = 8, 2
+"""Period and offset of programs of edge-case calls. If `only` names the family, every program is one."""
+
+STATE_EVERY, STATE_AT = 8, 5
+"""Period and offset of programs that change global states. If `only` names the family, every program is one."""
+
+KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
+"""The dtypes and family weights of each kind of programs."""
+
+STEPS = (1, 8)
+
+CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
+"""The layout classes of `layout_class`. A channels-last input is in "permuted"; an input of size 1 is in several."""
+
+TRIED = 20
+"""Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""
+
+PROBED = 100
+"""Number of programs that test whether a family occurs. Each family that can occur was among the first 20."""
+
+
+class DrawingError(UserError, ValueError):
+    """No program exists for these arguments. The message is one sentence: the fault, and the valid choices."""
+
+
+class UnknownFamily(DrawingError):
+    """A step family that is not in the table. The message is one sentence and names the valid families."""
+
+
+def programs(
+    *,
+    steps: tuple[int, int] = STEPS,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    dtypes: Collection[str] = DTYPES,
+    tally: Tally | None = None,
+) -> st.SearchStrategy[Program]:
+    """A strategy of programs that have a defined meaning on torch CPU.
+
+    steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always included).
+    dtypes: names of the dtypes of inputs and of conversions. tally: counts the draws, if given. Raises DrawingError for
+    a family or dtype that does not exist, and if no program has a step of a family of `only`."""
+    drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
+
+    @st.composite
+    def draw_program(draw: Callable[[st.SearchStrategy[int]], int]) -> Program:
+        at = draw(_integers(0, len(drawing.cells)))
+        aim = drawing.cells[at - 1] if at else None
+        return drawing.program(lambda low, high: draw(_integers(low, high)), tally, aim)
+
+    return draw_program()
+
+
+@functools.cache
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
+    operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
+    `lacking`, which holds dispatcher names.
+
+    Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
+    `only`."""
+
+    steps: tuple[int, int] = STEPS
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+    biased: bool = True
+    lacking: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
+        if unknown:
+            raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
+        strange = [name for name in self.dtypes if name not in DTYPES]
+        if strange or not self.dtypes:
+            said = f"unknown dtype {strange[0]!r}" if strange else "there is no dtype to draw"
+            raise DrawingError(f"{said}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+        if not self.cells:
+            raise DrawingError("there is no step to draw: too many families are left out for these dtypes")
+        for family in self._never_drawn():
+            raise DrawingError(
+                f"the family {family!r} cannot be drawn: of {PROBED} programs with the dtypes "
+                f"{', '.join(dict.fromkeys(self.dtypes))} and without what is left out none has a step "
+                "of it"
+            )
+
+    def _never_drawn(self) -> list[str]:
+        """The families of `only` that do not occur in the first `PROBED` programs. Drawing is the only way to find out
+        whether a step fits: integers have no gradient, but their quotients have one."""
+        missing = list(self.only)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(PROBED):
+                if not missing:
+                    break
+                drawn = {OPS[step.op].family for step in self.numbered(0, number).steps}
+                missing = [family for family in missing if family not in drawn]
+        return missing
+
+    @property
+    def families(self) -> dict[str, list[Op]]:
+        """The rows to draw from, by family. A row of weight n occurs n times."""
+        return _families(self)
+
+    def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
+        """Program `number` of this seed. It is the same on every machine, for one version of this package."""
+        if self.calls_op_db:
+            turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
+            if not rest:
+                return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
+        source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
+        return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
+
+    def kind(self, number: int) -> str:
+        """The main family of a program with a special kind: expressions, or edge-case calls; "" for other programs."""
+        every = 1 if edges.NAME in self.only else EDGES_EVERY
+        if self.biased and edges.NAME in self.families and number % every == EDGES_AT % every:
+            return edges.NAME
+        return fusion.NAME if self.biased and number % EVERY == EVERY - 2 and self.can_fuse else ""
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell that a step can be aimed at: family, layout class of its first tensor, and dtype. At least one row
+        of the family takes such a tensor."""
+        return _cells(self)
+
+    def aim(self, seed: int, number: int) -> Cell | None:
+        """The cell that a program of this seed is aimed at, or None. Every second program has a target cell. Each cell
+        is used once before any repeats, in an order that depends on the seed. So every unvisited coverage cell is
+        eventually drawn, and a program's seed and number suffice to draw it again."""
+        if not self.biased or number % 2 == 0 or self.state(seed, number):
+            return None
+        turn, at = divmod(number // 2, len(self.cells))
+        return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
+
+    def state(self, seed: int, number: int) -> str:
+        """The topic of a program of this seed that changes states; "" for other programs. Each topic occurs once before
+        any repeats."""
+        every = 1 if STATE in self.only else STATE_EVERY
+        if not self.biased or number % every != STATE_AT % every or STATE not in self.families:
+            return ""
+        turn, at = divmod(number // every, len(stateful.TOPICS))
+        return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether the families and dtypes allow programs of expressions."""
+        return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    @property
+    def calls_op_db(self) -> bool:
+        """Whether some programs call op_db's entries."""
+        wanted = not self.only or op_db.FAMILY in self.only
+        return self.biased and wanted and op_db.FAMILY not in self.without
+
+    def of_op_db(self, seed: int, turn: int, source: Source, tally: Tally | None = None) -> Program:
+        """The program of op_db's entries for this turn. Each call has its own inputs. Later steps may use these inputs
+        and the results of the call."""
+        from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
+
+        each = min(EACH, self.steps[1])
+        room = 2 * EACH if self.steps == STEPS else self.steps[1]
+        families = {name: ops for name, ops in self.families.items() if name not in (STATE, edges.NAME)}
+        with warnings.catch_warnings(), contextlib.suppress(Broken):
+            warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
+            planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
+            program = inputs_of(planned)
+            shadow = Shadow(program)
+            k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
+            k.hidden = {*shadow.env}
+            for at, call in enumerate(planned, 1):
+                k.hidden -= {one.name for one in call.inputs}
+                offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
+                if offered is not None and not offered.raises and tally is not None:
+                    tally.entries["|".join(call.cell)] += 1
+                    if call.inputs:
+                        tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
+                if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
+                    draw_step(k, families, tally, computes=False)
+        return self._drawn(program, shadow, tally)
+
+    @staticmethod
+    def _drawn(program: Program, shadow: Shadow, tally: Tally | None) -> Program:
+        if tally is not None:
+            tally.programs += 1
+            tally.steps += len(shadow.steps)
+            tally.avoided += shadow.avoided
+        return program.with_steps(tuple(shadow.steps))
+
+    def program(
+        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, kind: str = "", state: str = ""
+    ) -> Program:
+        """Draw a program. Every choice comes from the source.
+
+        If `aim` is a cell, the first input and at most one step are aimed at it. A program of kind "fusion" is of
+        expressions over special values, one of kind "edges" of edge-case calls. A program with a `state`, a topic of
+        `stateful.TOPICS`, makes calls under states and repeats them outside of these states."""
+        d, fused = Draw(source), kind == fusion.NAME
+        dtypes, weights = KINDS.get(kind, (DTYPES, FAMILY_WEIGHT))
+        known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
+        grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
+        program = draw_inputs(d, known, grad, start, kind)
+        if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
+            first, *others = program.inputs
+            program = replace(program, inputs=(replace(first, requires_grad=True), *others))
+        shadow = Shadow(program)
+        k = DrawContext(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        aimed = d.integer(1, self.steps[1]) if aim else 0
+        least, most = FUSED_STEPS if fused else self.steps
+        if kind == edges.NAME and self.steps == STEPS:
+            least, most = EDGED_STEPS
+        apart = {edges.NAME, *(() if state else (STATE,))} if self.biased else set()
+        drawn_from = {*weights} if kind else {*self.families} - apart
+        families = {name: ops for name, ops in self.families.items() if name in drawn_from}
+        if state:
+            most, least = max(least, most - 1), max(least, (most - 1) // 2)
+        for _ in range(4 * most):
+            drawn = len(shadow.steps)
+            ends = drawn >= least and d.integer(0, most) == 0
+            if drawn >= most or (ends and aim is None):
+                break
+            try:
+                if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families[aim[0]], aim, tally):
+                    aim = None
+                elif ends:
+                    break
+                elif state:
+                    own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
+                    stateful.draw(k, families, state, most, *own)
+                elif (following := _following(k, kind)) and d.chance(1, 3):
+                    offer(k, following[0], tally)
+                else:
+                    draw_step(k, families, tally, weights, follows=not kind)
+            except Broken:
+                break
+        if state and shadow.done == len(shadow.steps) < self.steps[1]:
+            shadow.offer(stateful.LAST)
+        return self._drawn(program, shadow, tally)
+
+
+def families_of(family: str) -> dict[str, list[Op]]:
+    """The rows of this family and of views, each once."""
+    return {one: [op for op in OPS.values() if op.family == one] for one in dict.fromkeys((family, "view"))}
+
+
+def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
+    """Draw a step of `ops`, the rows of the cell's family, whose first tensor is in the cell. Return False if no row
+    fits a tensor of the cell now."""
+    k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]
+    fitting = list(dict.fromkeys(op for op in ops if op.fits is not None and k.holds(op.fits)))
+    if fitting:
+        offer(k, k.choice(fitting), tally)
+    k.only = None
+    return bool(fitting)
+
+
+def draw_step(
+    k: DrawContext,
+    by_family: dict[str, list[Op]],
+    tally: Tally | None,
+    weights: Mapping[str, int] = FAMILY_WEIGHT,
+    follows: bool = True,
+    computes: bool = True,
+) -> None:
+    """Draw one step and offer it to the shadow. If no step fits, the caller draws another one. `follows` means that the
+    family of the preceding step affects the choice, `computes` that the step may compute with rounded values."""
+    before = k.shadow.steps[-1:] if k.biased and follows else []
+    following = FOLLOWS.get(OPS[before[0].op].family, ()) if before else ()
+    families = [family for family in following if family in by_family]
+    if not families or not k.chance(1, 2):
+        families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
+    offer(k, choose(k, by_family, families), tally, computes)
+
+
+def offer(
+    k: DrawContext, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()
+) -> Step | None:
+    """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
+    rejected. Without `computes`, a step that would compute with rounded values is rejected. Rounded values of a network
+    layer may cancel, so that a correct result consists of rounding errors only."""
+    step = op.draw(k)
+    if step is None:
+        k.shadow.avoided["nothing fits: " + op.family] += 1
+        return None
+    if (
+        not computes
+        and op.effect in (COMPUTE, LOSSY)
+        and any(k.shadow.level(k[name]) == ROUNDED for name in step.names())
+    ):
+        k.shadow.avoided["computed with rounded values"] += 1
+        return None
+    if under:
+        step = replace(step, under=states.ordered((*step.under, *stateful.promising(step, under))))
+    names = [name for name in step.names() if name in k.shadow.env]
+    cell = _cell(op, k[names[0]]) if names else None
+    offered = k.shadow.offer(step)
+    if offered is not None and tally is not None and (cell or offered.out):
+        tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
+    return offered
+
+
+def _following(k: DrawContext, kind: str) -> list[Op]:
+    """Rows that can invert the last step of a program of edges, or be its gradient."""
+    return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
+
+
+def choose(k: DrawContext, by_family: dict[str, list[Op]], families: list[str]) -> Op:
+    """A row that fits some tensor of the program: draw a family, then one of its rows, until one fits. If no row fits,
+    `clone`."""
+    while families:
+        family = k.choice(families)
+        ops = by_family[family]
+        while ops:
+            op = k.choice(ops)
+            if op.fits is None or k.holds(op.fits):
+                return op
+            ops = [other for other in ops if other is not op]
+        families = [other for other in families if other != family]
+    return OPS["clone"]
+
+
+@functools.cache
+def _families(drawing: Drawing) -> dict[str, list[Op]]:
+    families: dict[str, list[Op]] = {}
+    for op in OPS.values():
+        wanted = not drawing.only or op.family in (*drawing.only, "view")
+        if wanted and not {op.family, op.name} & {*drawing.without}:
+            families.setdefault(op.family, []).extend([op] * (op.weight if drawing.biased else 1))
+    return families
+
+
+@functools.cache
+def _cells(drawing: Drawing) -> tuple[Cell, ...]:
+    d = Draw(random.Random(0).randint)
+    places = itertools.product(CLASSES, dict.fromkeys(drawing.dtypes))
+    tried = {(name, dtype): [_laid_out(LAYOUTS[name](d), dtype) for _ in range(TRIED)] for name, dtype in places}
+    return tuple(
+        (family, *place)
+        for family, ops in drawing.families.items()
+        if family not in (STATE, edges.NAME)
+        for place, tensors in tried.items()
+        if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
+    )
+
+
+def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:
+    return torch.zeros(layout.cells, dtype=dtype_of(dtype)).as_strided(layout.size, layout.stride, layout.offset)
+
+
+def _cell(op: Op, first: torch.Tensor) -> Cell:
+    return op.family, layout_class(first), dtype_name(first.dtype)

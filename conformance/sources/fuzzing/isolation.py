@@ -1,0 +1,287 @@
+"""Worker processes that run programs: recovery of a shard whose worker died, and shrinking of crashes and hangs.
+
+Defines `Workers` and `FreshWorkers`. The key insight: a worker records each program and each step before it runs it. A
+death therefore names its program and step, and a worker can draw the shard's earlier programs again. A failure can
+corrupt its process for all later programs. So a failure counts only if it repeats in a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from conformance.program.model import Program, ProgramError
+from conformance.record.finding import CRASH, MEMORY, TIMEOUT
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.messages import (
+    COMPILE_LIMIT,
+    Death,
+    Done,
+    ExitReason,
+    Limits,
+    OutOfTime,
+    Task,
+    WorkerDied,
+    unusable,
+)
+from conformance.run.pool import PRELOAD
+from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
+from conformance.sources.fuzzing.worker import MOST_PARTS, NOTHING, Finding, Result
+
+DEATHS = (CRASH, TIMEOUT, MEMORY)
+"""The kinds of findings that end a worker."""
+
+CRASH_TRIALS, MOST_DEATHS = 60, 4
+"""Number of smaller programs tried for a crash or a hang, and the number of them that may end a worker."""
+
+TO_ANSWER = 1.0
+"""Seconds before its deadline at which a worker stops trying smaller programs, judges the smallest one and returns."""
+
+
+class Workers(PlacedPool):
+    """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
+
+    `limit` is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is
+    the limit of a worker in GiB (None: no limit)."""
+
+    def __init__(
+        self,
+        target: str,
+        limit: float,
+        memory: float | None = None,
+        jobs: int = 1,
+        compile_limit: float = COMPILE_LIMIT,
+        place: Place = LOCAL,
+    ) -> None:
+        limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
+        limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
+        modules = [worker.__name__, *PRELOAD]  # so that their import does not count as program time
+        super().__init__(place, target, limits, jobs, modules, preload=modules)
+        self.hang: frozenset[str] = frozenset()
+        """Ops whose kernels must compile within program time, since programs timed out in their first calls."""
+        self.deaths = 0
+        """Number of workers that died while they ran a shard."""
+        self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
+        """Callback for the end of a task that is not a shard."""
+
+    def load(self) -> dict[str, str]:
+        """Load the target in a worker and return its environment. Raises TargetError."""
+        try:
+            with self.place.loading(self.target, self.limits):
+                environment: dict[str, str] = self.ask(worker.environment, self.target)
+            return environment
+        except WorkerDied as died:
+            raise unusable(self.target, died.death) from None
+
+    def begin(self, shard: Shard) -> None:
+        """Run a shard as soon as a worker is free."""
+        shard = replace(shard, hang=self.hang)
+        self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
+
+    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
+        """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
+        Raises TargetError if no worker can be started, and Stopped."""
+        for task, answer in self.ended(seconds):
+            if task.function is not worker.run_shard:
+                self.aside(task, answer)
+                continue
+            (shard,) = task.args
+            behind = None
+            if isinstance(answer, Death):
+                if answer.fate is ExitReason.NEVER_STARTED:
+                    raise unusable(self.target, answer)
+                self.deaths += 1
+                result, behind = recover_dead_worker(shard, answer)
+            elif answer.error is not None:
+                raise answer.error
+            else:
+                result = answer.value
+            rest = replace(shard, first=shard.first + result.done, count=shard.count - result.done, behind=behind)
+            yield shard, result, rest if rest.count else None
+
+    def run(self, shard: Shard) -> Result:
+        """Run one shard to its end, in a new worker after each death."""
+        whole = Result()
+        self.begin(shard)
+        for _, result, rest in self.results():
+            whole.add(result)
+            if rest is not None:
+                self.begin(rest)
+        return whole
+
+    def fate(self, program: Program, until: float = math.inf) -> str:
+        """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way. Return the empty string if the
+        worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
+        harness itself."""
+        try:
+            return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
+        except WorkerDied as died:
+            return str(died.death.fate)
+        except ProgramError:  # a program without a meaning on torch CPU shows nothing
+            return ""
+
+    def shows(self, finding: Finding, until: float = math.inf) -> bool:
+        """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
+        be started, and OutOfTime at `until`, in seconds since the epoch."""
+        if finding.kind in DEATHS:
+            return self.fate(finding.program, until) in {
+                finding.kind,
+                CRASH if finding.kind == MEMORY else finding.kind,
+            }
+        if {mismatch.oracle for mismatch in finding.mismatches} == {"kernels"}:
+            return True  # kernel counts need the campaign's baseline, which this worker does not have
+        try:
+            return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
+        except WorkerDied as died:
+            if died.death.fate is ExitReason.NEVER_STARTED:
+                raise unusable(self.target, died.death) from None
+            return True
+
+    def shrink(
+        self, finding: Finding, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
+    ) -> Finding:
+        """Return the finding on the smallest program found by `until` (seconds since the epoch). A death that does not
+        repeat is FLAKY; `fresh` provides a fresh worker for this check. Raises errors of the harness itself."""
+        if finding.kind in DEATHS:
+            return self._shrink_death(finding, until, fresh)
+        seconds, early = 60 + trials * 10.0, until - TO_ANSWER
+        try:
+            small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
+            return small
+        except (WorkerDied, OutOfTime):
+            return finding
+
+    def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
+        """Return the smaller finding if it fails in a fresh worker too.
+
+        Otherwise run the original program in a fresh worker. If it passes there, return it as FLAKY. If it fails,
+        shrink it in that worker, and return the result if it fails in another fresh worker, else the original. At
+        `until` the original is returned."""
+        shrunk = small.program != finding.program
+        with contextlib.suppress(OutOfTime):
+            if shrunk and fresh.show(small, until):
+                return small
+            with fresh.taken(until) as clean:
+                if not clean.shows(finding, until):
+                    return finding.flaky()
+                if not shrunk:
+                    return small
+                smaller = clean.shrink(finding, trials, until)
+            return smaller if fresh.show(smaller, until) else finding
+        return finding
+
+    def _shrink_death(self, finding: Finding, until: float, fresh: FreshWorkers | None) -> Finding:
+        """Reduce a crash or a hang. Each candidate runs in a worker that may die."""
+        if not finding.program.inputs:
+            return finding
+        same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
+        try:
+            if not (fresh.show(finding, until) if fresh else self.shows(finding, until)):
+                return finding.flaky()
+        except OutOfTime:
+            return finding
+        deaths = 0
+
+        def dies(candidate: Program) -> bool:
+            nonlocal deaths
+            if deaths >= MOST_DEATHS:
+                return False
+            fate = self.fate(candidate, until)
+            deaths += fate in (CRASH, TIMEOUT)
+            return fate in same
+
+        small = worker.reduce_until(finding.program, dies, CRASH_TRIALS, until)
+        if not finding.step:
+            return replace(finding, program=small)
+        step = len(small.steps) + (finding.step > len(finding.program.steps))
+        died = worker.ended(finding.kind, finding.seed, finding.number, small, step)
+        return replace(died, before=finding.before, said=finding.said)
+
+
+class FreshWorkers:
+    """Workers that have run no program, one at a time. `start` can start one ahead of its use, since starting imports
+    torch. Use as a context manager."""
+
+    def __init__(
+        self,
+        target: str,
+        limit: float,
+        memory: float | None = None,
+        compile_limit: float = COMPILE_LIMIT,
+        place: Place = LOCAL,
+    ) -> None:
+        self.target = target
+        self._make = functools.partial(Workers, target, limit, memory, compile_limit=compile_limit, place=place)
+        self._next: Workers | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._next is not None:
+            self._next.close()
+
+    def start(self) -> Workers:
+        """Start a worker, unless a started one is still unused."""
+        if self._next is None:
+            self._next = self._make()
+            self._next.submit(Task("loading the target", worker.environment, (self.target,)))
+        return self._next
+
+    @contextlib.contextmanager
+    def taken(self, until: float = math.inf) -> Iterator[Workers]:
+        """A fresh worker for the block. Waits until it has loaded the target, but not beyond `until`."""
+        taken, self._next = self.start(), None
+        with taken:
+            for _ in taken.ended(None if until == math.inf else until - time.time()):
+                pass
+            yield taken
+
+    def show(self, finding: Finding, until: float = math.inf) -> bool:
+        """Whether a fresh worker fails on a finding's program as before."""
+        with self.taken(until) as clean:
+            return clean.shows(finding, until)
+
+
+def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
+    """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
+    a finding for the program that ended the worker."""
+    kind, number, note, behind = str(death.fate), shard.first, death.note, None
+
+    def before(op: str) -> Finding:
+        word = kind.lower()
+        return Finding(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
+
+    finding = before("starting")
+    with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
+        unit = json.loads(note.unit if note is not None else "")
+        number = int(unit["number"])
+        finding = before("drawing, in torch CPU")
+        step = int(note.steps[-1]) if note is not None and note.steps else 0
+        program, part = Program.from_json(unit["program"]), int(unit["part"])
+        finding = worker.ended(kind, shard.plan.seed, number, program, step)
+        if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
+            behind = Behind(program, step, part + 1)
+        unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)
+        ran_before = number - 1 if number > shard.first else None
+        finding = replace(finding, before=ran_before, said=death.said, part=part, unjudged=unjudged)
+    left = Result(done=number - shard.first + (behind is None))
+    for earlier in range(shard.first, number):
+        worker.program_of(shard, earlier, left)
+    left.findings = [*found_by(shard, shard.first, number + 1), finding]
+    return left, behind
+
+
+def found_by(shard: Shard, first: int, end: int) -> Iterator[Finding]:
+    """Yield the findings that a shard left on disk for the programs from `first` to before `end`."""
+    for number in range(first, end):
+        for path in filter(Path.exists, (shard.found(number, part) for part in range(MOST_PARTS))):
+            yield Finding.from_json(json.loads(path.read_text(encoding="utf-8")))

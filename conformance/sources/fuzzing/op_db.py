@@ -1,0 +1,298 @@
+"""op_db's entries as steps of drawn programs: the entries available, their variants, dtypes and layouts.
+
+Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says which calls an op
+accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry of its tensors. Each tensor is an input
+of the program with a layout class, on its own storage or on another operand's. It has the sample's values, or other
+values if the op accepts any. A call is planned only after torch CPU has answered it, so every planned call can run.
+
+Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `EACH` of them, so 400
+programs contain every entry. The variants, dtypes and layouts of an entry take turns as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.shadow import Shadow
+from conformance.program.steps.draw import Draw, Source
+from conformance.program.steps.layouts import Layout, cells_of, laid_out, layout_class
+from conformance.program.steps.op import Json, Step, dtype_of, number
+from conformance.program.unsupported import operators_of
+from conformance.sources.fuzzing.op_db_calls import (
+    FORWARD,
+    OUT,
+    Call,
+    Key,
+    Operand,
+    calls_of,
+    entries,
+    opinfo,
+    variants,
+)
+from conformance.sources.fuzzing.tally import Tally
+from conformance.sources.opinfo import catalog, undefined
+
+EACH = 7
+"""Number of entries that a program calls."""
+
+LAYOUTS = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible")
+"""The layout classes that an operand of any size can have."""
+
+ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
+"""Families of entries that accept any values in their floating-point tensors."""
+
+DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
+"""The layout classes without elements that share memory."""
+
+NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""Dtypes that a result may have only if the drawing includes them."""
+
+TRIED = 6
+"""Number of variants, dtypes and layouts of an entry to try before its plainest call. An entry is also given up after
+this number of calls that need an operator declared lacking."""
+
+
+class NeedsLacking(Exception):
+    """A call needs an operator that is declared lacking."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call on operands with a geometry: its storages and inputs, and its step."""
+
+    cell: tuple[str, str, str, str]
+    """The entry, the variant, the layout class and the dtype of the first operand."""
+    storages: tuple[Storage, ...]
+    inputs: tuple[Input, ...]
+    step: Step
+    results: int
+    raises: bool = False
+    """Whether torch CPU rejects the call."""
+    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def _placed(
+    step: Step,
+    places: Sequence[tuple[Operand, Layout]],
+    d: Draw,
+    cell: tuple[str, str, str, str],
+    results: Sequence[Operand],
+    drawn: bool,
+    first: int = 0,
+    grad: bool = False,
+) -> Planned:
+    """The step with its operands in these layouts. With `drawn`, an operand may lie on another operand's storage and so
+    have other values. Input names begin with the name of number `first`."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    for one, layout in places:
+        shared = [at for at, storage in enumerate(storages) if storage.dtype == one.dtype]
+        if drawn and shared and layout.cells and d.chance(1, 3):
+            at = d.choice(shared)
+            storages[at] = _longer(storages[at], layout.cells)
+        else:
+            at = len(storages)
+            storages.append(_filled(one, layout))
+        name = _name(first + len(inputs))
+        wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
+        inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
+    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [one.name for one in inputs]), len(results))
+
+
+@functools.cache
+def _name(at: int) -> str:
+    return next(itertools.islice(fresh_names({}), at, None))
+
+
+def _filled(one: Operand, layout: Layout) -> Storage:
+    """A storage with the operand's values at the elements of the layout."""
+    cells: list[Json] = [one.values[0] if one.values else 0] * layout.cells
+    places = cells_of(torch.empty(layout.cells, device="meta").as_strided(layout.size, layout.stride, layout.offset))
+    for place, value in zip(places, one.values, strict=False):
+        cells[place] = value
+    return Storage(one.dtype, len(cells), cells)
+
+
+def _longer(storage: Storage, cells: int) -> Storage:
+    if cells <= storage.size:
+        return storage
+    if not isinstance(storage.values, list) or not storage.values:
+        return replace(storage, size=cells, values=storage.values or "arange")
+    repeated = itertools.islice(itertools.cycle(storage.values), cells)
+    return replace(storage, size=cells, values=list(repeated))
+
+
+def _named(step: Step, names: Sequence[str]) -> Step:
+    def swap(value: Json) -> Json:
+        if isinstance(value, dict):
+            return {k: names[int(v[1:])] if k == "t" and v.startswith("#") else swap(v) for k, v in value.items()}
+        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)))
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The calls in the programs of a drawing. Entries have these `dtypes`, and their calls need none of the
+    dispatcher's operators in `lacking` on torch CPU."""
+
+    dtypes: tuple[str, ...]
+    lacking: frozenset[str] = frozenset()
+    each: int = EACH
+
+    def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
+        """The entries in the op_db program `number` of this seed, each with its number of earlier turns."""
+        known = entries()
+        turn, at = divmod(number, -(-len(known) // self.each))
+        order = random.Random(f"op_db:{seed}:{turn}").sample(range(len(known)), len(known))
+        for position in order[at * self.each : (at + 1) * self.each]:
+            yield known[position], turn
+
+    def calls(self, source: Source, seed: int, number: int, tally: Tally | None = None) -> list[Planned]:
+        """The calls of the op_db program `number` of this seed. The tally counts the entries given up."""
+        planned: list[Planned] = []
+        for key, turn in self.turn(seed, number):
+            planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned), tally)
+        return planned
+
+    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally | None = None) -> list[Planned]:
+        """Calls of the entry: first any calls that torch CPU rejects, then one with an answer. Empty if there is no
+        such call in these dtypes. The names of the inputs begin with the name of number `first`."""
+        planned: list[Planned] = []
+        lacking: list[str] = []
+        for call, variant, layout, plain in self._tries(d, key, turn, seed):
+            try:
+                one = self._try(d, key, call, variant, layout, first, plain)
+            except NeedsLacking as needs:
+                lacking.append(str(needs))
+                if len(lacking) == TRIED:
+                    break
+                continue
+            if one is not None:
+                planned.append(one)
+                first += len(one.inputs)
+                if not one.raises:
+                    return planned
+        if lacking and tally is not None:
+            tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
+        return [one for one in planned if not one.raises]
+
+    def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
+        """Calls of the entry with variant and layout: first some of its cells, then contiguous forward calls."""
+        for variant, dtype, layout in itertools.islice(self._cells(key, turn, seed), TRIED):
+            calls = calls_of(key, variant, dtype)
+            for name in (layout, "contiguous") if calls else ():
+                yield d.choice(calls), variant, name, False
+        for dtype, plain in itertools.product(dict.fromkeys(self.dtypes), (False, True)):
+            for call in calls_of(key, FORWARD, dtype):
+                yield call, FORWARD, "contiguous", plain
+
+    def _cells(self, key: Key, turn: int, seed: int) -> Iterator[tuple[str, str, str]]:
+        """The entry's variants, dtypes and layouts, starting at its turn, in an order that depends on the seed."""
+        held = [name for name in dict.fromkeys(self.dtypes) if dtype_of(name) in opinfo(key).dtypes]
+        cells = list(itertools.product(variants(key), held, LAYOUTS))
+        order = random.Random(f"{key}:{seed}").sample(cells, len(cells))
+        return (order[(turn + k) % len(order)] for k in range(len(order)))
+
+    def _try(
+        self, d: Draw, key: Key, call: Call, variant: str, layout: str, first: int, plain: bool = False
+    ) -> Planned | None:
+        """The call in these layouts, or None if torch CPU does not answer it or its dtypes are not drawn. Raises
+        NeedsLacking."""
+        op, step, operands = opinfo(key), call.step, list(call.operands)
+        if variant == OUT:
+            targets = [_target(d, one, self.dtypes) for one in call.results]
+            markers = [{"t": f"#{len(operands) + k}"} for k in range(len(targets))]
+            operands += targets
+            step = replace(step, kwargs={**step.kwargs, "out": markers[0] if len(markers) == 1 else {"tuple": markers}})
+        made = {one.dtype for one in call.results} & {*NAMED}
+        if not {one.dtype for one in operands} | made <= {*self.dtypes}:
+            return None
+        distinct = undefined.needs_distinct(op.name)
+        classes = DISTINCT if distinct else LAYOUTS
+        layout = layout if layout in classes else "contiguous"
+        places = []
+        for at, one in enumerate(operands):
+            name = (
+                "contiguous" if plain else layout if not at else d.choice(classes) if d.chance(1, 2) else "contiguous"
+            )
+            places.append((self._valued(d, op, one, plain), laid_out(d, one.size, name)))
+        grad = call.differentiable and not plain and d.chance(1, 4)
+        where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
+        cell = (".".join(filter(None, key)), variant, where, dtype)
+        planned = _placed(
+            step, places, d, cell, call.results if variant == FORWARD else (), not (plain or distinct), first, grad
+        )
+        answered = self._answered(planned)
+        if answered is None:
+            return None
+        return replace(planned, tolerance=_granted(op, dtype), raises=answered.raises is not None)
+
+    def _valued(self, d: Draw, op: Any, one: Operand, plain: bool) -> Operand:
+        """The operand. If the entry accepts any values, half of the operands get whole numbers and halves instead."""
+        takes = dtype_of(one.dtype).is_floating_point and catalog.family(op) in ANY_VALUES
+        if plain or not takes or not d.chance(1, 2):
+            return one
+        cells = Storage(one.dtype, len(one.values), {"seed": d.integer(0, 99)}).literal()
+        return replace(one, values=tuple(map(number, cells)))
+
+    def _answered(self, planned: Planned) -> Step | None:
+        """The step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
+        program = Program(planned.storages, planned.inputs)
+        try:
+            shadow = Shadow(program)
+            step = replace(planned.step, out=shadow.fresh(planned.results))
+            # Only the operators of the step: the shadow calls others to create and inspect inputs.
+            needs = self.lacking & {*operators_of(program, [step])} if self.lacking else ()
+            offered = shadow.offer(step) if not needs else None
+        except Exception:  # the program cannot be created: try another call
+            return None
+        if needs:
+            raise NeedsLacking(min(needs))
+        return offered
+
+
+def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:
+    """A tensor for `out=`. Usually it has the result's size; otherwise as many elements in another size, another size,
+    or another dtype."""
+    size, dtype = result.size, result.dtype
+    count = int(torch.Size(size).numel())
+    form = d.choice(("same", "same", "same", "as many", "another size", "another dtype"))
+    if form == "as many":
+        size = d.choice(((count,), (1, count), (count, 1), size[::-1]))
+    elif form == "another size":
+        size = d.choice(((0,), (count + 1,), (2, *size), size[1:]))
+    elif form == "another dtype":
+        dtype = d.choice([name for name in ("float64", "float32", "int64", "complex64") if name in dtypes] or [dtype])
+    return Operand(dtype, tuple(size), (0,) * int(torch.Size(size).numel()))
+
+
+def _class_of(layout: Layout) -> str:
+    return layout_class(torch.empty(layout.cells).as_strided(layout.size, layout.stride, layout.offset))
+
+
+def _granted(op: Any, dtype: str) -> dict[str, tuple[float, float]]:
+    """Tolerances that PyTorch's own tests declare for the op, by dtype; empty if there are none."""
+    rtol, atol = catalog.tolerances(op, dtype_of(dtype)) if dtype != "none" else (None, None)
+    return {dtype: (rtol, atol)} if rtol is not None and atol is not None else {}
+
+
+def inputs_of(planned: Sequence[Planned]) -> Program:
+    """A program with the inputs of all these calls, without steps."""
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    tolerance: dict[str, tuple[float, float]] = {}
+    for one in planned:
+        inputs += [replace(each, storage=each.storage + len(storages)) for each in one.inputs]
+        storages += one.storages
+        for name, pair in one.tolerance.items():
+            tolerance[name] = (max(pair[0], tolerance.get(name, pair)[0]), max(pair[1], tolerance.get(name, pair)[1]))
+    return Program(tuple(storages), tuple(inputs), tolerance=tolerance)

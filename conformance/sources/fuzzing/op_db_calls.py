@@ -1,0 +1,241 @@
+"""op_db's samples as calls of drawn programs: data, with a name for each tensor that has no geometry yet.
+
+Defines `Call`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around the user's call. So a
+sample is written as a call by a public name: a function, method or attribute. The call is used only if it gives the
+entry's answer. A sample without such a call is excluded with a reason; `conformance opinfo` runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.engine.aten_ops import Tagged
+from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, decode, dtype_name, dtype_of, number
+from conformance.program.steps.op_db import has_function, has_method
+from conformance.program.steps.table import OPS
+from conformance.sources.opinfo import catalog, seeding
+from conformance.sources.opinfo.sampling import Sample, samples
+from conformance.standalone.moving import MARKER, storage_key
+from conformance.standalone.torch_compat import DRAWS_NUMBERS
+
+SAMPLES, LARGEST, SMALL = 8, 512, 64
+"""Limits: samples of an entry to consider; elements of one tensor; and elements of all tensors in a small sample. If an
+entry has several small samples, the others are dropped."""
+
+CUT = 3
+"""Length of each dimension after a large sample of a unary function is cut."""
+
+FORWARD, INPLACE, OUT = "forward", "inplace", "out"
+
+
+class Unwritable(Exception):
+    """A sample that no program can hold. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a sample: its dtype, its size, and its values in element order."""
+
+    dtype: str
+    size: tuple[int, ...]
+    values: tuple[Json, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A sample as a step, with operands named `#0`, `#1` and so on."""
+
+    step: Step
+    operands: tuple[Operand, ...]
+    results: tuple[Operand, ...] = ()
+    """The result tensors, without values."""
+    differentiable: bool = False
+
+
+Key = tuple[str, str]
+"""An entry: its name and overload."""
+
+
+@functools.cache
+def entries() -> tuple[Key, ...]:
+    """The entries available to drawing."""
+    return tuple(key for key, reason in excluded().items() if not reason)
+
+
+@functools.cache
+def excluded() -> Mapping[Key, str]:
+    """Every entry of op_db with the reason why drawing excludes it; "" for the entries available."""
+    return {(entry.op, entry.overload): _reason(entry.op, entry.overload) for entry in catalog.entries()}
+
+
+def _reason(name: str, overload: str) -> str:
+    op = opinfo((name, overload))
+    if not catalog.has_value(op):
+        return "its values are undefined"
+    if catalog.family(op) in ("random", "sparse"):
+        return f"{catalog.family(op)}: another device draws other numbers, or has no such tensors"
+    return ""
+
+
+def opinfo(key: Key) -> Any:
+    """The OpInfo of an entry."""
+    return catalog.by_name()[key]
+
+
+def variants(key: Key) -> tuple[str, ...]:
+    """The variants of the entry that a step can call."""
+    op, found = opinfo(key), [FORWARD]
+    if op.inplace_variant is not None and has_method(getattr(op.inplace_variant, "__name__", ""), METHOD):
+        found.append(INPLACE)
+    if op.supports_out and has_function(op.name):
+        found.append(OUT)
+    return tuple(found)
+
+
+@functools.lru_cache(4096)
+def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
+    """The entry's small samples as calls that torch CPU answers. Operands have no geometry yet."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            drawn = list(
+                itertools.islice(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", SAMPLES), SAMPLES)
+            )
+        except Exception:  # op_db's own samplers fail for some dtypes; other dtypes cover the op
+            return ()
+        for sample in drawn:
+            try:
+                found.append(_call(key, variant, sample))
+            except Unwritable:
+                continue
+    small = [one for one in found if sum(len(operand.values) for operand in one.operands) <= SMALL]
+    return tuple(small if len(small) > 1 else found)
+
+
+def _call(key: Key, variant: str, sample: Sample) -> Call:
+    """The sample as a call. Raises Unwritable."""
+    if sample.process is not None:
+        raise Unwritable("its sign or phase is free")
+    op, operands = opinfo(key), list[Operand]()
+    if catalog.family(op) == "unary" and isinstance(sample.input, torch.Tensor) and sample.input.numel() > SMALL:
+        sample.input = sample.input[tuple(slice(CUT) for _ in sample.input.shape)].clone()
+    args = [_encoded(value, sample, operands) for value in (sample.input, *sample.args)]
+    kwargs = {name: _encoded(value, sample, operands) for name, value in sample.kwargs.items()}
+    seeding.seed()
+    try:
+        with Tagged(DRAWS_NUMBERS) as random_numbers:
+            answer = op.op(sample.input, *sample.args, **sample.kwargs)
+    except Exception as error:
+        raise Unwritable(str(error)) from error
+    if random_numbers.found:
+        raise Unwritable("it draws random numbers")
+    many = isinstance(answer, (tuple, list))
+    results = list(answer) if many else [answer]
+    tensors = [part for part in results if isinstance(part, torch.Tensor)]
+    if (tensors and len(tensors) != len(results)) or any(part.layout is not torch.strided for part in tensors):
+        raise Unwritable("its results are not all tensors")
+    made = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
+    ending = "" if tensors and not many else ".many" if tensors else ".query"
+    differentiable = op.supports_autograd and any(part.requires_grad or part.is_floating_point() for part in tensors)
+    if variant == INPLACE:
+        name = op.inplace_variant.__name__
+        return Call(Step(f"op_db.inplace:{name}", tuple(args), kwargs), tuple(operands))
+    if variant == OUT:
+        if not tensors:
+            raise Unwritable("it makes no tensor")
+        return Call(Step(f"op_db.out:{op.name}", tuple(args), kwargs), tuple(operands), made)
+    for step in _forms(op, ending, tuple(args), kwargs):
+        if op.op is _function(op) or _agrees(step, operands, results):
+            return Call(step, tuple(operands), made, differentiable)
+    raise Unwritable("it calls no public function")
+
+
+def _function(op: Any) -> Any:
+    return functools.reduce(getattr, op.name.split("."), torch) if has_function(op.name) else None
+
+
+def _forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
+    """The ways to call the entry by public names: as a function, as a method, as an attribute."""
+    name = op.name.removeprefix("torch.")
+    if has_function(name):
+        yield Step(f"op_db{ending}:{name}", args, kwargs)
+        if len(args) > 1:
+            yield Step(f"op_db{ending}:{name}", (args[1], args[0], *args[2:]), kwargs)
+    if has_method(name, METHOD):
+        yield Step(f"op_db.method{ending}:{name}", args, kwargs)
+    if has_method(name, ATTRIBUTE) and not args[1:] and not kwargs:
+        yield Step(f"op_db.attribute:{name}", args)
+
+
+def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
+    """Whether the step gives the same answer as the entry."""
+    cpu = torch.device("cpu")
+    env = {f"#{at}": made(one) for at, one in enumerate(operands)}
+    args, kwargs = ([*step.args], dict(step.kwargs))
+    try:
+        answer = OPS[step.op].run(decode(args, env, cpu), {key: decode(part, env, cpu) for key, part in kwargs.items()})
+    except Exception:  # another form of the call may work
+        return False
+    again = list(answer) if isinstance(answer, (tuple, list)) else [answer]
+    return len(again) == len(results) and all(_same(one, two) for one, two in zip(results, again, strict=True))
+
+
+def made(one: Operand) -> torch.Tensor:
+    """The operand as a contiguous CPU tensor."""
+    cpu = torch.device("cpu")
+    return torch.tensor(decode([*one.values], {}, cpu), dtype=dtype_of(one.dtype)).reshape(one.size)
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        alike = (one.dtype, one.shape) == (two.dtype, two.shape)
+        return alike and torch.allclose(
+            one.detach().to(torch.complex128), two.detach().to(torch.complex128), 1e-3, 1e-3, True
+        )
+    return type(one) is type(two) and bool(one == two)
+
+
+def _encoded(value: Any, sample: Sample, operands: list[Operand]) -> Json:
+    """An argument as JSON. Its tensors become operands. Raises Unwritable."""
+    if isinstance(value, torch.Tensor):
+        return _operand(value, sample, operands)
+    if isinstance(value, torch.device) and value == MARKER:
+        return {"device": 0}
+    for kind, marker in ((torch.dtype, "dtype"), (torch.memory_format, "memory_format"), (torch.layout, "layout")):
+        if isinstance(value, kind):
+            return {marker: str(value).removeprefix("torch.")}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) in (float, complex):
+        return number(value)
+    if isinstance(value, slice):
+        return {"slice": [_encoded(part, sample, operands) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"ellipsis": 0}
+    if isinstance(value, (tuple, list)):
+        parts = [_encoded(part, sample, operands) for part in value]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise Unwritable(f"an argument of type {type(value).__name__}")
+
+
+def _operand(tensor: torch.Tensor, sample: Sample, operands: list[Operand]) -> Json:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() > LARGEST:
+        raise Unwritable("a tensor that is sparse, or large")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    try:
+        values = plain.reshape(-1).tolist()
+    except RuntimeError as error:
+        raise Unwritable(str(error)) from error
+    if storage_key(tensor) in sample.kept:
+        return {"tensor": plain.tolist(), "dtype": dtype_name(tensor.dtype), "host": True}
+    short = (float(f"{value:.4g}") if isinstance(value, float) else value for value in values)
+    operands.append(Operand(dtype_name(tensor.dtype), tuple(tensor.size()), tuple(map(number, short))))
+    return {"t": f"#{len(operands) - 1}"}

@@ -1,0 +1,179 @@
+"""The plan of a campaign, and its shards. One worker runs one shard.
+
+The key insight: a shard is a pure function of its plan and its numbers. Any worker can run it, and run it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from conformance.engine.loading import describe_target
+from conformance.program.model import Program
+from conformance.program.steps.op import Json
+from conformance.program.unsupported import held, unsupported_steps
+from conformance.record import versions
+from conformance.record.names import without_features
+from conformance.run.messages import COMPILE_LIMIT
+from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
+
+SHARD = 20
+"""Programs in a shard. The death of a worker costs at most this number."""
+
+HANGS = 2
+"""Number of programs that may each use up the compile limit in a step of one op. After them, compiling that op's
+kernels counts as program time. Otherwise a device that does not answer would cost `--compile-limit` at every crash of a
+worker."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a campaign.
+
+    `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limit`
+    is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is the
+    limit of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files
+    of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
+    kernel counts. With `record` the campaign keeps its counts."""
+
+    target: str = "tiny"
+    seed: int = 0
+    programs: int | None = 200
+    minutes: float | None = None
+    drawing: Drawing = field(default_factory=Drawing)
+    jobs: int = 1
+    reports: Path = Path("reports")
+    limit: float = 60.0
+    stop_at_first: bool = False
+    trials: int = 200
+    memory: float | None = None
+    corpus: tuple[str, ...] = ()
+    resume: bool = False
+    kernels: str = ""
+    record: bool = False
+    part: tuple[int, int] = (1, 1)
+    compile_limit: float = COMPILE_LIMIT
+    fail_on_torch_bugs: bool = False
+    """Whether a finding that also fails without the backend under test fails the run."""
+
+    @property
+    def failures(self) -> Path:
+        """The folder of the findings."""
+        return self.reports / "failures"
+
+    @property
+    def progress(self) -> Path:
+        """The file with the progress of the campaign, for `--resume`."""
+        return self.reports / "fuzz-progress.json"
+
+    def identity(self) -> dict[str, Json]:
+        """The settings that `--resume` must not change."""
+        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
+        made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
+        plain: dict[str, Json] = json.loads(json.dumps(made_of))
+        return plain
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the command line that change the drawing."""
+        words = []
+        if self.drawing.steps != STEPS:
+            words += ["--steps", "{}..{}".format(*self.drawing.steps)]
+        target = describe_target(self.target)
+        if self.drawing.dtypes != held(DTYPES, target):
+            words += ["--dtype", ",".join(self.drawing.dtypes)]
+        if self.part != (1, 1):
+            words += ["--shard", "{}/{}".format(*self.part)]
+        declared = unsupported_steps(target)
+        for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
+            words += [word for name in names if name not in declared for word in (option, name)]
+        return words
+
+    @property
+    def command(self) -> str:
+        """The command line that draws the same programs."""
+        corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
+        words = [
+            "python",
+            "-m",
+            "conformance.fuzz",
+            "--target",
+            without_features(self.target),
+            "--seed",
+            str(self.seed),
+        ]
+        return shlex.join([*words, *self.options, *corpus])
+
+    @property
+    def wanted(self) -> int | None:
+        """Number of programs to judge, of this part of the seed and of the corpus; None without an end."""
+        if self.programs is None:
+            return None
+        return len(self.corpus) + sum(shard.count for shard in self.shards())
+
+    def shards(self, campaign: str = "", first: int = 0) -> Iterator[Shard]:
+        """The shards in order, from program `first` on; without end if only time limits the campaign."""
+        if first < 0:
+            yield Shard(self, first, -first, campaign)
+            first = 0
+        yield from self._blocks(campaign, first, math.inf if self.programs is None else self.programs)
+
+    def more(self, campaign: str, first: int, count: int) -> Iterator[Shard]:
+        """Shards of `count` programs from program `first` on, drawn in place of programs that were not judged."""
+        for shard in self._blocks(campaign, first, math.inf):
+            shard = replace(shard, count=min(shard.count, count))
+            count -= shard.count
+            if shard.count:
+                yield shard
+            if not count:
+                return
+
+    def _blocks(self, campaign: str, first: int, end: float) -> Iterator[Shard]:
+        """This part's blocks of programs from `first` to before `end`."""
+        index, count = self.part
+        while first < end:
+            block = first // SHARD
+            following = int(min((block + 1) * SHARD, end))
+            if block % count == index - 1:
+                yield Shard(self, first, following - first, campaign)
+            first = following
+
+
+def again(saved: Path, target: str = "") -> str:
+    """The command line that runs a saved program again. `target` is needed if the file does not name one."""
+    words = ["--target", target] if target else []
+    return shlex.join(["python", "-m", "conformance.fuzz", *words, "--replay", str(saved)])
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A program whose step `step` ended its worker. A worker has yet to judge the steps behind it, as part `part`."""
+
+    program: Program
+    step: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Programs `first` to before `first + count` of a plan.
+
+    Files of its findings carry the name of the campaign. From `until` on, in seconds since the epoch, the worker starts
+    no further program and returns. Building kernels of the ops in `hang` counts as program time. If `behind` is set,
+    program `first` has ended a worker, and the shard begins with the steps behind the step that crashed."""
+
+    plan: Plan
+    first: int
+    count: int
+    campaign: str = ""
+    until: float = math.inf
+    hang: frozenset[str] = frozenset()
+    behind: Behind | None = None
+
+    def found(self, number: int, part: int = 0) -> Path:
+        """The file of a finding in this part of a program, until the campaign merges it."""
+        return self.plan.failures / f"found-{self.campaign}-{number}.{part}.json"

@@ -1,0 +1,169 @@
+"""Saved programs run again: one with its script and both answers, or a folder, a line each; `--minimize` shrinks one.
+
+The key insight: a replay is a campaign of one program, in a worker that may die of it, under the same judge. Its output
+has the form of `report/replay.py`, which replays of op_db samples use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from conformance.declare import expectations, known_findings
+from conformance.declare import profile as profiles
+from conformance.declare.declared import refuse
+from conformance.engine.loading import describe_target
+from conformance.program.model import ProgramError, dump, read_program
+from conformance.program.script import script
+from conformance.record.files import write_atomic
+from conformance.record.finding import INVALID
+from conformance.record.result import Outcome
+from conformance.record.sentences import sentence
+from conformance.report import summary
+from conformance.report.replay import Replayed, show, show_all
+from conformance.run.execution_place import Place, told
+from conformance.sources.fuzzing.isolation import Workers
+from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
+from conformance.sources.fuzzing.plan import Plan, Shard, again
+from conformance.sources.fuzzing.results import parts, replayed, result_of
+from conformance.sources.fuzzing.worker import Finding
+
+MINIMIZE_TRIALS = 1000
+"""Number of smaller programs that `--minimize` tries."""
+
+
+def kernels_of(args: argparse.Namespace) -> str:
+    """The file of kernel counts to compare with, or the empty string. Raises ProgramError if it cannot be read."""
+    file = args.kernels or (BASELINE if BASELINE.exists() else None)
+    if file is None or args.record_kernels:
+        return ""
+    read_baseline(file, args.target)
+    return str(file)
+
+
+def corpus_of(folder: Path | None) -> tuple[str, ...]:
+    """The program files in a folder. Raises ProgramError if there is none, or if one cannot be read."""
+    if folder is None:
+        return ()
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ProgramError(f"{folder}: there is no program (*.json) in this folder")
+    for path in paths:
+        read_program(path)
+    return tuple(str(path) for path in paths)
+
+
+@contextmanager
+def replaying(args: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
+    """A worker, and a function that runs a saved program in it as a campaign would.
+
+    The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
+    it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
+    spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=told)
+    with (
+        TemporaryDirectory(prefix="conformance-") as notes,
+        Workers(spec, args.limit, args.memory, compile_limit=args.compile_limit, place=place) as workers,
+    ):
+        workers.load()
+
+        def rerun(path: Path) -> tuple[Finding | None, str]:
+            plan = Plan(spec, reports=Path(notes), corpus=(str(path),), kernels=kernels)
+            result = workers.run(Shard(plan, -1, 1))
+            finding = result.findings[0] if result.findings else None
+            if finding is not None and finding.kind == INVALID:
+                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
+            return finding, "".join(+result.unsupported)
+
+        yield workers, rerun
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Run the program that `--replay` or `--minimize` names again, show it, and return 1 if something differs. The
+    target is the option's, else the file's, else the command's default. Raises ProgramError, also if a folder has only
+    programs that the target does not support."""
+    path = args.minimize or args.replay
+    if path.is_dir() and not args.minimize:
+        args.target = profiles.usual(args.target)
+        return replay_folder(path, args)
+    program = read_program(path)
+    args.target = profiles.usual(args.target or target_of(path))
+    with replaying(args) as (workers, rerun):
+        finding, lacks = rerun(path)
+        if finding and args.minimize:
+            finding = workers.shrink(finding, MINIMIZE_TRIALS)
+    one = _replayed(path, args, finding, lacks)
+    if finding:
+        print(dump(finding.program))
+    show(one)
+    if finding and args.minimize:  # after the output, since the disk may be full
+        saved = _minimal(path, args)
+        write_atomic(saved, json.dumps({**finding.to_json(), "target": args.target}, indent=1))
+        write_atomic(saved.with_suffix(".py"), one.script)
+        before, after = len(program.steps), len(finding.program.steps)
+        print(f"# {before} steps became {after}; saved as {saved}, beside its script")
+    return int(bool(one.kind))
+
+
+def replay_folder(folder: Path, args: argparse.Namespace) -> int:
+    """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
+    XFAIL. Raises ProgramError if the target supports none of the programs."""
+    paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
+    known = expectations.findings(file)
+    refuse(known_findings.check(known, parts(), file))
+    found: list[tuple[Finding, str]] = []
+    lines: list[Replayed] = []
+    with replaying(args) as (_, rerun):
+        for path in paths:
+            finding, lacks = rerun(path)
+            line = _replayed(path, args, finding, lacks)
+            if finding is not None:
+                found.append((finding, path.stem))
+                seen = result_of(finding, saved=(path.stem,)).finding
+                declared = next((entry.reason for entry in known if seen and entry.covers(seen)), "")
+                line = replace(line, kind="XFAIL", about=[declared]) if declared else line
+            lines.append(line)
+    skipped = sum(bool(line.lacks) for line in lines)
+    run = replayed(args.target, found, [path.stem for path in paths], skipped)
+    run = known_findings.apply(run, known, file)
+    for result in run.findings:
+        if result.outcome is Outcome.XPASS:
+            print(f"XPASS {result.reason}")
+    show_all(lines, "program")
+    print("".join(f"{text}\n" for text in summary.known(run)), end="")
+    if skipped == len(paths):
+        raise ProgramError(f"{folder}: {args.target} leaves out every program, so there is nothing to compare")
+    return run.exit_code()
+
+
+def expectations_file(args: argparse.Namespace) -> Path:
+    """The file of declared findings. Raises ReportError if `--expectations` names a file that does not exist."""
+    return expectations.file_of(args, expectations.path_for(args.target))
+
+
+def _minimal(path: Path, args: argparse.Namespace) -> Path:
+    return Path(args.reports) / "failures" / f"{path.stem}-minimal.json"
+
+
+def _replayed(path: Path, args: argparse.Namespace, finding: Finding | None, lacks: str) -> Replayed:
+    steps = f"all {len(read_program(path).steps)} steps"
+    if finding is None:
+        return Replayed(str(path), args.target, steps, lacks=lacks)
+    saved = _minimal(path, args) if args.minimize else path
+    named = args.minimize or target_of(path) == args.target  # the file names its target
+    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else args.target)}"]
+    target = describe_target(args.target)
+    text = script(finding.program, target, finding.told, notes, finding.step, finding.death())
+    told = [*map(sentence, finding.told[:1]), *map(str, finding.told)]
+    about = told or [finding.death() or finding.group]
+    return Replayed(str(path), args.target, steps, finding.kind, about, text)
+
+
+def target_of(path: Path) -> str:
+    """The target of a saved finding; the empty string for a program alone."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return str(data.get("target", "")) if isinstance(data, dict) else ""

@@ -1,0 +1,198 @@
+"""The findings of a campaign as results of the common model: a `Run` with findings and totals of drawing.
+
+Defines `run_of`, `replayed`, `result_of` and `parts`. A campaign's findings are named by their causes. Findings of
+saved programs are not shrunk, so they are named by their signatures: the cause of a long program is unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.declare import profile as profiles
+from conformance.engine.loading import describe_target
+from conformance.program.steps.table import FAMILIES, OPS
+from conformance.record.finding import (
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    PROPERTIES,
+    TIMEOUT,
+    from_signature,
+)
+from conformance.record.names import ORACLES, RUN_ORACLES
+from conformance.record.patterns import NOT_SHRUNK
+from conformance.record.program_stats import AXES, Drawn
+from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
+from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
+from conformance.sources.fuzzing.plan import HANGS
+from conformance.sources.fuzzing.worker import SAME, Finding
+
+if TYPE_CHECKING:
+    from conformance.sources.fuzzing.campaign import Campaign, Group
+
+OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
+            MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
+DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY: "took more memory than it may",
+          FLAKY: "ended its process, once", INVALID: "a program without a meaning"}  # fmt: skip
+TOGETHER = "only together"
+PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
+NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
+"""Families, layout classes and dtypes over which coverage is counted, whatever the campaign's options, so that the
+report shows cells that were never drawn."""
+
+
+def parts() -> dict[str, tuple[str, ...]]:
+    """The valid values of each signature part that has a fixed set of values."""
+    steps = (*OPS, *FAMILIES)
+    return {
+        "oracle": (*ORACLES, *RUN_ORACLES),
+        "step": (*PLACES, *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
+        "layout": ("", *CLASSES),
+        "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
+        "first_wrong_step": ("", *OPS),
+        "property": PROPERTIES,
+    }
+
+
+def result_of(finding: Finding, script: str = "", **more: object) -> Result:
+    """A finding as a result. `more` holds fields of the model's finding."""
+    steps = finding.program.steps
+    wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
+    known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
+    found = replace(from_signature(finding.group, finding.kind), **known)
+    failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.told]
+    failures = failures or [Failure(found.oracle, finding.op or "the program", "an answer", _ended(finding))]
+    known_cause = found.shrunk or finding.precise
+    found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))
+    first = Failure(**{**vars(failures[0]), "script": script})
+    op = found.op or wrong or found.step or found.oracle
+    family = OPS[op].family if op in OPS else "programs"
+    outcome, told = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
+    reason = _suspect(finding) if finding.kind == FLAKY else ""
+    return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
+
+
+def _ended(finding: Finding) -> str:
+    """How the process ended, for a finding without mismatches."""
+    return finding.said or DEATHS.get(finding.kind, "none")
+
+
+def _suspect(finding: Finding) -> str:
+    """The reason of a FLAKY failure, with the program that may have caused it."""
+    if finding.before is None:
+        return "it failed once, and not when it was run again"
+    return (
+        f"it failed once, and not when it was run again: program {finding.before}, which its worker had run before it, "
+        "may have spoilt the process"
+    )
+
+
+def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
+    """A campaign's results and totals. `interrupted` is the number of the signal that ended it."""
+    plan, done = campaign.plan, campaign.result
+    corpus = tuple(Path(path).stem for path in plan.corpus)
+    options = shlex.join(plan.options)
+    drawn = Drawn(
+        seeds=(plan.seed,),
+        programs=done.done,
+        steps=done.steps,
+        kernels=done.kernels,
+        kernels_allowed=done.allowed,
+        kernels_compared=done.compared,
+        arbitrated=done.arbitrated,
+        options=options,
+        corpus=corpus,
+        unsupported=dict(done.unsupported.most_common()),
+        avoided=dict(done.avoided.most_common()),
+        cells=dict(done.cells),
+        entries=dict(done.entries),
+        **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
+    )
+    limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
+    words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
+    words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
+    return Run(
+        plan.target,
+        [_result(campaign, group, corpus) for group in campaign.distinct()],
+        {**campaign.environment, "selection": "; ".join(filter(None, words))},
+        plan.command,
+        seconds=round(campaign.running_seconds, 2),
+        complete=not interrupted,
+        interrupted=interrupted,
+        notes=[
+            f"{op} hung in {count} programs; after {HANGS} of them its kernels had no more time than the program"
+            for op, count in campaign.hang.items()
+        ],
+        drawn=drawn,
+        identity=profiles.identity(plan.target),
+    )
+
+
+def with_counts(campaign: Campaign, run: Run) -> Run:
+    """The run with three numbers of programs: failing programs, programs with known findings only, and programs with
+    steps that known findings mask."""
+    groups = {group.finding.cause() or group.finding.group: group for group in campaign.distinct()}
+    failing, known, masked = set[int](), set[int](), set[int]()
+    for result in run.results:
+        group = groups.get(result.finding.title()) if result.finding else None
+        if group is not None and result.outcome is Outcome.XFAIL:
+            known |= group.numbers
+            masked |= group.masked
+        elif group is not None and result.outcome in UNEXPECTED:
+            failing |= group.numbers
+    if run.drawn is None:
+        return run
+    drawn = replace(run.drawn, failing=len(failing), known=len(known - failing), masked=len(masked))
+    return replace(run, drawn=drawn)
+
+
+def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
+    saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
+    result = result_of(
+        group.finding,
+        campaign.script(group) if campaign.listed(group) else "",
+        count=len(group.numbers),
+        first=min((number for number in group.numbers if number >= 0), default=None),
+        saved=saved,
+        elsewhere=dict(group.elsewhere),
+        property=group.finding.property,
+        op=group.finding.op,
+        shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
+        masked=len(group.masked),
+        layer=group.finding.layer,
+        signatures=tuple(sorted(group.found_as - {group.finding.group})),
+    )
+    layers = describe_target(campaign.plan.target).without_backend
+    layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
+    layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
+    return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
+
+
+def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:
+    """The run of saved programs: each finding with its program's name, the names of all programs, and the number of
+    programs that the target does not support."""
+    results: dict[str, Result] = {}
+    for finding, name in findings:
+        result = result_of(finding, saved=(name,))
+        known = results.get(result.id)
+        if known and known.finding:
+            more = replace(known.finding, count=known.finding.count + 1, saved=(*known.finding.saved, name))
+            result = known.replace(finding=more)
+        results[result.id] = result
+    left = {"the target leaves it out": unsupported} if unsupported else {}
+    drawn = Drawn(programs=len(programs), corpus=tuple(programs), unsupported=left)
+    return Run(spec, list(results.values()), drawn=drawn)
+
+
+def undefined(tally: Tally) -> int:
+    """Number of drawn steps that were rejected before they ran, because torch refuses them or does not define their
+    result. Draws for which no tensor fits do not count."""
+    return sum(count for reason, count in tally.avoided.items() if not reason.startswith("nothing fits"))

@@ -1,0 +1,130 @@
+"""Shrinking of findings: in local workers one after the other, or as tasks of a pool.
+
+Defines `Shrinker`, and its forms `LocalShrinker` and `RemoteShrinker` (tasks of a pool). The key insight: the small
+form of a finding is a function of the finding alone. Any worker can compute it ahead of its turn and in any order, and
+the campaign reports the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from conformance.run.messages import COMPILE_LIMIT, Death, Done, Task
+from conformance.sources.fuzzing.isolation import FreshWorkers, Workers
+from conformance.sources.fuzzing.worker import Finding
+
+
+class Shrinker(Protocol):
+    """Shrinks findings. `until` is in seconds since the epoch."""
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """The finding on a smaller program; see `Workers.shrink`."""
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """The smaller finding, after it failed in a fresh worker too; see `Workers.confirm`."""
+
+
+@dataclass(frozen=True)
+class LocalShrinker:
+    """Shrinks in the workers of a campaign and in fresh workers, one finding after the other."""
+
+    workers: Workers
+    fresh: FreshWorkers
+    trials: int
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """See `Shrinker.shrink`."""
+        self.fresh.start()
+        return self.workers.shrink(finding, self.trials, until, self.fresh)
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """See `Shrinker.confirm`."""
+        return self.workers.confirm(finding, small, self.fresh, self.trials, until)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the `Workers` that a task starts."""
+
+    target: str
+    limit: float
+    memory: float | None = None
+    compile_limit: float = COMPILE_LIMIT
+    trials: int = 200
+
+
+Key = tuple[int, str, str]
+"""A finding's program and group, and the group of the smaller finding to confirm; the last is empty if there is
+none."""
+
+
+@dataclass
+class RemoteShrinker:
+    """Shrinks in tasks of a pool. Each task starts worker processes below its worker."""
+
+    workers: Workers
+    settings: Settings
+    found: dict[Key, Finding | Exception] = field(default_factory=dict)
+    """Answers of tasks."""
+    asked: set[Key] = field(default_factory=set)
+
+    @property
+    def running(self) -> int:
+        """Number of tasks that have not ended."""
+        return len(self.asked) - len(self.found)
+
+    def begin(self, finding: Finding, small: Finding | None = None, until: float = math.inf) -> Key:
+        """Start a task for this finding, unless there is one."""
+        key = (finding.number, finding.group, small.group if small is not None else "")
+        if key not in self.asked:
+            self.asked.add(key)
+            args = (self.settings, self.workers.hang, finding, small, until)
+            self.workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
+        return key
+
+    def take(self, task: Task, answer: Done | Death) -> None:
+        """Store the answer of a task. After a death its finding stays as it is."""
+        _, _, finding, small, _ = task.args
+        key = self.begin(finding, small)
+        if isinstance(answer, Death):
+            self.found[key] = finding
+        else:
+            self.found[key] = answer.error or answer.value
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        """See `Shrinker.shrink`."""
+        return self._wanted(self.begin(finding, None, until))
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        """See `Shrinker.confirm`."""
+        return self._wanted(self.begin(finding, small, until))
+
+    def _wanted(self, key: Key) -> Finding:
+        if key not in self.found:
+            for task, answer in self.workers.ended():
+                self.take(task, answer)
+                if key in self.found:
+                    break
+        found = self.found[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Finding | None, until: float) -> Finding:
+    """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
+    workers, fresh = _own(settings)
+    workers.hang = hang
+    local = LocalShrinker(workers, fresh, settings.trials)
+    return local.shrink(finding, until) if small is None else local.confirm(finding, small, until)
+
+
+@functools.lru_cache(maxsize=1)
+def _own(settings: Settings) -> tuple[Workers, FreshWorkers]:
+    """The worker processes below this worker. They end with it."""
+    target, limit, memory, compile_limit = settings.target, settings.limit, settings.memory, settings.compile_limit
+    workers = Workers(target, limit, memory, compile_limit=compile_limit)
+    return workers, FreshWorkers(target, limit, memory, compile_limit)

@@ -1,0 +1,124 @@
+"""The end of a campaign in the terminal: its findings, the worst first, and its totals.
+
+Defines `summarize`. Order, verdict and facts are the same as in the HTML report. This module draws and runs no program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from conformance.record import result as model
+from conformance.record.patterns import NOT_SHRUNK
+from conformance.record.result import Outcome, Result, Run, counted
+from conformance.record.sentences import headline, legend
+from conformance.report import compare, lacking, machine
+from conformance.report import summary as sentences
+from conformance.report.causes import Cause, causes_of
+from conformance.report.escape import escape_control_characters
+from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.results import undefined
+from conformance.standalone.script import own_part
+
+MOST_SCRIPTS = 5
+"""Number of scripts that are printed in full. Further ones are named."""
+
+MOST_NAMED = 5
+"""Number of further findings of a cause whose scripts are named."""
+
+MOST_SIGNATURES = 5
+"""Number of further signatures of a finding that are named."""
+
+
+def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
+    """Print the findings, the worst first, then the totals after `where`, the line with the campaign's progress."""
+    groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
+    stopped = made.stopped_at_inputs
+    if stopped is not None:
+        console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
+    for result in made.listed:
+        if result.outcome is Outcome.XPASS and result.finding is not None:
+            console.rule(f"XPASS {result.finding.signature}")
+            console.print(escape_control_characters(result.reason))
+    own = [result for result in made.listed if not result.layer and result.outcome is not Outcome.XFAIL]
+    of_torch = [result for result in made.listed if result.layer]
+    for heading, results in ("", own), (model.WITHOUT_BACKEND, of_torch):
+        if heading and results:
+            console.rule(heading, characters="=")
+        for shown, cause in enumerate(causes_of(results)):
+            members = [(one, groups[one.finding.title()]) for one in cause.results if one.finding is not None]
+            _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
+    done, drawn = running.result, made.drawn
+    kernels = (
+        f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
+        f"baseline: {done.compared}); "
+        if done.allowed
+        else ""
+    )
+    called = f"{drawn.called} of op_db's entries in {len(drawn.entries)} cells; " if drawn and drawn.entries else ""
+    unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
+    console.print(
+        f"{where}; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; "
+        f"{called}"
+        f"{kernels}{undefined(done)} undefined or rejected steps not run"
+        + (
+            f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
+            if unsupported
+            else ""
+        )
+    )
+    report_lines(made, changes, console)
+    console.print(f"report: {running.plan.reports / 'fuzz.html'}")
+    console.print(model.summary_line(made))
+
+
+def _cause(
+    console: Console, cause: Cause, members: Sequence[tuple[Result, Group]], running: Campaign, scripted: bool
+) -> None:
+    """Print one cause: its smallest finding in full, and the files of some others."""
+    programs = len({number for _, group in members for number in group.numbers})
+    kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
+    console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
+    _example(console, *members[0], running, scripted)
+    for _, group in members[1 : MOST_NAMED + 1]:
+        file = running.path(group, ".py" if running.listed(group) else ".json")
+        console.print(f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {file}")
+    if members[MOST_NAMED + 1 :]:
+        console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
+
+
+def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
+    """Print one finding: its script or its sentence, and the command that runs it again."""
+    found = result.finding
+    assert found is not None  # checked by the caller
+    seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
+    if seen:
+        console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
+    if result.remark:
+        console.print(escape_control_characters(result.remark))
+    if not found.shrunk:
+        late = "--minutes was over before its turn; --minimize makes it small"
+        why = late if found.pattern.startswith(NOT_SHRUNK.format("")) else "smaller findings have the same pattern"
+        console.print(f"not shrunk: {why}")
+    if told := legend(found.title(), *seen):
+        console.print(f"where {told}")
+    console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
+    if found.elsewhere:
+        console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
+    console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
+
+
+def _more(found: model.Finding) -> int:
+    return max(len(found.signatures) - MOST_SIGNATURES, 0)
+
+
+def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
+    """Print the other lines of a run: facts, known findings, changes, and annotations on GitHub."""
+    lacking.show(console, made.lacking)
+    lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
+    lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
+    lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
+    for text in lines:
+        console.print(escape_control_characters(text))

@@ -1,0 +1,524 @@
+"""The work of a campaign's worker process: draw numbered programs, run them, and write each finding to disk.
+
+The key insight: the device under test may end the process. So the worker records a program *before* it runs, and writes
+a failure as soon as it occurs. After a death the findings are on disk, and another worker can draw the programs again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from conformance.engine.executor import Watch
+from conformance.engine.kernel_tables import needing
+from conformance.engine.loading import describe_target
+from conformance.engine.target import Target
+from conformance.program.alias_probes import with_alias_probes
+from conformance.program.cause import cause_of, plainer
+from conformance.program.model import Program, ProgramError, digest, read_program
+from conformance.program.reduce import reduce_program
+from conformance.program.remainder import remainder
+from conformance.program.steps.op import VIEW, Json
+from conformance.program.steps.table import OPS
+from conformance.program.verdict import Verdict, judge_program, leading, signature
+from conformance.record.errors import TargetError, UserError
+from conformance.record.finding import (
+    ALSO,
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    TIMEOUT,
+    answers,
+    cause_text,
+    gist,
+    property_of,
+    with_signal_number,
+)
+from conformance.record.patterns import pattern_of
+from conformance.run.messages import COMPILING, Death, ExitReason, OutOfTime
+from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
+from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.sources.fuzzing.kernel_baseline import read_baseline
+from conformance.sources.fuzzing.plan import Shard
+from conformance.standalone.observation import out_of_memory
+from conformance.standalone.oracles import Mismatch
+
+PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented", "missing error", "wording"})
+"""Properties that differ at the step with the fault, not at a later one."""
+
+MOST_PARTS = 8
+"""Largest number of parts of one program that a worker judges."""
+
+LONGEST_TRIAL = 30.0
+"""Time limit in seconds for a smaller program during shrinking."""
+
+NOTHING = Program((), ())
+"""Placeholder for a program that was never drawn."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
+
+    `kind` is INVALID for a fault of the generator, a program without a meaning on torch CPU. It is HARNESS if the
+    harness itself failed while it judged the program. These kinds have no known cause. `before` is the program that the
+    same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
+    under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
+    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks."""
+
+    kind: str
+    seed: int
+    number: int
+    group: str
+    program: Program
+    mismatches: tuple[Mismatch, ...] = ()
+    step: int | None = None
+    property: str = ""
+    op: str = ""
+    before: int | None = None
+    said: str = ""
+    part: int = 0
+    unjudged: int = 0
+    layer: str = ""
+
+    def cause(self) -> str:
+        """The wrong property and the op to blame; the empty string if they are unknown."""
+        cause = cause_text(self.kind, self.property, self.op)
+        return cause + ALSO * bool(self.layer and cause)
+
+    @functools.cached_property
+    def precise(self) -> bool:
+        """Whether the first wrong step does not change when the program shrinks, so that the cause needs no shrinking.
+        A wrong value or storage may come from an earlier view."""
+        return self.property in PRECISE or (self.property == "aliasing" and self.difference.oracle == "alias")
+
+    @functools.cached_property
+    def difference(self) -> Mismatch:
+        """The difference with the property of the cause."""
+        if not self.mismatches:
+            return Mismatch(self.property, self.op or "the program", "an answer", self.said)
+        of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
+        return next(of_property, self.mismatches[0])
+
+    @functools.cached_property
+    def told(self) -> tuple[Mismatch, ...]:
+        """The differences in report order: first the one with the property of the cause."""
+        first = self.difference
+        return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
+
+    @staticmethod
+    def _seen(one: Mismatch) -> tuple[str, str, str, str]:
+        return one.oracle, one.expected, one.actual, one.detail
+
+    @functools.cached_property
+    def pattern(self) -> str:
+        """The pattern that this finding shares with findings in other operators; empty without a known cause."""
+        if not self.property:
+            return ""
+        is_view = self.op in OPS and OPS[self.op].effect == VIEW
+        pattern = pattern_of(self.difference, self.property, self.op, is_view)
+        return f"flaky: {pattern}" if self.kind == FLAKY else pattern
+
+    def death(self) -> str:
+        """How and at which op the process ended; the empty string if it did not."""
+        if self.kind not in (CRASH, TIMEOUT, MEMORY):
+            return ""
+        return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
+
+    def flaky(self) -> Finding:
+        """This failure as FLAKY, after it did not repeat."""
+        return replace(self, kind=FLAKY, group=f"flaky / {self.group}")
+
+    def to_json(self) -> dict[str, Json]:
+        """The finding as JSON; `--replay` reads it as it reads a program."""
+        return {
+            "kind": self.kind,
+            "seed": self.seed,
+            "number": self.number,
+            "signature": self.group,
+            "property": self.property,
+            "op": self.op,
+            "before": self.before,
+            "said": self.said,
+            "part": self.part,
+            "unjudged": self.unjudged,
+            "layer": self.layer,
+            "first_bad_step": self.step,
+            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
+            "program": self.program.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Finding:
+        """The finding that `to_json` wrote."""
+        kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
+        mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
+        names = ("property", "op", "before", "said", "part", "unjudged", "layer")
+        cause = {name: data[name] for name in names if name in data}
+        program, step = Program.from_json(data["program"]), data["first_bad_step"]
+        return cls(kind, seed, number, group, program, mismatches, step, **cause)
+
+
+@dataclass
+class Result(Tally):
+    """The result of a shard: the tally of drawing, the number of programs, their kernels, and the findings."""
+
+    done: int = 0
+    kernels: int = 0
+    allowed: int = 0
+    unsupported: Counter[str] = field(default_factory=Counter)
+    """Programs that did not run, by the reason that the target declares."""
+    arbitrated: int = 0
+    """Programs that differ from torch CPU and pass by its answer in float64."""
+    compared: int = 0
+    """Programs whose kernels were compared with a baseline."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """The kernels of programs by digest, if the campaign records them."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def judged(self) -> int:
+        """Programs that ran on the target."""
+        return self.done - self.unsupported.total()
+
+    def to_json(self) -> dict[str, Json]:
+        """The counts. Findings have separate files."""
+        return {**super().to_json(), "findings": []}
+
+
+@functools.cache
+def counted(file: str, spec: str) -> Mapping[str, int]:
+    """The baseline's kernel counts of programs, read once per process."""
+    return read_baseline(Path(file), spec) if file else {}
+
+
+def environment(spec: str) -> dict[str, str]:
+    """Load the target and return its environment. Raises TargetError."""
+    return loaded(spec).environment()
+
+
+class _Ran:
+    """The number of this process's last program, and the groups of failures that it has confirmed."""
+
+    last: int | None = None
+    confirmed: ClassVar[set[tuple[str, str]]] = set()
+
+
+def run_shard(shard: Shard) -> Result:
+    """Draw and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
+    may end early, at the first failure or at `until`; `done` is the number of programs that ran."""
+    result = Result()
+    for number in range(shard.first, shard.first + shard.count):
+        if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
+            break
+        _run_program(shard, number, result)
+        result.done, _Ran.last = result.done + 1, number
+    if result.lacking:
+        declared = needing(loaded(shard.plan.target))
+        for (operator, entry), count in [(tuple(key.split("|")), n) for key, n in result.lacking.items()]:
+            del result.lacking[f"{operator}|{entry}"]
+            result.lacking[f"{declared[operator]}|{entry}"] += count
+    return result
+
+
+def _run_program(shard: Shard, number: int, result: Result) -> None:
+    """Draw one program and judge it; after each difference, judge the remainder behind it."""
+    try:
+        with unit(json.dumps({"number": number})):
+            program: Program | None = program_of(shard, number, result)
+            part = 0
+            if shard.behind is not None and number == shard.first:
+                rest = remainder(shard.behind.program, shard.behind.step)
+                program, part = rest.program if rest is not None else None, shard.behind.part
+    except Exception as error:
+        _keep(shard, result, Finding(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING))
+        return
+    earlier: Finding | None = None
+    while program is not None:
+        found, unsupported = _judge_part(shard, number, part, program, result)
+        if unsupported and earlier is not None:  # a remainder, not a drawn program
+            _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
+        if found is None:
+            return
+        with unit(json.dumps({"number": number})):
+            rest = remainder(program, found.step) if found.step and part + 1 < MOST_PARTS else None
+        unjudged = rest.dropped if rest is not None else _unjudged(found)
+        earlier = replace(found, part=part, unjudged=unjudged, before=_Ran.last)
+        _keep(shard, result, earlier)
+        program, part = rest.program if rest is not None else None, part + 1
+
+
+def _keep(shard: Shard, result: Result, finding: Finding) -> None:
+    """Write a finding to disk and add it to the result. It replaces an earlier finding of the same part of the
+    program."""
+    keep(shard.found(finding.number, finding.part), json.dumps(finding.to_json()))
+    place = (finding.number, finding.part)
+    result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
+
+
+def _unjudged(finding: Finding) -> int:
+    """Number of steps that are not judged because a difference ends the judgement of its program."""
+    if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
+        return 0  # the program ran to its end
+    return len(finding.program.steps) - (finding.step or 0)
+
+
+def _judge_part(shard: Shard, number: int, part: int, program: Program, result: Result) -> tuple[Finding | None, str]:
+    """Judge a program or a remainder, and add it to the counts. Return its finding, if any, and the reason if the
+    target does not support it. An exception of the harness itself is also a finding, so that the next programs are
+    still judged."""
+    try:
+        verdict = _judged(shard, number, part, program, locate=True)
+        if not part:
+            _count(shard, program, verdict, result)
+        if exhausted(verdict):
+            raise MemoryError
+        found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
+        return found, verdict.unsupported
+    except ProgramError as error:
+        return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
+    except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+        wrong = Mismatch("harness", "the harness itself", "no error", said, where)
+        return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,)), ""
+
+
+def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> None:
+    result.kernels += verdict.kernels or 0
+    result.allowed += verdict.allowed or 0
+    result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+    result.arbitrated += verdict.arbitrated
+    result.compared += verdict.baseline is not None
+    if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
+        result.counts[digest(program)] = verdict.kernels
+
+
+def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool) -> Verdict:
+    """The verdict on a program, within its time limit. Each step is recorded before it runs."""
+    target, baseline = loaded(shard.plan.target), counted(shard.plan.kernels, shard.plan.target)
+    with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
+        return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
+
+
+def watching(program: Program, hang: Collection[str] = ()) -> Watch:
+    """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
+    program time, unless its op is in `hang`."""
+
+    def watch(number: int, builds: bool) -> None:
+        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
+        step(str(number), COMPILING if builds and op not in hang else "")
+
+    return watch
+
+
+def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
+    """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
+    the end of a drawn program show which tensors share memory."""
+    if number < 0:
+        return read_program(Path(shard.plan.corpus[number]))
+    target = described(shard.plan.target)
+    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
+    return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
+
+
+@functools.lru_cache
+def drawing_of(drawing: Drawing, spec: str) -> Drawing:
+    """The drawing for this target. If operators are declared lacking, it draws no entry of op_db that needs one of them
+    in any form that the device calls."""
+    return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
+
+
+described = functools.cache(describe_target)
+"""The target of a spec, unprepared, created once per process."""
+
+
+def exhausted(verdict: Verdict) -> bool:
+    """Whether the target ran out of memory."""
+    return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
+
+
+def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> Finding:
+    """The failure after a second run, or FLAKY if it does not repeat. The second run is omitted if this process has
+    already confirmed a failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
+    reported."""
+    cause = cause_of(program, verdict)
+    group, step = str(signature(program, verdict)), verdict.bad_step
+    found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
+    with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
+        found = replace(found, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
+    if verdict.vanished:
+        return found.flaky()
+    if (shard.plan.target, group) not in _Ran.confirmed:
+        if _judged(shard, number, part, program, locate=False).passed:
+            return found.flaky()
+        _Ran.confirmed.add((shard.plan.target, group))
+    return found
+
+
+def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
+    """A crash or a hang in this step, with the program up to it. Step 0 is the move of the inputs; the number after the
+    last step is the observation."""
+    where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
+    word, beginning = kind.lower(), program.with_steps(program.steps[:step])
+    return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+
+
+def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
+    """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
+    of them, if there is one. Without such targets, all mismatches."""
+    for spec in target.without_backend if wrong else ():
+        there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
+        left = [one for one in wrong if not answers([one]) <= there]
+        if not left:
+            return [], spec
+        wrong = left
+    return wrong, ""
+
+
+def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
+    """The smallest failing program after `trials` trials, or at `until`, in seconds since the epoch."""
+    smallest = program
+
+    def still_fails(candidate: Program) -> bool:
+        nonlocal smallest
+        if time.time() >= until:
+            raise OutOfTime
+        failed = fails(candidate)
+        smallest = candidate if failed else smallest
+        return failed
+
+    with contextlib.suppress(OutOfTime):
+        reduce_program(program, still_fails, trials)
+    return smallest
+
+
+def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
+    """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
+    `until` on, in seconds since the epoch, no smaller program is tried.
+
+    Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
+    on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
+    that does not show there."""
+    target = loaded(spec)
+
+    def verdict_of(candidate: Program) -> Verdict:
+        try:
+            with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
+                return judge_program(candidate, target, locate=False, watch=watching(candidate))
+        except UnitTimeout:
+            return Verdict()
+
+    def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
+        left, layer = _unexplained(target, candidate, wrong)
+        return (wrong if layer else ()) if finding.layer else left
+
+    program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
+    if finding.step:
+        beginning = program.with_steps(program.steps[: finding.step])
+        cut = own(beginning, verdict_of(beginning).mismatches)
+        program, wrong = (beginning, cut) if cut else (program, wrong)
+    first = leading(wrong)
+
+    def fails(candidate: Program) -> bool:
+        mismatches = own(candidate, verdict_of(candidate).mismatches)
+        return bool(mismatches) and _alike(first, leading(mismatches))
+
+    small = reduce_until(program, fails, trials, until)
+    verdict = judge_program(small, target)
+    if not verdict.mismatches or verdict.vanished:
+        return finding
+
+    def wrong_at_all(other: Program) -> bool:
+        return bool(own(other, verdict_of(other).mismatches))
+
+    plain = plainer(small, verdict, wrong_at_all)
+    if plain is not None:
+        small, verdict = plain, judge_program(plain, target)
+    cause = cause_of(small, verdict, wrong_at_all)
+    return replace(
+        finding,
+        group=str(signature(small, verdict)),
+        program=small,
+        mismatches=verdict.mismatches,
+        step=verdict.bad_step,
+        property=cause.property,
+        op=cause.op,
+    )
+
+
+def fails(spec: str, program: Program, limit: float) -> bool:
+    """Whether the target is wrong on a program. Raises ProgramError if the program has no meaning on torch CPU."""
+    try:
+        with at_most(limit):
+            return bool(judge_program(program, loaded(spec), locate=False).mismatches)
+    except UnitTimeout:
+        return True
+
+
+def _alike(one: Mismatch, two: Mismatch) -> bool:
+    if "error" not in (one.oracle, two.oracle):
+        return one.oracle == two.oracle
+    return (one.oracle, one.expected, one.actual, gist(one.detail)) == (
+        two.oracle,
+        two.expected,
+        two.actual,
+        gist(two.detail),
+    )
+
+
+def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
+    """Run a program to see whether the process survives it. Return False if it only runs out of memory."""
+    try:
+        with unit("a smaller program"):
+            return not exhausted(judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)))
+    except MemoryError:
+        return False
+
+
+SAME = "fails in the same way"
+"""Answer for a related target that shows every difference of a finding with the same answers."""
+
+
+def elsewhere(spec: str, finding: Finding, limit: float) -> str:
+    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why it did not
+    run."""
+    program = finding.program
+    try:
+        with at_most(limit):
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
+    except UnitTimeout:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    except TargetError as error:
+        return f"cannot be used: {error}"
+    except ProgramError as error:
+        return f"cannot be judged: {error}"
+    if verdict.unsupported:
+        return f"leaves out {verdict.unsupported}"
+    if not verdict.mismatches:
+        return "agrees"
+    same = finding.kind == FAIL and answers(finding.mismatches) <= answers(verdict.mismatches)
+    return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
+
+
+def died_elsewhere(finding: Finding, death: Death) -> str:
+    """The result of a finding's program on a related target whose worker died of it."""
+    if death.fate is ExitReason.TIMEOUT:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

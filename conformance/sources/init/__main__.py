@@ -1,0 +1,138 @@
+"""The command `conformance init --target ...`: test the features of a target, and write its profile, conformance.toml.
+
+All trials run in workers. The file is written atomically, and replaces an existing one only with --force.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from conformance.declare import profile as profiles
+from conformance.program.steps.table import FAMILY_OF
+from conformance.record.errors import UsageError, UserError
+from conformance.record.files import write_atomic
+from conformance.record.missing_ops import Outcome
+from conformance.record.names import without_features
+from conformance.report import lacking, probe
+from conformance.report.escape import escape_control_characters
+from conformance.run import signals
+from conformance.run.execution_place import Place, told
+from conformance.run.messages import Limits
+from conformance.run.profile_trials import LATE
+from conformance.run.worker_log import kept
+from conformance.sources.init.init import Found, investigate
+
+MINUTES = 30.0
+DEATHS = "not lacking but a finding: it ended or hung its process"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit code: 0, 2 for an error that the user must fix, or 128 plus the signal of a
+    stop.
+    """
+    args = arguments_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with signals.deferred():
+            return init(args, words)
+    except UserError as error:
+        print(f"conformance init: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"conformance init: interrupted; {args.output} is as it was", file=sys.stderr)
+        return 128 + signals.signal_number()
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser("conformance init", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--target", required=True, help="device:NAME[,import=MODULE][,call=FUNCTION], compile:NAME, class:MODULE.CLASS")
+    add("--env", action="append", default=[], metavar="K=V", help="set before anything is imported; may be repeated")
+    add("--output", type=Path, default=Path(profiles.NAME), metavar="FILE", help=f"default: {profiles.NAME}")
+    add("--force", action="store_true", help="write over a file that is there")
+    add("--minutes", type=float, default=MINUTES, metavar="M", help=f"end trying after so long ({MINUTES:g})")
+    add("--limit", type=float, default=120.0, metavar="SECONDS", help="that one trial may take (120)")
+    add("--memory", type=float, default=8.0, metavar="GIB", help="that a worker may take (8)")
+    add("--starting", type=float, default=180.0, metavar="SECONDS", help="that loading the target may take (180)")
+    add("-n", "--jobs", type=int, default=1, help="worker processes (1)")
+    return parser
+
+
+def init(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Investigate the target and write its profile. Raises UserError."""
+    if profiles.is_profile(args.target):
+        raise UsageError(f"--target {args.target} is a profile; give the target itself, such as device:NAME")
+    if without_features(args.target) != args.target:
+        raise UsageError(f"--target {args.target} says what it lacks, which init finds out: leave out without=")
+    if not profiles.is_profile(str(args.output)):
+        raise UsageError(f"--output {args.output} must end in .toml, by which a profile is known")
+    if args.output.exists() and not args.force:
+        raise UsageError(f"{args.output} is there already; give --force to write over it, or another --output")
+    for name, least in (("minutes", 0), ("limit", 0), ("memory", 0), ("starting", 0), ("jobs", 0)):
+        if not getattr(args, name) > least:
+            raise UsageError(f"--{name} must be above {least}, and is {getattr(args, name)}")
+    environment = dict(_variable(text) for text in args.env)
+    os.environ.update(environment)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
+    with kept(args.output.with_suffix(".log"), option="--output") as file:
+        found = investigate(
+            args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=told)
+        )
+    if found.probe is not None:
+        probe.show(console, args.target, found.probe)
+    late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
+    made = found.profile(environment, args.memory, args.output)
+    head = [
+        "How conformance loads this target, and what it lacks; written by",
+        f"{shlex.join(['conformance', 'init', *words])}",
+        f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
+        "What is declared lacking is not run, but tried once in each run: what works then is reported.",
+        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),
+        *(
+            [f"{late} of {len(found.trials)} trials were not made for want of time, so nothing is declared of them."]
+            if late
+            else []
+        ),
+    ]
+    write_atomic(args.output, profiles.dumps(made, head))
+    lacking.show(console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking}))
+    for sentence in sentences(found):
+        console.print(escape_control_characters(sentence))
+    console.print(f"profile: {args.output}")
+    return 128 + found.interrupted if found.interrupted else 0
+
+
+def sentences(found: Found) -> list[str]:
+    """Return the results of the trials in words."""
+    counts = {outcome: len(found.of(outcome)) for outcome in Outcome}
+    lines = [
+        f"of {len(found.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
+        f"{counts[Outcome.FAILS]} fail though they have one, {counts[Outcome.DIED]} end their process, and "
+        f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
+    ]
+    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in found.of(Outcome.DIED)]
+    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said == LATE]
+    if late:
+        why = "interrupted, so" if found.interrupted else "had no time, so"
+        lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
+    return lines
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--env {text} is not understood: write --env NAME=VALUE")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The command `conformance expectations update|check|explain`: the declared failures of a target.
+
+Op cases and findings of programs share one file, so a command that writes one kind must preserve the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.declare import expectations, known_findings
+from conformance.declare.expectations import OP_DB, findings, load
+from conformance.record import result as model
+from conformance.record.errors import ReportError, UserError
+from conformance.record.finding import from_title
+from conformance.record.names import nearest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`update` from a run, `check` the names, or `explain` one case. Returns 1 if `check` finds a problem, 2 on bad
+    usage.
+    """
+    parser = argparse.ArgumentParser(prog="conformance expectations", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--target", default="tiny", help="whose expectations (default: tiny)")
+    parser.add_argument("--file", type=Path, help="the file (default: reports/expectations/<target>.toml)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    adder = commands.add_parser("update", help="add what fails in a run, remove what passes")
+    adder.add_argument(
+        "results", nargs="?", type=Path, default=Path("reports/opinfo.json"), help="an opinfo.json or fuzz.json"
+    )
+    adder.add_argument("--reason", default="", help="the reason of what is added")
+    commands.add_parser("check", help="see whether every name in the file exists")
+    explainer = commands.add_parser("explain", help="say what is declared for an op or a case id")
+    explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
+                           "a cause such as 'value / copy_', or a signature, 'value / copy_ / gaps'")  # fmt: skip
+    options = parser.parse_args(arguments)
+    path = options.file or expectations.path_for(options.target)
+    try:
+        return _COMMANDS[options.command](options, path)
+    except UserError as error:
+        print(f"expectations: {error}", file=sys.stderr)
+        return 2
+
+
+def _update(options: argparse.Namespace, path: Path) -> int:
+    run = model.load(options.results)
+    if run.target != options.target:
+        raise ReportError(f"{options.results} is a run of target {run.target!r}; add --target {run.target}.")
+    print("\n".join(expectations.declare(run, path, options.reason)))
+    return 0
+
+
+def _catalog() -> Sequence[Any]:
+    """Return op_db's entries, from a worker process that imports torch. Raises TargetError."""
+    from conformance.run.messages import Limits
+    from conformance.sources.opinfo.isolation import Cases
+
+    with Cases("cpu", Limits()) as cases:
+        return cases.catalog()[0]
+
+
+def _check(options: argparse.Namespace, path: Path) -> int:
+    catalog = _catalog()
+    names = [entry.name for entry in catalog]
+    problems = []
+    for file in (path, OP_DB):
+        problems += expectations.check(load(file), names, file)
+        problems += expectations.without_cases(load(file), catalog, file)
+    declared = findings(path)
+    if declared:
+        from conformance.sources.fuzzing.results import parts
+
+        problems += known_findings.check(declared, parts(), path)
+    print("\n".join(problems) or f"{path}: {len(load(path)) + len(declared)} entries, every name exists")
+    return model.exit_code(len(problems), compared=1)
+
+
+def _explain(options: argparse.Namespace, path: Path) -> int:
+    name, *rest = options.case.split("::")
+    if " / " in name or name == "program":
+        return _explain_finding(name if " / " in name else "::".join(rest), path)
+    given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
+    found = [entry for entry in expectations.expected(path) if entry.matches(name, **given)]
+    for entry in found:
+        lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
+        print(f"{entry.op}: {'; '.join(lists)}\n  {entry.why}")
+    print(_entries(len(found), path, options.case))
+    names = [] if found else [entry.name for entry in _catalog()]
+    if names and name not in names:
+        raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names) or '.'}")
+    return 0
+
+
+def _explain_finding(signature: str, path: Path) -> int:
+    found = [known for known in findings(path) if known.describes(from_title(signature))]
+    for known in found:
+        seed = f" of seed {known.seed}" if known.seed is not None else ""
+        when = f"program {known.program}" if known.program else f"{known.programs} programs{seed}"
+        print(f"{known}: shows in {when}\n  {known.why}")
+    print(_entries(len(found), path, signature))
+    return 0
+
+
+def _entries(count: int, path: Path, subject: str) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'} in {path} for {subject}"
+
+
+_COMMANDS = {"update": _update, "check": _check, "explain": _explain}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
+
+Defines `investigate` and `Found`. Only here may an exception mean that a feature is lacking, and only if the
+dispatcher's tables confirm it (`engine/trial.py`). A crash or a hang is a finding.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conformance.declare.features import FEATURES
+from conformance.declare.probed import Probe
+from conformance.declare.profile import OPTIONS, Missing, Profile
+from conformance.engine.loading import describe_target
+from conformance.program.steps.table import OPS
+from conformance.program.unsupported import unsupported_steps
+from conformance.record.missing_ops import Outcome, Trial
+from conformance.report.escape import escape_control_characters
+from conformance.run import signals
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.messages import Limits, WorkerDied, unusable
+from conformance.run.probe import resolve
+from conformance.run.profile_trials import LATE, trials
+from conformance.run.worker import loaded
+from conformance.sources.fuzzing import trial as of_step
+from conformance.sources.opinfo import trial as of_opinfo
+
+USUAL = 60.0
+"""Least limit in seconds that a profile states for a program, if no trial took long."""
+
+KINDS = ("opinfos", "steps")
+SHARE = {"opinfos": 0.7, "steps": 1.0}
+"""Fraction of the time at which the trials of a kind end, so that a slow device leaves time for the steps."""
+
+
+@dataclass
+class Found:
+    """Results about the target of this spec; `trials` by their kind in a profile and their name."""
+
+    spec: str
+    probe: Probe | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
+    interrupted: int = 0
+    """Number of the signal that ended it, or 0; trials not made by then are reported as "not tried"."""
+
+    def of(self, outcome: Outcome) -> list[Trial]:
+        """Return the trials with this outcome."""
+        return [trial for trial in self.trials.values() if trial.outcome is outcome]
+
+    def profile(self, environment: Mapping[str, str], memory: float, file: Path) -> Profile:
+        """Return the profile with these results."""
+        by_operator: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
+        for (kind, _), trial in self.trials.items():
+            if trial.outcome is Outcome.LACKING:
+                by_operator[trial.operator][kind].append(trial)
+        missing = []
+        for operator, kinds in sorted(by_operator.items()):
+            names: dict[str, Any] = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
+            said = next(trial.said for made in kinds.values() for trial in made)
+            missing.append(Missing(operator, **names, said=said))
+        kind, _, argument = self.spec.partition(":")
+        name, *parts = argument.split(",") if kind in ("device", "compile") else [argument]
+        given = dict(part.partition("=")[::2] for part in parts)
+        slowest = max((trial.seconds for trial in self.trials.values()), default=0.0)
+        return Profile(
+            kind,
+            name,
+            {key: given[key] for key in OPTIONS if key in given},
+            environment,
+            tuple(sorted(self.probe.lacks)) if self.probe else (),
+            self.probe.dtypes if self.probe else None,
+            tuple(missing),
+            seconds=max(USUAL, float(math.ceil(2 * slowest))),
+            memory=memory,
+            file=file,
+        )
+
+
+def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:
+    """Probe the target and try each OpInfo and step once, for at most `seconds`. Raises TargetError, and Stopped if it
+    is stopped before the first trial.
+    """
+    begin = time.monotonic()
+    full, probe = resolve(spec, limits, place)
+    declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
+    found = Found(spec, probe)
+    pool = place.pool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
+    try:
+        try:
+            with place.loading(spec, limits):
+                found.environment = pool.ask(environment, full)
+            opinfos = pool.ask(of_opinfo.names, full)
+        except WorkerDied as died:
+            raise unusable(spec, died.death) from None
+        steps = [name for name, op in OPS.items() if not {name, op.family} & declared]
+        todo = {"opinfos": [of_opinfo.task(full, name) for name in opinfos],
+                "steps": [of_step.task(full, name) for name in steps]}  # fmt: skip
+        for kind in KINDS:
+            console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
+            for task in todo[kind]:
+                found.trials[kind, task.name] = Trial(task.name, Outcome.UNTRIED, said=LATE)
+            left = SHARE[kind] * seconds - (time.monotonic() - begin)
+            _try(found, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
+    except KeyboardInterrupt:
+        if not found.trials:
+            raise
+        found.interrupted = signals.signal_number()
+    finally:
+        pool.close()
+    return found
+
+
+def _try(found: Found, kind: str, made: Iterator[Trial], console: Console) -> None:
+    """Record the trials as they end, and print the progress every ten seconds."""
+    last = time.monotonic()
+    for done, trial in enumerate(made, 1):
+        found.trials[kind, trial.name] = trial
+        if trial.outcome is Outcome.DIED:
+            console.print(f"{trial.name} {escape_control_characters(trial.said)}")
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            console.print(f"{done} {kind} tried, {len(found.of(Outcome.LACKING))} without a kernel")
+
+
+def environment(spec: str) -> dict[str, str]:
+    """Return, in a worker, the target's environment as plain text, since torch's version is an object."""
+    return {name: str.__str__(text) for name, text in loaded(spec).environment().items()}
+
+
+def _not_drawn(probe: Probe) -> frozenset[str]:
+    return frozenset(step for name in probe.lacks for step in FEATURES[name].steps)

@@ -1,0 +1,302 @@
+"""One case: the samples of an OpInfo, run on torch CPU and on the target, observed and compared.
+
+Defines `run_case`. The CPU runs first, on its own copy of the inputs. The target must give the same answer, an error
+included. A sample without an answer from the CPU is skipped and counted, and never passes. The judge and the oracles
+define equality, not this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from conformance.engine.aten_ops import AtenOps, Operators, Tagged
+from conformance.engine.executor import Execution, Executor
+from conformance.engine.judge import first_line
+from conformance.engine.kernel_tables import lacking
+from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, Target
+from conformance.record.errors import UserError
+from conformance.record.result import Failure, Outcome, Result
+from conformance.sources.opinfo import catalog, undefined
+from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of
+from conformance.sources.opinfo.judge import judge_call
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sampling import Sample, samples
+from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip, reference
+from conformance.standalone.moving import tensors
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import compare
+from conformance.standalone.torch_compat import VALUE_DEPENDENT, op_db_unseeded
+
+
+@dataclass
+class _Tally:
+    compared: int = 0
+    arbitrated: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    excused: int = 0
+    extent: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    worst: Call | None = None
+    excess: int = 0
+    kernels: int | None = None
+    eager: int | None = None
+    allowed: int | None = None
+
+    def skip(self, reason: str, excused: bool = False) -> None:
+        """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample."""
+        self.skipped[reason] += 1
+        self.excused += excused
+
+    def fail(self, failure: Failure) -> None:
+        """Store the first failure of each oracle."""
+        self.failures.setdefault(failure.oracle, failure)
+
+    def count(self, kernels: int, eager: int, moved: int, call: Call) -> None:
+        """Add the kernels of one call and the kernels that it was allowed; remember the call with the
+        largest excess.
+        """
+        self.kernels = (self.kernels or 0) + kernels
+        self.eager = (self.eager or 0) + eager
+        self.allowed = (self.allowed or 0) + eager + moved
+        if kernels - eager - moved > self.excess:
+            self.worst, self.excess = call, kernels - eager - moved
+
+
+class Note(Protocol):
+    """Callback that receives the sample index, the phase, and whether the target may compile kernels in it."""
+
+    def __call__(self, sample: int, phase: str, builds: bool = False) -> None: ...
+
+
+def run_case(case: Case, target: Target, note: Note = lambda sample, phase, builds=False: None) -> Result:
+    """Compare up to `case.samples` samples of the case.
+
+    `note` receives the sample and the phase before each step that may crash, so that another process can report the
+    place.
+    """
+    begin = time.perf_counter()
+    op, dtype = catalog.find(case), getattr(torch, case.dtype)
+    target.reset_state()
+    tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
+    # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
+    unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    with warnings.catch_warnings(), unseeded:
+        warnings.simplefilter("ignore")
+        try:
+            for sample in samples(op, case.variant, dtype, case.layout, case.samples):
+                note(sample.index, "sampling")
+                for call in _made(op, case, sample, tally):
+                    _run_call(case, op, dtype, target, call, tally, note)
+        except UserError:
+            raise
+        except Exception as error:
+            tally.failed += 1
+            text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+            tally.fail(Failure("harness", "the harness itself", "no error", text))
+    _judge_kernels(case, target, dtype, tally)
+    reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
+    if not (tally.compared or tally.failures or _excused(tally)):
+        # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
+        # it.
+        tally.fail(Failure("skip", "the whole case", "a comparison", "none", reason))
+    calls, now = _since(before, target.counted_calls()), target.scheduled()
+    extents = {"compiled": COMPILED, "partly_compiled": PARTLY, "not_compiled": NOT_COMPILED}
+    return case.result(
+        _outcome(tally),
+        samples=tally.compared,
+        arbitrated=tally.arbitrated,
+        skipped=sum(tally.skipped.values()),
+        failed=tally.failed,
+        reason=reason,
+        failures=tuple(tally.failures.values()),
+        kernels=tally.kernels,
+        eager=tally.eager,
+        allowed=tally.allowed,
+        **{kind: counted.total() for kind, counted in calls.items()},
+        fallbacks=dict(sorted(calls.get("fallback", Counter()).items())),
+        hosts=dict(sorted(calls.get("host", Counter()).items())),
+        **{name: tally.extent[extent] for name, extent in extents.items() if target.transforms_program},
+        scheduled=None if scheduled is None or now is None else now - scheduled,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally) -> None:
+    """Compare the kernels of all samples with their summed allowance, since a case's total is also compared with the
+    baseline. One sample may then cost a kernel more if another saves one.
+    """
+    if case.variant == "error_inputs":
+        return
+    allowed, ran = Observation(kernels=tally.allowed), Observation(kernels=tally.kernels)
+    for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
+        assert tally.worst is not None  # the sum exceeds the allowance only if one call does
+        found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
+        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran, dtype))
+
+
+def _excused(tally: _Tally) -> bool:
+    """Whether nothing was compared for reasons that are no failure.
+
+    Such reasons are declarations of the target, samples with nothing to compare, and a compiler that received no ops
+    from any other sample.
+    """
+    return bool(tally.extent[NOT_COMPILED]) or (0 < tally.excused == sum(tally.skipped.values()))
+
+
+def _outcome(tally: _Tally) -> Outcome:
+    if "memory" in tally.failures:
+        return Outcome.CRASH
+    if tally.failures:
+        return Outcome.FAIL
+    return Outcome.PASS if tally.compared else Outcome.SKIP
+
+
+def _since(
+    before: Mapping[str, Mapping[str, int]] | None, after: Mapping[str, Mapping[str, int]] | None
+) -> dict[str, Counter[str]]:
+    """Return the calls of each kind by op between two counts; empty if the target cannot count."""
+    return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after} if before and after else {}
+
+
+def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
+    try:
+        yield from VARIANTS[case.variant](op, sample)
+    except Skip as reason:
+        tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
+
+
+def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:
+    index = call.sample.index
+    reason = _undeclared(target, call)
+    if reason:
+        return tally.skip(reason, excused=True)
+    fault, dies = undefined.fault_of(case)
+    if dies:
+        return tally.skip(fault, excused=True)
+    note(index, "CPU")
+    expected = Executor(reference()).run(call)
+    error = expected.last.error
+    if expected.failed_step == 0:
+        # No declaration covers this skip, so it is a failure until an expectation declares it.
+        tally.failed += 1
+        text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
+        return tally.fail(Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
+    if error is not None and error.not_implemented:
+        return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}")
+    if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
+        return tally.skip("it writes to an expanded input, which is undefined")
+    if case.variant == "error_inputs" and error is None:
+        return tally.skip("the CPU accepts this input")
+
+    def watch(number: int, builds: bool) -> None:
+        note(index, "target", builds)
+
+    # On the CPU, counting needs a dispatch mode, and some composite ops take other paths under one.
+    actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
+    if actual.unavailable:
+        return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
+    # If only one side raises, which the judge reports, the kernel counts of the two sides are not comparable.
+    if actual.last.kernels is not None and (error is None) == (actual.last.error is None):
+        tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
+    found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
+    if found and fault:
+        return tally.skip(fault, excused=True)
+    reached = _reached(actual, error is not None, tally)
+    if not found and not reached:
+        # Counted separately, and never a pass: torch CPU would be compared with itself.
+        return tally.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
+    tally.compared += 1
+    tally.arbitrated += arbitrated
+    tally.failed += bool(found)
+    for mismatch in found:
+        if mismatch.oracle not in tally.failures:
+            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last, dtype))
+    return None
+
+
+def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
+    """Whether the target's compiler received at least a part of the call; counts the extent. An error during tracing
+    counts as the compiler's own answer.
+    """
+    if actual.capture is None:
+        return True
+    extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
+    tally.extent[extent] += 1
+    return extent != NOT_COMPILED
+
+
+def _undeclared(target: Target, call: Call) -> str:
+    """Return the declaration that exempts the target from this call, or the empty string if there is none."""
+    found = tensors(call.tree)
+    if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
+        return "the target declares that it does not support sparse tensors"
+    held = target.dtypes
+    missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
+    if missing:
+        return f"the target declares that it does not hold {', '.join(missing)}"
+    if target.profile is not None and target.profile.lacking:
+        operators = Operators()
+        Executor(_Watched(operators)).run(call)
+        operator = lacking(operators.names, target)
+        if operator:
+            return f"the target's profile declares that it lacks {operator}"
+    if not target.shows_values and depends_on_values(call):
+        return "its metadata depends on values, which the target does not have"
+    return ""
+
+
+def transfers(seen: Observation) -> int:
+    """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
+    fetched = {one.alias for one in seen.tensors.values()}
+    return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
+
+
+def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether inputs whose elements share memory have changed. The schema cannot answer this: some operators write to
+    inputs without declaring it.
+    """
+    for old, new in zip(tensors(before), tensors(after), strict=True):
+        strides = zip(old.stride(), old.shape, strict=True) if old.layout is torch.strided else ()
+        shared = any(stride == 0 and size > 1 for stride, size in strides)
+        if shared and not bool(((old == new) | (old.isnan() & new.isnan())).all()):
+            return True
+    return False
+
+
+class _Watched(Target):
+    """Torch CPU with a dispatch mode around the call, but not around the moves. It needs a separate run, because a mode
+    that counts ops changes the behaviour of some ops.
+    """
+
+    name = "cpu"
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def active(self) -> Any:
+        """Return the mode."""
+        return self.mode
+
+
+def _eager_ops(call: Call) -> int:
+    """Return the number of aten ops that the call runs on torch CPU."""
+    ops = AtenOps()
+    Executor(_Watched(ops)).run(call)
+    return ops.total
+
+
+def depends_on_values(call: Call) -> bool:
+    """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
+    ops = Tagged(VALUE_DEPENDENT)
+    Executor(_Watched(ops)).run(call)
+    return ops.found

@@ -1,0 +1,100 @@
+"""A mismatch as the report shows it: the call, both answers, the geometry, and the script that shows it.
+
+Everything is converted to text and numbers right after the comparison, since neither tensors nor the target outlive the
+worker. This module makes no decisions; the oracles have decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy
+import torch
+
+from conformance.engine.target import Target
+from conformance.record.result import Failure
+from conformance.record.sentences import sentence
+from conformance.sources.opinfo import catalog, script
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.variants import Call
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import MAX_SHOWN, Mismatch, differing
+
+LONGEST_TEXT = 2_000
+"""Limit in characters on an exception's text and on printed values."""
+
+
+def failure_of(
+    case: Case,
+    target: Target,
+    call: Call,
+    mismatch: Mismatch,
+    expected: Observation,
+    actual: Observation,
+    dtype: torch.dtype,
+) -> Failure:
+    want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
+    rows: tuple[tuple[str, str, str, bool], ...] = ()
+    if want is not None and got is not None and mismatch.oracle == "value":
+        rows = _rows(want.value, got.value, *catalog.tolerances(catalog.find(case), dtype))
+    elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
+        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
+    geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
+    layouts = {
+        name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+        for name, seen in (("expected", want), ("actual", got))
+        if geometry and seen is not None
+    }
+    where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
+    return Failure(
+        oracle=mismatch.oracle,
+        where=where,
+        expected=mismatch.expected[:LONGEST_TEXT],
+        actual=mismatch.actual[:LONGEST_TEXT],
+        detail=mismatch.detail[:LONGEST_TEXT],
+        sample=call.sample.index,
+        call=script.summary(call.source or case.name, call.tree),
+        script=script.standalone(
+            case,
+            target,
+            call.source,
+            call.tree,
+            call.sample,
+            sentence(replace(mismatch, where=where)),
+            mismatch,
+            tolerances=catalog.tolerances(catalog.find(case), dtype),
+            undefined=_undefined(case, call),
+            sparse=any(name.endswith("['layout']") for name in expected.others),
+        ),
+        values=rows,
+        layouts=layouts,
+    )
+
+
+def _undefined(case: Case, call: Call) -> list[str]:
+    """Return the answers that the judge excludes: results without a defined value, and the storage of a result that the
+    op allocated for an empty out=.
+    """
+    facts = ["storage of"] if call.note == "out empty" else []
+    facts = facts if catalog.has_value(catalog.find(case)) else ["value of", "storage of"]
+    return [f"{fact} {name}" for fact in facts for name in ("result", "out")]
+
+
+def _rows(
+    want: torch.Tensor, got: torch.Tensor, rtol: float | None, atol: float | None
+) -> tuple[tuple[str, str, str, bool], ...]:
+    """Return values as (index, expected, actual, differs): all of a small tensor, or those around the first
+    difference.
+    """
+    if want.shape != got.shape or want.dtype != got.dtype or not want.numel():
+        return ()
+    want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
+    wrong = differing(want, got, False, rtol, atol).reshape(-1)
+    first = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
+    start = 0 if wrong.numel() <= MAX_SHOWN else max(0, min(first - 4, wrong.numel() - MAX_SHOWN // 2))
+    stop = wrong.numel() if wrong.numel() <= MAX_SHOWN else start + MAX_SHOWN // 2
+    rows = []
+    for flat, bad in zip(range(start, stop), wrong[start:stop].tolist(), strict=True):
+        index = tuple(map(int, numpy.unravel_index(flat, want.shape)))
+        rows.append((str(list(index)), str(want[index].item()), str(got[index].item()), bad))
+    return tuple(rows)

@@ -1,0 +1,93 @@
+"""Cases in worker processes: a crash, a hang or running out of memory affects only one case.
+
+Defines `Cases`. A worker notes each sample and phase before it runs it, so the result of a case whose worker died names
+the place. This process imports neither torch nor the target, and makes no decision about passes; a pool manages the
+processes.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Collection, Iterable, Iterator
+
+from conformance.record.errors import UserError
+from conformance.record.result import Failure, Outcome, Result
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
+from conformance.sources.opinfo import worker
+from conformance.sources.opinfo.plan import Case, Entry
+from conformance.sources.opinfo.sample_script import from_op_db
+
+FATES = {
+    ExitReason.CRASH: (Outcome.CRASH, "crash"),
+    ExitReason.MEMORY: (Outcome.CRASH, "memory"),
+    ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
+}
+"""Outcome and oracle of a case, by the exit reason of its worker."""
+
+
+class Cases(PlacedPool):
+    """Workers that run up to `jobs` cases at a time on one target. Use as a context manager."""
+
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
+        super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.sources.opinfo.case"])
+        self.setup = "DEVICE = 'cpu'"
+        self.lacks = frozenset[str]()
+        self.without_backend: tuple[str, ...] = ()
+        self.loops: list[float] = []
+
+    def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
+        """Return all of op_db as the workers load it, and the target's environment; with `beside`, also the entries
+        outside op_db. Raises TargetError, also if the target cannot show one of the `variants`.
+        """
+        try:
+            with self.place.loading(self.target, self.limits):
+                self.ask(os.getpid)
+            entries, environment, self.setup, self.lacks, self.without_backend = self.ask(
+                worker.catalog, self.target, frozenset(variants), beside
+            )
+        except WorkerDied as died:
+            raise unusable(self.target, died.death) from None
+        return entries, environment
+
+    @property
+    def calibration(self) -> float:
+        """Median of the calibration loops so far, in seconds; 0 without any."""
+        return statistics.median(self.loops) if self.loops else 0.0
+
+    def run(self, cases: Iterable[Case]) -> Iterator[Result]:
+        """Yield the results of the cases as they finish; cases begin in the given order. Raises TargetError if no
+        worker can be started, and Stopped.
+        """
+        for case in cases:
+            self.submit(Task(case.id, worker.run, (self.target, case)))
+        for task, answer in self.ended():
+            case = task.args[1]
+            if isinstance(answer, Death):
+                if answer.fate is ExitReason.NEVER_STARTED:
+                    raise unusable(self.target, answer)
+                yield self._lost(case, *FATES[answer.fate], answer)
+            elif isinstance(answer.error, UserError):
+                raise answer.error
+            elif answer.error is not None:
+                said = f"{type(answer.error).__name__}: {answer.error}"
+                yield self._lost(case, Outcome.CRASH, "harness", Death(ExitReason.CRASH, said))
+            else:
+                result, loop = answer.value
+                self.loops += [loop] if loop else []
+                yield result
+
+    def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
+        """Return the result of a case whose worker is gone, from the worker's last note."""
+        last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
+        number, _, phase = last.partition("\t")
+        sample = int(number)
+        finding = f"{outcome}: {death.said}"
+        script = "" if oracle == "harness" else from_op_db(case, self.setup, sample, finding, lacks=self.lacks)
+        where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
+        failure = Failure(
+            oracle, where, "an answer", death.said, f"while running sample {sample}", sample=sample, script=script
+        )
+        seconds = self.limits.unit if outcome is Outcome.TIMEOUT else 0.0
+        return case.result(outcome, samples=max(sample, 1), failed=1, failures=(failure,), seconds=seconds)

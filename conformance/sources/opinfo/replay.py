@@ -1,0 +1,89 @@
+"""Replay of one op_db case, or one sample of it: `conformance opinfo --replay add::float32::forward::as_sampled#3`.
+
+A case's id is enough to run it, since op_db draws the same samples everywhere. The case runs as in any run: in a worker
+that may die, under the same judge. `report/replay.py` defines the output format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from conformance.record import result as model
+from conformance.record.errors import UsageError
+from conformance.record.names import DTYPES, LAYOUTS, VARIANTS, nearest
+from conformance.record.result import Outcome, Result, Run
+from conformance.report.replay import Replayed, show
+from conformance.sources.opinfo.plan import Selection, chosen
+
+ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
+"""Environment variable that makes OpInfo draw only one sample."""
+
+
+def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:
+    """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
+    target. Returns the exit code; raises UsageError for an unknown id.
+    """
+    *files, word = words
+    if len(files) > 1:
+        raise UsageError(f"--replay takes a case id, or a result file and an id, and not {len(words)} words")
+    word, _, index = word.partition("#") if word.rpartition("::")[2].count("#") else (word, "", "")
+    name, selection = selection_of(word, index)
+    if files:
+        saved = model.load(Path(files[0]))
+        known = [result.id for result in saved.results]
+        if name not in known:
+            raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
+        target = target or saved.target
+    with _one_sample(index):
+        made = run(target or "tiny", [selection])
+    results = [result for result in made.results if result.id == name]
+    if not results:
+        if not made.complete:
+            return 130
+        raise UsageError(f"there is no case {name!r}{nearest(name, [result.id for result in made.results])}")
+    return show(_replayed(results[0], made.target, index))
+
+
+def selection_of(word: str, index: str) -> tuple[str, Selection]:
+    """Check a case's id and return it with the selection that runs it. Raises UsageError with the nearest names."""
+    parts = word.split("::")
+    if len(parts) != 4 or (index and not index.isdecimal()):
+        raise UsageError(
+            f"{word + '#' * bool(index) + index!r} is no case id: write OP::DTYPE::VARIANT::LAYOUT, with #3 behind it "
+            "for its sample 3 alone, for example add::float32::forward::as_sampled#3"
+        )
+    for part, among, what in zip(parts[1:], (DTYPES, VARIANTS, LAYOUTS), ("dtype", "variant", "layout"), strict=True):
+        chosen([part], among, what)
+    op, dtype, variant, layout = parts
+    return word, Selection((op,), (dtype,), (variant,), (layout,), None)
+
+
+@contextlib.contextmanager
+def _one_sample(index: str) -> Iterator[None]:
+    before = os.environ.get(ONE_SAMPLE)
+    if index:
+        os.environ[ONE_SAMPLE] = index
+    try:
+        yield
+    finally:
+        if index:
+            os.environ.pop(ONE_SAMPLE)
+            os.environ.update({ONE_SAMPLE: before} if before is not None else {})
+
+
+def _replayed(result: Result, target: str, index: str) -> Replayed:
+    name = result.id + (f"#{index}" if index else "")
+    if result.outcome is Outcome.SKIP or result.oracles == ("skip",):
+        raise UsageError(f"{name}: nothing was compared, since {result.reason or result.failures[0].detail}")
+    if result.outcome is Outcome.PASS:
+        return Replayed(name, target, f"sample {index}" if index else f"all {result.samples} samples")
+    about = [
+        f"{one.oracle} of {one.where} in sample {one.sample}: expected {one.expected}, got {one.actual}"
+        + (f" ({one.detail})" if one.detail else "")
+        for one in result.failures
+    ]
+    script = next((one.script for one in result.failures if one.script), "")
+    return Replayed(name, target, "", str(result.outcome), about, script)

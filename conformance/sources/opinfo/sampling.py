@@ -1,0 +1,121 @@
+"""Sample inputs: from op_db on the CPU, in the wanted layout.
+
+OpInfo writes `device=device` for tensors that belong on the device, and nothing or "cpu" for tensors that must stay on
+the CPU (the indices of `tensor_split`). Sampling with the device `cpu:0`, which equals no default, distinguishes the
+two although all tensors lie on the CPU. This module does not depend on oracles or results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.record.names import DIFFERENTIATED, TIERS
+from conformance.sources.opinfo import catalog, seeding
+from conformance.sources.opinfo.plan import ADDING_UP, takes_specials
+from conformance.standalone import specials
+from conformance.standalone.layouts import laid_out
+from conformance.standalone.moving import MARKER, leaves, map_leaves, storage_key
+from conformance.standalone.torch_compat import op_db_outside_tests
+
+
+@dataclass
+class Sample:
+    """Inputs of one call on the CPU. `kept` holds storages that OpInfo keeps on the CPU. `process` is OpInfo's
+    post-processing of outputs whose sign or phase is free, or None.
+    """
+
+    index: int
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: set[int] = field(default_factory=set)
+    process: Callable[[Any], Any] | None = None
+    error_type: Any = None
+    error_regex: str | None = None
+    changed: bool = False
+    """Whether special values were placed."""
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return {"input": self.input, "args": self.args, "kwargs": self.kwargs}
+
+    def take(self, tree: dict[str, Any]) -> None:
+        """Replace the inputs by the leaves of `tree`."""
+        self.input, self.args, self.kwargs = tree["input"], tree["args"], tree["kwargs"]
+
+
+class KeptOnCpu(TorchFunctionMode):
+    """Mode that records the storages of tensors made without the sampling device, which therefore stay on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.device) and args and isinstance(args[0], torch.Tensor):
+            # `device=x.device` in a sampler means the sampling device, but the tensor has lost its index.
+            known = args[0].layout is torch.strided and storage_key(args[0]) in self.alive
+            return result if known or result.type != "cpu" else MARKER
+        if isinstance(result, torch.Tensor) and result.layout is torch.strided:
+            given = leaves((args, kwargs or {}))
+            if any(isinstance(leaf, torch.device) and leaf == MARKER for leaf in given):
+                self.alive.pop(storage_key(result), None)
+            elif not any(isinstance(leaf, torch.Tensor) for leaf in given):
+                self.alive[storage_key(result)] = result
+        return result
+
+
+def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
+    """Yield up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
+    # OpInfo's iterators yield only one sample if PYTORCH_OPINFO_SAMPLE_INPUT_INDEX is set. They must then set the seed
+    # themselves for each sample before it; otherwise `seeding.seed` does the same in less time.
+    wanted = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")
+    only, seeds = int(wanted or "0"), wanted is not None
+    with op_db_outside_tests():
+        if variant == "error_inputs":
+            # Some of these samplers read the device as a string. For an error it does not matter which tensors stay on
+            # the CPU.
+            drawn = iter(op.error_inputs("cpu", set_seed=seeds))
+        elif variant == "reference_inputs":
+            drawn = iter(op.reference_inputs(MARKER, dtype, set_seed=seeds))
+        else:
+            drawn = iter(op.sample_inputs(MARKER, dtype, requires_grad=variant in DIFFERENTIATED, set_seed=seeds))
+    mode = KeptOnCpu()
+    for index in itertools.count(only):
+        if limit is not None and index - only >= limit:
+            return
+        if not seeds:
+            seeding.seed()
+        try:
+            with mode if variant != "error_inputs" else op_db_outside_tests():
+                item = next(drawn)
+        except StopIteration:
+            return
+        given = item.sample_input if variant == "error_inputs" else item
+        sample = Sample(index, given.input, tuple(given.args), dict(given.kwargs), set(mode.alive))
+        if given.output_process_fn_grad.__qualname__ != "SampleInput.__init__.<locals>.<lambda>":
+            sample.process = given.output_process_fn_grad
+        if variant == "error_inputs":
+            sample.error_type, sample.error_regex = item.error_type, item.error_regex
+        if variant in TIERS:
+            family, before = catalog.family(op), sample.tree
+            names, positive = takes_specials(op.name, family, str(dtype)), family in ADDING_UP
+            sample.take(specials.placed(before, TIERS[variant], dtype, sample.kept, names, positive=positive))
+            sample.changed = any(a is not b for a, b in zip(leaves(before), leaves(sample.tree), strict=True))
+        if layout != "as_sampled":
+            _lay_out(sample, layout)
+        yield sample
+
+
+def _lay_out(sample: Sample, layout: str) -> None:
+    """Change the layout of the sample's tensors; a tensor that occurs twice remains one object."""
+    laid: dict[int, Any] = {}
+    sample.take(map_leaves(sample.tree, lambda leaf: laid.setdefault(id(leaf), laid_out(leaf, layout, sample.kept))))

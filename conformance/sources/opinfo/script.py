@@ -1,0 +1,199 @@
+"""Standalone scripts: a failing call as Python code that needs only torch and the target, and a one-line summary.
+
+An input is the values of a storage and a geometry on it. A script rebuilds storages and views, so its result does not
+depend on how the sample was drawn. If that would be long, or the call has no public name, the script takes the sample
+from op_db instead. As for programs, `standalone/script.py` defines the form of a script.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import string
+import textwrap
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from conformance.engine.target import Target
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sample_script import AROUND, from_op_db
+from conformance.sources.opinfo.sampling import Sample
+from conformance.standalone.moving import MARKER, storage_key, tensors
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import Bug, carried, judged, render
+from conformance.standalone.script_runtime import leaves
+from conformance.standalone.tensor_source import NoSource, input_lines, literal
+
+LONGEST = 400
+"""Limit on storage elements of written inputs; a script takes larger inputs from op_db."""
+
+
+def function_name(op: Any) -> str | None:
+    """Return `torch.add` if the OpInfo calls it; None for a wrapper, which has no name outside op_db."""
+    try:
+        named = functools.reduce(getattr, op.name.split("."), torch)
+    except AttributeError:
+        return None
+    return f"torch.{op.name}" if named is op.op else None
+
+
+def method_name(op: Any, suffix: str) -> str | None:
+    """Return `torch.Tensor.add_` if it is the OpInfo's method or in-place variant, else None."""
+    name = f"{op.name}{suffix}"
+    variant = op.inplace_variant if suffix else op.method_variant
+    if name.startswith("_foreach"):
+        return f"torch.{name}"
+    return f"torch.Tensor.{name}" if getattr(torch.Tensor, name, None) is variant else None
+
+
+def summary(name: str, tree: dict[str, Any]) -> str:
+    """Return the call in one line: tensors by size, dtype and, if not contiguous, their strides."""
+    items = [_brief(tree["input"]), *map(_brief, tree["args"])]
+    named = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
+    return f"{name}({', '.join(items + [f'{key}={_brief(value)}' for key, value in named.items()])})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.layout is not torch.strided:
+            return f"Tensor{list(value.shape)} {dtype} {value.layout}"
+        extra = "" if value.is_contiguous() else f" stride {tuple(value.stride())}"
+        extra += f" offset {value.storage_offset()}" if value.storage_offset() else ""
+        return f"Tensor{list(value.shape)} {dtype}{extra}"
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_brief, value[:6])) + (", ..." if len(value) > 6 else "")
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def standalone(
+    case: Case,
+    target: Target,
+    source: str | None,
+    tree: dict[str, Any],
+    sample: Sample,
+    finding: str,
+    mismatch: Mismatch | None = None,
+    *,
+    tolerances: tuple[float | None, float | None] = (None, None),
+    undefined: Collection[str] = (),
+    sparse: bool = False,
+) -> str:
+    """Return the script that makes the call on the CPU and on the target and prints both answers.
+
+    `undefined` are beginnings of mismatches without meaning, such as `value of result`; `sparse` says that a result is
+    sparse.
+    """
+    own_process = sample.process is not None
+    undefined = (*undefined, "value of result") if own_process else tuple(undefined)
+    options = {
+        **judged({"error"} if case.variant == "error_inputs" else target.oracles - {"version"}, target.lacks),
+        "undefined": str(undefined),
+        "rtol": repr(tolerances[0]),
+        "atol": repr(tolerances[1]),
+    }
+    notes = [textwrap.shorten(finding, 500), f"Again: {again(case, target.spec, sample.index)}"]
+    finding = textwrap.shorten(finding, 110)
+    around = AROUND.get(case.variant, "")
+    found = [leaf for leaf in leaves(tree).values() if isinstance(leaf, torch.Tensor)]
+    if sparse or any(tensor.layout is not torch.strided for tensor in found):
+        mismatch = None  # it may be about a component of a sparse tensor, which has no such name
+    try:
+        if source is None or around == "derivatives" or own_process:
+            raise NoSource(case.id)
+        lines, named, call = _written(source, tree, sample, target)
+    except NoSource:
+        stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
+        return from_op_db(
+            case,
+            target.script(),
+            sample.index,
+            finding,
+            mismatch,
+            notes=notes,
+            options=options,
+            out=_out_lines(tree["out"], target) if "out" in tree else [],
+            lacks=target.lacks,
+            stays=stays,
+            processed=own_process,
+            plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
+        )
+    program = f"def program({', '.join(named.values())}):\n    return {{'result': {call}}}"
+    bug = Bug([carried((around,))] if around else [], lines, list(named), program, around)
+    options |= {"apart": "taken_apart"} if sparse else {}
+    notes = [f"Case {case.id}, sample {sample.index}", *notes]
+    roots = ("taken_apart",) if sparse else ()
+    return render(bug, target.script(), finding, mismatch, options, notes, roots)
+
+
+def again(case: Case, target: str, index: int) -> str:
+    """Return the command that runs this sample again."""
+    words = ["python", "-m", "conformance.opinfo_runner", "--target", target, "--replay", f"{case.id}#{index}"]
+    return shlex.join(words)
+
+
+def _kept(tensor: torch.Tensor, sample: Sample) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and storage_key(tensor) in sample.kept
+
+
+def _plain(tree: dict[str, Any]) -> bool:
+    """Whether `.to(device)` preserves all properties of the tensors: each is dense and has a separate storage."""
+    found = tensors(tree)
+    dense = all(
+        one.layout is torch.strided
+        and one.is_contiguous()
+        and one.untyped_storage().nbytes() == one.nbytes
+        and not (one.is_conj() or one.is_neg() or one.is_meta)
+        for one in found
+    )
+    alone = dense and len({storage_key(one) for one in found}) == len(found)
+    return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
+
+
+def _written(
+    source: str, tree: dict[str, Any], sample: Sample, target: Target
+) -> tuple[list[str], dict[str, str], str]:
+    """Return the lines of the inputs, their names in the tree with their names in the script, and the call. Raises
+    NoSource.
+    """
+    named: dict[int, tuple[str, str, torch.Tensor]] = {}
+    for name, leaf in leaves(tree).items():
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in named:
+            if leaf.layout is not torch.strided or leaf.is_meta or len(named) == 26:
+                raise NoSource(name)
+            named[id(leaf)] = (string.ascii_lowercase[len(named)], name, leaf)
+    letters = {key: letter for key, (letter, _, _) in named.items()}
+    stays = {letter for letter, _, tensor in named.values() if target.transforms_program or _kept(tensor, sample)}
+    given = [(letter, tensor) for letter, _, tensor in named.values()]
+    lines = input_lines(given, stays=stays, lacks=target.lacks, longest=LONGEST)
+    lines.append(f"return {{{', '.join(f'{name!r}: {letter}' for letter, name, _ in named.values())}}}")
+
+    def write(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return letters[id(value)]
+        if isinstance(value, list):
+            return f"[{', '.join(map(write, value))}]"
+        if type(value) is tuple:
+            return f"({', '.join(map(write, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, torch.device) and value == MARKER:
+            return "device"
+        return literal(value)
+
+    items = [write(tree["input"]), *map(write, tree["args"])]
+    words = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
+    items += [f"{key}={write(value)}" for key, value in words.items()]
+    if source.startswith("torch.Tensor.") and isinstance(tree["input"], torch.Tensor):
+        call = f"{items[0]}.{source.removeprefix('torch.Tensor.')}({', '.join(items[1:])})"
+    else:
+        call = f"{source}({', '.join(items)})"
+    return lines, {name: letter for letter, name, _ in named.values()}, call
+
+
+def _out_lines(out: Any, target: Target) -> list[str]:
+    made = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
+    names = ", ".join(name for name, _ in made)
+    return [*input_lines(made, lacks=target.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]

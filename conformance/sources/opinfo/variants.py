@@ -1,0 +1,270 @@
+"""Calls of a sample, by variant: the function, the method, in place, into out=, or backward.
+
+Defines `Call`, `VARIANTS` and `reference`. A call is a function of inputs that may lie anywhere, so the CPU and the
+target make the same call. Only the function under test goes through a target's transform, not the code around it.
+Comparison is not part of this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from conformance.engine.executor import Transform, signature_of
+from conformance.engine.loading import load_target
+from conformance.engine.target import Target
+from conformance.record.errors import UserError
+from conformance.record.names import SPECIALS, SPECIALS_BACKWARD
+from conformance.sources.opinfo import script, seeding
+from conformance.sources.opinfo.sampling import Sample
+from conformance.standalone.layouts import contiguous_stride
+from conformance.standalone.moving import map_leaves, moved, observable, taken_apart, tensors
+from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.torch_compat import with_memory
+
+NO_SPECIALS = "it has no tensor that special values can be placed in"
+NO_GRADIENT = "no input requires a gradient"
+NOTHING_THERE = frozenset({NO_SPECIALS, NO_GRADIENT})
+"""Reasons why a variant has nothing to compare in a sample, on any target."""
+
+OUT_FORMS = ("right-sized", "empty", "with gaps")
+
+
+class Draws:
+    """Tangents and cotangents of a call, drawn on the CPU from the seed, in the dtype of the tensor that they belong
+    to. Under `repeated`, a run gets those of the last run, since other dtypes would draw other numbers.
+    """
+
+    def __init__(self) -> None:
+        self.last: list[torch.Tensor] = []
+        self.given: Iterator[torch.Tensor] | None = None
+
+    def start(self) -> None:
+        """Begin a run of the call."""
+        self.last = self.last if self.given else []
+
+    def __call__(self, like: torch.Tensor) -> torch.Tensor:
+        if self.given:
+            return next(self.given).to(like.dtype)
+        self.last.append(torch.randn(like.shape, dtype=like.dtype))
+        return self.last[-1].to(like.device)
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Context in which runs of the call draw nothing and get the last run's tensors."""
+        self.given = iter(self.last)
+        try:
+            yield
+        finally:
+            self.given = None
+
+
+Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""The target's transform, or the identity."""
+
+
+@dataclass
+class Call:
+    """One call to compare, as the executor's subject.
+
+    `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere. The function under
+    test goes through `apply`; code around it, such as drawing cotangents or running backward, does not. `source` is the
+    function's name in a script, or None if it has no name.
+    """
+
+    sample: Sample
+    tree: dict[str, Any]
+    run: Callable[[dict[str, Any], Apply], Any]
+    source: str | None
+    note: str = ""
+    draws: Draws = field(default_factory=Draws)
+
+    def on(self, tree: dict[str, Any]) -> Call:
+        """Return the same call on other inputs."""
+        return replace(self, tree=tree)
+
+    def inputs(self) -> tuple[dict[str, Any], set[int]]:
+        """Return the inputs, and the storages of inputs that stay on the CPU."""
+        return self.tree, self.sample.kept
+
+    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningCall:
+        """Begin the call on inputs that lie on the target."""
+        return RunningCall(self, inputs, target, transform or (lambda function: function))
+
+
+class RunningCall:
+    """A call in progress: one step, whose error is an answer like any other."""
+
+    count = 1
+
+    def __init__(self, call: Call, inputs: dict[str, Any], target: Target, apply: Apply) -> None:
+        self.call, self.inputs, self.target, self.apply = call, inputs, target, apply
+        self.outcome: Any = None
+        self.error: Exception | None = None
+
+    def signature(self, number: int) -> Hashable:
+        """Return a key of the function, its call form and its tensors; a function without a name gets a unique key."""
+        call = self.call
+        return (call.source or object(), call.note, call.run.__qualname__, signature_of(tensors(self.inputs)))
+
+    def advance(self, number: int) -> None:
+        """Make the call, after setting the same seed on each side."""
+        seeding.seed(self.target.device)
+        try:
+            self.outcome = self.call.run(self.inputs, self.apply)
+        except UserError:
+            raise
+        except Exception as error:
+            self.error = error
+
+    def observe(self, target: Target) -> Observation:
+        """Return the observation of the result, or of the error, and of the inputs. An error that a lazy device raises
+        only when it computes is the answer too.
+        """
+        inputs = observable(self.inputs, self.call.tree)
+        if self.error is not None:
+            return observe((), inputs, target=target, error=self.error)
+        try:
+            return observe({"result": taken_apart(self.outcome)}, inputs, target=target)
+        except Exception as error:
+            self.outcome = None
+            return Observation(error=Raised.of(error))
+
+
+class Skip(Exception):
+    """This sample cannot be compared; the text says why."""
+
+
+@functools.cache
+def reference() -> Target:
+    """Return torch CPU, the reference."""
+    return load_target("cpu")
+
+
+def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
+    """Return a call of a function whose first argument is the sample's input."""
+
+    def call(input: Any, args: Any, kwargs: Any) -> Any:
+        return function(input, *args, **kwargs)
+
+    return lambda tree, apply: apply(call)(tree["input"], tree["args"], tree["kwargs"])
+
+
+def _function(op: Any, sample: Sample) -> Iterator[Call]:
+    yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
+
+
+def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sample) -> Iterator[Call]:
+    if not sample.changed:
+        raise Skip(NO_SPECIALS)
+    yield from made(op, sample)
+
+
+def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
+    """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
+    listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
+    if not (isinstance(sample.input, torch.Tensor) or listed):
+        raise Skip("the first argument is no tensor, so there is no method to call")
+    yield Call(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
+
+
+def _out(op: Any, sample: Sample) -> Iterator[Call]:
+    def call(input: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        return op.op(input, *args, **kwargs, out=out)
+
+    def run(tree: dict[str, Any], apply: Apply) -> Any:
+        return apply(call)(tree["input"], tree["args"], tree["kwargs"], tree["out"])
+
+    copied = moved(sample.tree, reference().send, reference().device, sample.kept)
+    try:
+        seeding.seed()
+        result = op.op(copied["input"], *copied["args"], **copied["kwargs"])
+    except Exception as error:
+        raise Skip(f"the CPU raises {type(error).__name__} without out=, so there is no size to give to out") from None
+    wanted = (result,) if isinstance(result, torch.Tensor) else result
+    if not (isinstance(wanted, (tuple, list)) and wanted and all(isinstance(t, torch.Tensor) for t in wanted)):
+        raise Skip("the result is no tensor or tuple of tensors, so there is nothing to give to out")
+    for form in OUT_FORMS:
+        made = [_out_tensor(tensor, form) for tensor in wanted]
+        out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+        name = script.function_name(op)
+        yield Call(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
+
+
+def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
+    if form == "empty":
+        return torch.empty(0, dtype=like.dtype)
+    step = 2 if form == "with gaps" else 1
+    # Filled with sevens, so that an unwritten element and a write into a gap both show.
+    base = torch.full((max(like.numel(), 1) * step + 1,), 7, dtype=torch.uint8).to(like.dtype)
+    return base.as_strided(like.shape, contiguous_stride(like.shape, step))
+
+
+Derive = Callable[[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, list[torch.Tensor]]], Draws], Any]
+"""Function that runs the call on a tree, which returns its result and the parts with gradients, and
+differentiates it.
+"""
+
+
+def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
+    if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
+        raise Skip(NO_GRADIENT)
+    drawn, forward = Draws(), _named(op.op)
+
+    def run(tree: dict[str, Any], apply: Apply) -> Any:
+        def function(inputs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+            result = forward(inputs, apply)
+            processed = result if sample.process is None else sample.process(result)
+            return result, [tensor for tensor in tensors(processed) if tensor.requires_grad]
+
+        drawn.start()
+        return derive(tree, function, drawn)
+
+    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+
+
+def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
+    result, found = function(tree)
+    if found:
+        seeding.seed()
+        torch.autograd.backward(found, list(map(drawn, found)))
+        for tensor in tensors(tree):
+            tensor.grad = with_memory(tensor.grad)
+    return result
+
+
+def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
+    duals: list[torch.Tensor] = []
+
+    def dual(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
+        return duals[-1]
+
+    with forward_ad.dual_level():
+        _, found = function(map_leaves(tree, dual))
+        if not found:
+            return []
+        gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
+        return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
+
+
+VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
+    "forward": _function,
+    "reference_inputs": _function,
+    "error_inputs": _function,
+    "method": functools.partial(_on_tensor, "method_variant", ""),
+    "inplace": functools.partial(_on_tensor, "inplace_variant", "_"),
+    "out": _out,
+    "backward": functools.partial(_differentiated, _backward),
+    "forward_over_backward": functools.partial(_differentiated, _forward_over_backward),
+    **dict.fromkeys(SPECIALS, functools.partial(_special, _function)),
+    **dict.fromkeys(SPECIALS_BACKWARD, functools.partial(_special, functools.partial(_differentiated, _backward))),
+}

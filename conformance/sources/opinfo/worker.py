@@ -1,0 +1,82 @@
+"""Worker functions of the OpInfo run: list op_db, and run one case.
+
+The process that collects results must be able to name these functions without importing torch. Each function therefore
+imports its dependencies itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from conformance.record.errors import TargetError
+from conformance.record.names import VARIANTS
+from conformance.record.result import Result
+from conformance.run.messages import COMPILING
+from conformance.run.worker import loaded, step, unit
+from conformance.sources.opinfo.plan import Case, Entry
+
+CALIBRATE_EVERY = 20
+"""Cases between two calibration loops of a worker."""
+
+
+def catalog(
+    target: str, variants: Collection[str] = (), beside: bool = False
+) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...]]:
+    """Return op_db without the variants that the target cannot show, and facts about the target.
+
+    With `beside`, the entries outside op_db are included. The facts are the target's environment, the lines that set it
+    up in a script, the features that it lacks, and its `without_backend`. Raises TargetError, also if the target cannot
+    show one of `variants`, which the user named.
+    """
+    under_test = loaded(target)
+    left_out = under_test.unsupported_variants
+    refused = [variant for variant in VARIANTS if variant in variants and variant in left_out]
+    if refused:
+        left = ",".join(variant for variant in VARIANTS if variant not in left_out)
+        raise TargetError(
+            f"target {target!r} cannot show the variant {refused[0]}, by its own declaration: choose among "
+            f"--variant {left}"
+        )
+    from conformance.sources.opinfo import catalog as op_db
+    from conformance.sources.opinfo import seeding
+
+    # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
+    environment = {
+        **{name: str.__str__(text) for name, text in under_test.environment().items()},
+        "seed": f"{seeding.SEED}",
+    }
+    shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
+    return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend
+
+
+def run(target: str, case: Case) -> tuple[Result, float]:
+    """Return the case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+    global _cases_run
+    under_test = loaded(target)
+    from conformance.sources.opinfo.case import run_case
+
+    def note(sample: int, phase: str, builds: bool = False) -> None:
+        step(f"{sample}\t{phase}", COMPILING if builds else phase)
+
+    with unit(case.id):
+        note(0, "sampling")
+        result = run_case(case, under_test, note)
+    _cases_run += 1
+    return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
+
+
+_cases_run = 0
+
+
+def calibration_loop() -> float:
+    """Return the seconds of a fixed workload similar to a run: Python, and small torch calls."""
+    import torch
+
+    begin = time.perf_counter()
+    small, total = torch.ones(16, 16), 0
+    for number in range(2_000):
+        small = small.add(1.0).t()
+        total += len(str(number))
+    return time.perf_counter() - begin

@@ -1,0 +1,100 @@
+"""One case on both sides, in one process and in this order: torch CPU, the answer in float64, and the target.
+
+Defines `measure`. Tensors of one side must not be alive while the other's memory is measured. Inputs are therefore
+created anew for each side, and only the `Answer` summaries of torch CPU's answers remain.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.engine.executor import Executor, Transform, Watch, signature_of
+from conformance.engine.target import Target
+from conformance.record.footprint import allowed
+from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
+from conformance.sources.sizes.table import Case, Row
+from conformance.standalone import sizes as calls
+from conformance.standalone.moving import tensors
+from conformance.standalone.observation import Observation
+from conformance.standalone.sizes import Exact, Side
+
+
+@dataclass
+class Sized:
+    """The executor's subject: a case's call on its inputs, observed by its costs and answers."""
+
+    case: Case
+    exact: Exact
+    side: Side | None = None
+
+    def inputs(self) -> tuple[dict[str, Any], set[int]]:
+        """Create the inputs; no input stays on the CPU."""
+        self.given = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
+        return self.given, set()
+
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
+        """Begin the call on inputs that lie on the target, and release the inputs on the CPU."""
+        self.given.clear()
+        program = built(self.case.row, self.case.scale, target.device)[0]
+        return Running(self, inputs, transform(program) if transform else program, target)
+
+
+class Running:
+    """A call in progress: one step, which also reads the answers."""
+
+    count = 1
+    outcome: Any = None
+
+    def __init__(self, subject: Sized, given: dict[str, Any], program: Callable[..., Any], target: Target) -> None:
+        self.subject, self.given, self.program, self.target = subject, given, program, target
+        target.can_be_waited_for()  # tested before the call, whose own errors may come from a later wait
+
+    def signature(self, number: int) -> Hashable:
+        """Return a key of the case and its inputs."""
+        return (self.subject.case.id, signature_of(tensors(self.given)))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        backward = self.subject.case.variant == "backward"
+        settle = self.target.synchronize
+        self.subject.side = calls.measured(self.program, self.given, backward, self.subject.exact, settle)
+
+    def observe(self, target: Target) -> Observation:
+        """Return an empty observation: the step has already read the answers."""
+        return Observation()
+
+
+def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
+    """Return the row's program for this device, and a function that creates its inputs on the CPU."""
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "pattern": calls.pattern, "device": device}
+    names |= row.sizes(scale)
+    exec(f"{row.program()}\n\n{row.made()}", names)  # noqa: S102 - text of this package's own table
+    return names["program"], names["inputs"]
+
+
+def on_cpu(case: Case) -> tuple[Side, Exact]:
+    """Return torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
+    program, inputs = built(case.row, case.scale, torch.device("cpu"))
+    backward = case.variant == "backward"
+    try:
+        exact = {} if case.row.exact else calls.exact_answers(program, inputs(), backward)
+        return calls.measured(program, inputs(), backward, exact), exact
+    except Exception as error:
+        raise raised_on_cpu(error) from None
+
+
+def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:
+    """Return torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
+    cpu, exact = on_cpu(case)
+    gc.collect()
+    short = short_of_memory(calls.resident("VmData") + cpu.inputs + allowed(cpu.held, cpu.peak))
+    subject = Sized(case, exact)
+    execution = Executor(target).run(subject, watch=watch)
+    require_answer(execution, short)
+    assert subject.side is not None  # without an error the step has run
+    return cpu, subject.side

@@ -1,0 +1,50 @@
+"""Standalone script of a sizes finding: the call on torch CPU and on the target, judged as in the run.
+
+The script carries the source of the functions that measure (`standalone/sizes.py`), so it reads the peak of its own
+process in the same way. It needs as much memory as the call does.
+"""
+
+from __future__ import annotations
+
+from conformance.sources.sizes.table import Case
+from conformance.standalone.script import carried, defined, inert
+
+MARKER = "# What each side takes and gives: exit code 1 where the target's is not as it should be."
+
+
+def standalone(case: Case, setup: str, finding: str) -> str:
+    """Return the script; its exit code is 1 if the target is wrong, else 0. `setup` is the target's `script()`, and
+    `finding` a sentence about the finding.
+    """
+    row, known = case.row, defined(setup)
+    backward = case.variant == "backward"
+    run, device = ("transform(program)", "'cpu'") if "transform" in known else ("program", "DEVICE")
+    names = ", ".join(row.sizes(case.scale))
+    sizes = [f"{names} = {', '.join(map(str, row.sizes(case.scale).values()))}"] if names else []
+    own = "\n\n".join(
+        [
+            f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
+            *sizes,
+            carried(("pattern",)).strip("\n") if "pattern" in row.made() else "",
+            row.made(),
+            row.program(),
+        ]
+    )
+    exact = "{}" if row.exact else f"exact_answers(program, inputs(), {backward})"
+    got = f"got = measured({run}, given, {backward}, exact)"
+    end = [
+        "device = 'cpu'",
+        f"exact = {exact}",
+        f"cpu = measured(program, inputs(), {backward}, exact)",
+        f"device, given = {device}, inputs()",
+        "given = tree_map(lambda x: x.to(device) if torch.is_tensor(x) else x, given)",
+        *(["with MODE:", f"    {got}"] if "MODE" in known else [got]),
+        "for name, side in ('torch CPU', cpu), ('target', got):",
+        "    print(f'{name}: peak {side.peak >> 20} MiB, {side.held >> 20} MiB held, {side.seconds:.1f} s')",
+        "found = faults(cpu, got)",
+        "for fault in found:",
+        "    print('{} of {}: expected {}, got {} ({})'.format(*fault))",
+        "raise SystemExit(bool(found))",
+    ]
+    rest = carried(("measured", "exact_answers", "faults", "tree_map"), frozenset(defined(own)))
+    return "\n".join([own, "", MARKER, rest, "", *end, ""])

@@ -1,0 +1,394 @@
+"""A finding as a standalone Python script that needs only torch and the target; one form for programs and op_db cases.
+
+The first screen of a script is the bug in plain torch, so that it can be pasted into an issue: the inputs, the calls,
+and a print of the one answer that differs, from the CPU and from the target. The script loads the device first, since
+autograd counts the devices before the first `backward`. A device may push modes under which torch CPU answers
+differently. The CPU therefore answers in another thread, which has no modes. After a marker comes the comparison by the
+harness's rules; its exit code says whether anything differs. That part is the source of the harness, read from its
+files without importing them: a process that must not load torch writes scripts too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conformance.declare.features import FEATURES
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
+
+if TYPE_CHECKING:
+    from conformance.standalone.oracles import Mismatch
+
+MARKER = "# The full comparison: exit code 1 where anything differs that is judged, 0 where nothing does."
+"""Separates the bug in plain torch from the functions that each script carries."""
+
+ROOM = Path(__file__).parent.parent
+MODULES = (
+    "record/names.py",
+    "record/accuracy.py",
+    "record/footprint.py",
+    "standalone/torch_compat.py",
+    "standalone/input_layout.py",
+    "standalone/moving.py",
+    "standalone/observation.py",
+    "standalone/modes.py",
+    "standalone/oracles.py",
+    "standalone/script_runtime.py",
+    "standalone/layouts.py",
+    "standalone/specials.py",
+    "standalone/sample_runtime.py",
+    "standalone/accuracy.py",
+    "standalone/sizes.py",
+)
+"""Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
+
+IMPORTS = {
+    "contextlib.": "import contextlib",
+    "overrides._": "from torch import overrides",
+    "dispatch._": "from torch.utils import _python_dispatch as dispatch",
+    "math.": "import math",
+    "random.Random(": "import random",
+    "@dataclass": "from dataclasses import dataclass",
+    "field(default": "from dataclasses import field",
+    "zlib.crc": "import zlib",
+    "ctypes.CDLL": "import ctypes",
+    "gc.collect(": "import gc",
+    "time.perf": "import time",
+    "tree_leaves(": "from torch.utils._pytree import tree_leaves",
+    "tree_map(": "from torch.utils._pytree import tree_map",
+    "forward_ad.": "from torch.autograd import forward_ad",
+    "default_tolerances(": "from torch.testing._comparison import default_tolerances",
+}
+"""Imports that carried functions need in addition to torch. Each key is a text in the functions that need the
+import."""
+
+ANSWERS = {
+    "dtype": "{}.dtype",
+    "shape": "tuple({}.shape)",
+    "stride": "{}.stride()",
+    "storage_offset": "{}.storage_offset()",
+    "version": "{}._version",
+    "storage": "{0}.data.set_({0}.untyped_storage()).tolist()",
+    "device": "{}.device",
+}
+"""The expression that prints a tensor's answer, by the oracle that saw the difference."""
+
+BY_STRIDES = "{}.detach().as_strided(({}.untyped_storage().nbytes() // {}.element_size(),), (1,), 0).tolist()"
+"""A whole storage on a device without `set_`."""
+
+FLAGS = {
+    "conj": "{}.is_conj()",
+    "neg": "{}.is_neg()",
+    "inference": "{}.is_inference()",
+    "channels_last": "{}.is_contiguous(memory_format=torch.channels_last)",
+    "channels_last_3d": "{}.is_contiguous(memory_format=torch.channels_last_3d)",
+}
+"""The expression that prints a layout flag, by the flag's word in `contiguity`."""
+
+
+class Bug(NamedTuple):
+    """The part of a script that is specific to the bug.
+
+    `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
+    them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
+    `call` names the function in `functions` that does it.
+    """
+
+    functions: Sequence[str]
+    inputs: Sequence[str]
+    given: Collection[str]
+    program: str
+    call: str = ""
+
+
+def render(
+    bug: Bug,
+    setup: str,
+    about: str,
+    mismatch: Mismatch | None,
+    options: Mapping[str, str],
+    notes: Sequence[str] = (),
+    roots: Sequence[str] = (),
+) -> str:
+    """Return the script. `about` is its docstring, which may hold any text, and `notes` are comments after the marker.
+    `setup` is the target's `script()`. `mismatch` selects the printed answer; None prints all results. `options` are
+    further arguments of `compare`, as expressions, and `roots` the carried functions that they name."""
+    names = {"transform": "transform", "MODE": "mode"}
+    chosen = {key: name for name, key in names.items() if name in defined(setup)}
+    chosen |= {"call": bug.call} if bug.call else {}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
+    early = any("torch.testing._internal" in text for text in bug.functions)
+    loading = load(setup, early)
+    own = [
+        f'"""{inert(about)}"""\n{loading.head}',
+        *bug.functions,
+        "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
+        bug.program,
+        loading.late,
+        "\n".join(_both(bug, setup, mismatch, options, loading.pushes)),
+    ]
+    text = "\n\n".join(part.strip("\n") for part in own if part)
+    remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
+    rest = carried(("compare", *roots), frozenset(defined(text)))
+    end = f"raise SystemExit(bool(compare({given})))"
+    return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
+
+
+def own_part(text: str) -> str:
+    """Return the part of a script before the marker, which runs alone: the bug in plain torch."""
+    return text.partition(MARKER)[0].rstrip("\n")
+
+
+class Loading(NamedTuple):
+    """The lines of a script that load its device: `head`, the first lines after the docstring, and `late`, lines before
+    the calls. `pushes` says that the device may have pushed modes onto its thread by then."""
+
+    head: str
+    late: str = ""
+    pushes: bool = False
+
+
+def load(setup: str, early: bool) -> Loading:
+    """Split a target's `script()` into the lines that register a device, under a `try`, and the others. With `early`,
+    only the imports come first: op_db must be imported after a device is registered, and it must generate its samples
+    before the device pushes modes."""
+    plain = Loading(f"import torch\n{setup.strip()}")
+    try:
+        body = ast.parse(setup).body
+    except SyntaxError:  # the text is the target's; running the script shows the error
+        return plain
+    first = next((at for at, line in enumerate(body) if not _registers(line)), len(body))
+    lines, rest = [*map(ast.unparse, body[:first])], "\n".join(map(ast.unparse, body[first:]))
+    used = {node.id for line in body[first:] for node in ast.walk(line) if isinstance(node, ast.Name)}
+    bound = {
+        (alias.asname or alias.name).partition(".")[0]
+        for line in body[:first]
+        if isinstance(line, (ast.Import, ast.ImportFrom))
+        for alias in line.names
+    }
+    if not lines or used & bound:
+        return plain
+    head = f"import sys, torch, concurrent.futures as futures\n{rest}"
+    if len(body) - first > 1 or not rest.startswith("DEVICE = "):
+        return Loading(f"{head.replace(', concurrent.futures as futures', '')}\n\n{_tried(lines)}")
+    calls = [line for line in lines if not line.startswith(("import ", "from ", "os.environ["))] if early else []
+    check = "torch.empty(1, device=DEVICE)"
+    if not calls:
+        return Loading(f"{head}\n\n{_tried([*lines, check])}", pushes=True)
+    imports = [line for line in lines if line not in calls]
+    return Loading(f"{head}\n\n{_tried(imports)}", _tried([*calls, check]), True)
+
+
+def _registers(line: ast.stmt) -> bool:
+    """Whether a line imports, sets an environment variable, or only calls."""
+    if isinstance(line, ast.Assign):
+        return ast.unparse(line.targets[0]).startswith("os.environ[")
+    return isinstance(line, (ast.Import, ast.ImportFrom, ast.Expr))
+
+
+def _tried(lines: Sequence[str]) -> str:
+    """Return these lines under a `try`. Modules are also found in the current folder, as with the installed command. If
+    a line fails, the script prints one sentence and exits with code 2, which differs from the code of a difference."""
+    said = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
+    return "\n".join(
+        [
+            "try:",
+            f"    sys.path.append(''); {'; '.join(lines)}",
+            "except Exception as error:",
+            f"    print({said}, file=sys.stderr)",
+            "    sys.exit(2)",
+        ]
+    )
+
+
+def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool) -> Iterator[str]:
+    """Yield the lines that make the calls on both sides and print the answer that differs."""
+    run, on, label = "program", "device", "device"
+    if "transform" in defined(setup):
+        run, on, label = "run", '"cpu"', "name"
+        if uses_device(bug.program):
+            yield 'device = "cpu"'
+        yield 'for name, run in ("cpu", program), (DEVICE, transform(program)):'
+    elif "MODE" in defined(setup):
+        label = "name"
+        yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
+        yield "    with mode:"
+    elif pushes:
+        yield (
+            "def print_on(on):\n    global device; device = on" if uses_device(bug.program) else "def print_on(device):"
+        )
+    else:
+        yield 'for device in "cpu", DEVICE:'
+    whole, by_set = _of_all(bug, mismatch), "by_set" not in options
+    shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.given, by_set)
+    call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
+    if "{given}" in shown:
+        body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]
+    elif shown.count("{made}") > 1:
+        body = [f"made = {call}", f"print({label}, {shown})"]
+    else:
+        body = [f"print({label}, {shown.replace('{made}', call)})"]
+    names = {"{given}": "given" if "{given}" in shown else f"inputs({on})", "{made}": "made"}
+    body = [functools.reduce(lambda line, name: line.replace(*name), names.items(), line) for line in body]
+    if _of_all(bug, mismatch) or (mismatch and mismatch.oracle == "structure"):
+        body = ["try:", *(f"    {line}" for line in body)]
+        body += ["except Exception as error:", f"    print({label}, repr(error))"]
+    yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
+    if pushes:
+        yield "futures.ThreadPoolExecutor().submit(print_on, 'cpu').result()  # a thread without the device's modes"
+        yield "print_on(DEVICE)"
+
+
+def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
+    """Whether the mismatch is about no single answer: an error of the whole run, or of a step that should give an
+    answer."""
+    if mismatch is None or mismatch.where in ("the whole run", "the error"):
+        return True
+    return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
+
+
+def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> str:
+    """Return the expression of the answer that differs, with `{made}` for the results and `{given}` for the inputs,
+    both by name. `by_set` says that the device has `set_`."""
+    where = mismatch.where.removeprefix("grad of ")
+    tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
+    if mismatch.oracle == "structure":
+        root, nested, _ = where.partition("[")
+        return f"{{made}}.get({root!r})" if nested else f"type({{made}}.get({where!r})).__name__"
+    if mismatch.oracle == "alias":
+        other = next((name for name in ends if name != where), where)
+        return f"{tensor}.untyped_storage()._cdata == {_named(other, given)}.untyped_storage()._cdata"
+    if mismatch.oracle == "contiguity":
+        flags = set(ends[0].split()) ^ set(ends[1].split())
+        return next((text for word, text in FLAGS.items() if word in flags), "{}.is_contiguous()").replace("{}", tensor)
+    if mismatch.oracle == "grad":
+        if where == mismatch.where:
+            return f"{tensor}.requires_grad"
+        tensor += ".grad"
+        if "none" in ends:
+            return f"{tensor} is None"
+        if ends[0].startswith("torch."):
+            return f"{tensor}.dtype, tuple({tensor}.shape)"
+    if mismatch.oracle == "storage" and not by_set:
+        return BY_STRIDES.replace("{}", tensor)
+    if mismatch.oracle in ANSWERS:
+        return ANSWERS[mismatch.oracle].replace("{0}", "{}").replace("{}", tensor)
+    if mismatch.oracle in ("value", "grad") and mismatch.detail:
+        return f"{tensor}[{mismatch.first}].item()" if " elements, first " in ends[0] else f"{tensor}.tolist()"
+    return f"repr({tensor})"
+
+
+def _named(where: str, given: Collection[str]) -> str:
+    """Return `result[0]` as an expression. The name of an input refers to the input."""
+    if where in given:
+        return f"{{given}}[{where!r}]"
+    root, bracket, rest = where.partition("[")
+    return f"{{{'given' if root in given else 'made'}}}[{root!r}]{bracket}{rest}"
+
+
+def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
+    """Return the options of `compare` that depend on a target's oracles and on the features that the device lacks. The
+    oracle "kernels" is excluded, since a script cannot count kernels."""
+    unseen = {"kernels"}.union(*(FEATURES[name].oracles for name in lacks))
+    unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()
+    chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - unseen]
+    return {"oracles": repr(chosen), **({"by_set": "False"} if "set_" in lacks else {})}
+
+
+def inert(text: str) -> str:
+    """Escape arbitrary text for a docstring: it cannot end the docstring, start an escape, or move a terminal's
+    cursor."""
+    escaped = text.replace("\\", "\\\\").replace('"', "'")
+    return "".join(c if (c.isascii() and c.isprintable()) or c == "\n" else f"<{ord(c):x}>" for c in escaped)
+
+
+def uses_device(text: str) -> bool:
+    """Whether a text of calls names the device, other than as a keyword."""
+    return re.search(r"\bdevice\b(?!=)", text) is not None
+
+
+@functools.cache
+def defined(text: str) -> frozenset[str]:
+    """Return the names that a text defines at its top level, such as `DEVICE`, `MODE` and `transform` in a target's
+    `script()`."""
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:  # the text is the target's; running the script shows the error
+        return frozenset()
+    named = [line.name for line in body if isinstance(line, (ast.FunctionDef, ast.ClassDef))]
+    return frozenset([*named, *(name for line in body for name in _stored(line))])
+
+
+def _stored(node: ast.AST) -> list[str]:
+    """Return the names that a statement assigns."""
+    found = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return [one.id for one in found if isinstance(one.ctx, ast.Store)]
+
+
+@functools.cache
+def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> str:
+    """Return the source of these functions of the harness and of everything that they use. Annotations and docstrings
+    are removed to keep scripts short. Names in `without` are already defined in the script."""
+    known = _definitions()
+    wanted, left = set[str](), [*roots]
+    while left:
+        name = left.pop()
+        if name in known and name not in wanted and name not in without:
+            wanted.add(name)
+            left += _used(known[name])
+    text = "\n\n".join(ast.unparse(node) for name, node in known.items() if name in wanted)
+    return "\n".join([*(line for used, line in IMPORTS.items() if used in text), "", text])
+
+
+def _used(node: ast.AST) -> set[str]:
+    """Return the names that a definition takes from outside."""
+    inner = {*_stored(node), *(one.arg for one in ast.walk(node) if isinstance(one, ast.arg))}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - inner
+
+
+@functools.cache
+def _definitions() -> dict[str, ast.AST]:
+    """Return functions, classes and constants of the modules by name."""
+    found: dict[str, ast.AST] = {}
+    for module in MODULES:
+        for node in ast.parse((ROOM / module).read_text(encoding="utf-8")).body:
+            name = getattr(node, "name", "") or next(iter(_stored(node)), "")
+            if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
+                found.pop(name, None)
+                found[name] = _Bare().visit(node)
+    return found
+
+
+def bare(text: str) -> str:
+    """Return the text of functions without annotations and docstrings."""
+    return ast.unparse(_Bare().visit(ast.parse(text)))
+
+
+class _Bare(ast.NodeTransformer):
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        self.generic_visit(node)
+        return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        node.returns = None
+        return self.undocumented(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        for line in node.body:
+            if not isinstance(line, ast.AnnAssign):  # fields of a dataclass keep their annotations
+                self.visit(line)
+        return self.undocumented(node)
+
+    def undocumented(self, node: Any) -> Any:
+        node.body = node.body[ast.get_docstring(node) is not None :] or [ast.Pass()]
+        return node

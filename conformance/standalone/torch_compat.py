@@ -1,0 +1,434 @@
+"""Every private symbol of torch that the harness uses, in one place, each behind a public function or name.
+
+Defines `SYMBOLS`, `probe`, `missing` and a function for each use. A private symbol may disappear in any minor version.
+The harness then reports one sentence that names the symbol, not an AttributeError in the middle of a run. Symbols of
+torch itself are probed when this module is imported. Symbols of Dynamo, FakeTensorMode and op_db are imported on first
+use. These imports take seconds, and `torch.testing._internal` must not be imported before a target has registered its
+device. The device `tiny` does not depend on the harness, so it has a similar module of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from conformance.record import versions
+from conformance.record.errors import TargetError
+
+SYMBOLS: dict[str, str] = {
+    "torch:_neg_view": ">=2.9",
+    "torch:_is_zerotensor": ">=2.9",
+    "torch:Tensor._indices": ">=2.9",
+    "torch:Tensor._is_view": ">=2.9",
+    "torch:Tensor._values": ">=2.9",
+    "torch:Tensor._version": ">=2.9",
+    "torch:UntypedStorage._cdata": ">=2.9",
+    "torch._C:DispatchKey": ">=2.9",
+    "torch._C:DispatchKeySet": ">=2.9",
+    "torch._C:_get_privateuse1_backend_name": ">=2.9",
+    "torch._C._functorch:TransformType": ">=2.9",
+    "torch._C._functorch:maybe_current_level": ">=2.9",
+    "torch._C._functorch:peek_interpreter_stack": ">=2.9",
+    "torch._ops:OpOverload.redispatch": ">=2.9",
+    "torch.overrides:_get_current_function_mode_stack": ">=2.9",
+    "torch.overrides:_pop_mode": ">=2.9",
+    "torch.overrides:_push_mode": ">=2.9",
+    "torch.testing._comparison:default_tolerances": ">=2.9",
+    "torch.utils._python_dispatch:TorchDispatchMode": ">=2.9",
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack": ">=2.9",
+    "torch.utils._python_dispatch:_pop_mode": ">=2.9",
+    "torch.utils._python_dispatch:_push_mode": ">=2.9",
+    "torch.utils._pytree:tree_leaves": ">=2.9",
+    "torch.utils._pytree:tree_map": ">=2.9",
+}
+"""Symbols that come with torch itself, and the versions that have them."""
+
+ON_USE: dict[str, str] = {
+    "torch._dynamo:disable": ">=2.9",
+    "torch._dynamo:list_backends": ">=2.9",
+    "torch._dynamo:reset": ">=2.9",
+    "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
+    "torch._dynamo.guards:profile_guard_manager": "",
+    "torch._dynamo.utils:counters": ">=2.9",
+    "torch._inductor:config.fallback_random": ">=2.9",
+    "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
+    "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
+    "torch._logging:set_logs": ">=2.9",
+    "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
+    "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
+    "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_unary_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_binary_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_pointwise_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_reduce_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:foreach_other_op_db": ">=2.9",
+    "torch.testing._internal.common_methods_invocations:wrapper_set_seed": ">=2.9",
+    "torch.testing._internal.common_utils:SEED": ">=2.9",
+    "torch.testing._internal.common_utils:extract_test_fn": ">=2.9",
+    "torch.testing._internal.opinfo.core:DecorateInfo": ">=2.9",
+    "torch.testing._internal.opinfo.core:OpInfo": ">=2.9",
+    "torch.testing._internal.opinfo.core:SampleInput": ">=2.9",
+    "torch.testing._internal.opinfo.core:extract_test_fn": ">=2.9",
+}
+"""Symbols imported on first use, and the versions that have them. An empty specifier claims no version.."""
+
+
+def found(name: str) -> Any:
+    """Return a private symbol of torch. Raises TargetError with one sentence if this torch does not have it."""
+    module, _, path = name.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in path.split("."):
+            value = getattr(value, part)
+        return value
+    except (ImportError, AttributeError):
+        raise TargetError(
+            f"torch {versions.installed()} has no {name.replace(':', '.')}, which is used here: install one of "
+            f"{versions.OLDEST} to {versions.NEWEST}, `pip install 'torch<={versions.NEWEST}.99'`"
+        ) from None
+
+
+def missing(symbols: Iterable[str]) -> list[str]:
+    """Return the symbols that the installed torch does not have."""
+    gone = []
+    for name in symbols:
+        try:
+            found(name)
+        except TargetError:
+            gone.append(name)
+    return gone
+
+
+def probe(symbols: Iterable[str] = tuple(SYMBOLS)) -> None:
+    """Check that torch has these symbols. Raises TargetError with one sentence that names the first missing one."""
+    gone = missing(symbols)
+    if gone:
+        found(gone[0])
+
+
+versions.check()
+probe()
+
+from torch._C import DispatchKey, DispatchKeySet  # noqa: E402 - after the probe, which names what is gone
+from torch.testing._comparison import default_tolerances  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
+
+VALUE_DEPENDENT = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+"""torch's tags of operators whose result's metadata, or plain answer, depends on values."""
+
+DRAWS_NUMBERS = (torch.Tag.nondeterministic_seeded,)
+"""torch's tag of operators that draw from a generator."""
+
+__all__ = [
+    "VALUE_DEPENDENT",
+    "DispatchKey",
+    "DispatchKeySet",
+    "TorchDispatchMode",
+    "default_tolerances",
+    "tree_leaves",
+    "tree_map",
+]
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """Return an id that is equal exactly for Python objects of one storage. It also works for an empty storage, whose
+    data pointer is always 0."""
+    return storage._cdata
+
+
+def device_names() -> list[str]:
+    """Return the device types that torch accepts here, a renamed one under its new name."""
+    renamed = torch._C._get_privateuse1_backend_name()
+    known = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "ipu", "vulkan", "meta", "lazy")
+    return sorted({*known, *([renamed] if renamed != "privateuseone" else [])})
+
+
+def functorch_level() -> int | None:
+    """Return the level of the torch.func transform that is running, None outside all transforms."""
+    level: int | None = torch._C._functorch.maybe_current_level()
+    return level
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is computing a gradient in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd treats the tensor as a view of another."""
+    return tensor._is_view()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the tensor's count of in-place writes; 0 for an inference tensor, which has no counter."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with the lazy neg bit set."""
+    return torch._neg_view(tensor)
+
+
+def with_memory(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the tensor; if it is a zero tensor without memory, such as the gradient of sgn, return a copy with memory.
+    Reading the storage of the original would end the process."""
+    return tensor.clone() if tensor is not None and torch._is_zerotensor(tensor) else tensor
+
+
+def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the indices and values of a sparse COO tensor that need not be coalesced."""
+    return [tensor._indices(), tensor._values()]
+
+
+def fake_tensor_mode() -> Any:
+    """Return a new FakeTensorMode; its log of unusual calls is silenced."""
+    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    return mode()
+
+
+def forget_fake_calls() -> None:
+    """Empty the cache of call results in fake tensors."""
+    found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
+
+
+def in_functionalize() -> bool:
+    """Whether the running code is inside `torch.func.functionalize`."""
+    interpreter = found("torch._C._functorch:peek_interpreter_stack")()
+    return interpreter is not None and interpreter.key() == found("torch._C._functorch:TransformType").Functionalize
+
+
+# Dynamo
+
+
+def quiet_dynamo() -> None:
+    """Silence torch's logs, unless TORCH_LOGS requests them. Also disable work that Dynamo does for its log alone: it
+    times the guards of each new function, and flushes the processor's caches first, 0.07 s."""
+    import torch._dynamo
+
+    if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without the symbol, there is nothing to silence
+        torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
+    found("torch._logging:set_logs")(all=logging.CRITICAL)
+
+
+def backend_names() -> list[str]:
+    """Return all names that `torch.compile(backend=...)` accepts here, including those not ready for users."""
+    return list(found("torch._dynamo:list_backends")(exclude_tags=()))
+
+
+def compiler_backend(name: str) -> Callable[[torch.fx.GraphModule, list[torch.Tensor]], Any]:
+    """Return the function that compiles a graph, by its registered name. Raises errors of the backend's own import."""
+    compiler: Callable[..., Any] = found("torch._dynamo.backends.registry:lookup_backend")(name)
+    return compiler
+
+
+def has_cpp_compiler() -> bool:
+    """Whether Inductor finds a C++ compiler."""
+    compiler, none = (
+        found("torch._inductor.cpp_builder:get_cpp_compiler"),
+        found("torch._inductor.exc:InvalidCxxCompiler"),
+    )
+    try:
+        return bool(compiler())
+    except (none, RuntimeError, OSError):
+        return False
+
+
+def keep_eager_draws() -> None:
+    """Make Inductor use eager kernels for random numbers, so that a seed gives the same numbers as torch CPU. By
+    default it uses its own generators."""
+    from torch._inductor import config
+
+    config.fallback_random = True
+
+
+def reset_dynamo() -> None:
+    """Discard everything compiled, so that memory stays flat and an answer depends on its own calls alone."""
+    found("torch._dynamo:reset")()
+    forget_fake_calls()
+
+
+def graph_breaks() -> int:
+    """Return the number of graph breaks since `reset_graph_breaks`: each time tracing stopped and plain Python
+    continued."""
+    return sum(found("torch._dynamo.utils:counters")["graph_break"].values())
+
+
+def reset_graph_breaks() -> None:
+    """Reset the count of graph breaks."""
+    found("torch._dynamo.utils:counters").clear()
+
+
+def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, never traced itself; functions that it calls may be compiled again."""
+    eager: Callable[..., Any] = found("torch._dynamo:disable")(function, recursive=False)
+    return eager
+
+
+def unwrapped(error: Exception) -> Exception:
+    """Return the error that the call itself raises, without the errors that Dynamo wraps around it. Scripts carry
+    this."""
+    while any(base.__name__ == "TorchDynamoException" for base in type(error).__mro__):
+        inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+        if not isinstance(inner, Exception):
+            return error
+        error = inner
+    return error
+
+
+def raising_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, changed to raise the call's own error in place of Dynamo's. Scripts carry this."""
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return function(*inputs)
+        except Exception as error:
+            inner = unwrapped(error)
+            if inner is error:
+                raise
+            raise inner from error
+
+    return call
+
+
+# The dispatcher's tables
+
+
+def dispatch_keys(tensor: torch.Tensor) -> list[str]:
+    """Return the dispatch keys of calls on the tensor, the backend's first."""
+    text = str(torch._C._dispatch_keys(tensor))
+    return [key.strip() for key in text[text.find("(") + 1 : text.rfind(")")].split(",") if key.strip()]
+
+
+@functools.cache
+def operator_names() -> frozenset[str]:
+    """Return the names of all operators in the dispatcher, such as aten::add.out."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """Whether a kernel is registered for exactly this key; False for a key that this torch does not have."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+    except RuntimeError:  # for example, there is no AutogradVulkan
+        return False
+
+
+def run_kernel(overload: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the kernel of an operator's overload for the dispatch key of this name. This includes torch's composite
+    kernels."""
+    return overload.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
+
+
+def out_form(operator: str) -> str:
+    """Return the overload with out= that takes the same other arguments; an empty string if there is none."""
+    packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)
+    overload = operator.partition(".")[2] or "default"
+    own = getattr(packet, overload, None)
+    given = None if own is None else [str(each.type) for each in own._schema.arguments if not each.is_out]
+    for name in packet.overloads() if packet is not None and given is not None else ():
+        schema = getattr(packet, name)._schema
+        taken = [str(each.type) for each in schema.arguments if not each.is_out]
+        if taken == given and len(taken) < len(schema.arguments):
+            return f"{schema.name}.{schema.overload_name}"
+    return ""
+
+
+# op_db
+
+
+def op_db() -> SimpleNamespace:
+    """Return PyTorch's op_db with its seed and the decorators that carry tolerances."""
+    internal = "torch.testing._internal"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SimpleNamespace(
+            ops=found(f"{internal}.common_methods_invocations:op_db"),
+            seed=found(f"{internal}.common_utils:SEED"),
+            precision_override=found(f"{internal}.common_device_type:precisionOverride"),
+            tolerance_override=found(f"{internal}.common_device_type:toleranceOverride"),
+            decorate_info=found(f"{internal}.opinfo.core:DecorateInfo"),
+        )
+
+
+FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
+"""The lists of OpInfos of foreach operators, which op_db does not hold."""
+
+
+def foreach_op_db() -> list[Any]:
+    """Return PyTorch's OpInfos of operators on lists of tensors."""
+    module = "torch.testing._internal.common_methods_invocations"
+    return [op for name in FOREACH for op in found(f"{module}:foreach_{name}_op_db")]
+
+
+def sample_input(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a sample input, as OpInfos yield it."""
+    return found("torch.testing._internal.opinfo.core:SampleInput")(first, args=args, kwargs=kwargs)
+
+
+def is_operator(function: Any, name: str) -> bool:
+    """Whether `torch.NAME` is an operator: one of the dispatcher's, or composed of them in Python."""
+    return callable(function) and (hasattr(torch._C._VariableFunctions, name) or name in torch.functional.__all__)
+
+
+NONDETERMINISTIC = frozenset(
+    f"torch.ops.aten.{name}" if name.startswith("_") else name
+    for name in (
+        "_efficient_attention_forward", "_flash_attention_forward", "empty", "empty_like", "empty_permuted",
+        "empty_strided", "new_empty", "new_empty_strided",
+    )
+)  # fmt: skip
+"""OpInfos whose results hold uninitialized memory. OpInfos of torch 2.9 do not declare this themselves."""
+
+
+def nondeterministic(opinfo: Any) -> bool:
+    """Whether an OpInfo's results hold uninitialized memory, at least in part."""
+    return opinfo.name in NONDETERMINISTIC or getattr(opinfo, "has_nondeterministic_output", False)
+
+
+@contextlib.contextmanager
+def op_db_unseeded() -> Iterator[None]:
+    """Inside the block, op_db's entries that draw random numbers call the op itself, and the caller sets the seed.
+    Otherwise they set a seed around the op, in a wrapper that Dynamo cannot trace, so no compiler would ever receive
+    the op."""
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    wrapper = invocations.wrapper_set_seed
+    invocations.wrapper_set_seed = _plain_call
+    try:
+        yield
+    finally:
+        invocations.wrapper_set_seed = wrapper
+
+
+@contextlib.contextmanager
+def op_db_outside_tests() -> Iterator[None]:
+    """Inside the block, OpInfo's iterators do not search for a unittest that requests the samples. The search reads
+    source lines around each frame of the stack, which takes milliseconds, and seeds with the name of a test."""
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    before = common_utils.extract_test_fn, core.extract_test_fn
+    common_utils.extract_test_fn = core.extract_test_fn = _no_test
+    try:
+        yield
+    finally:
+        common_utils.extract_test_fn, core.extract_test_fn = before
+
+
+def _no_test() -> None:
+    return None
+
+
+def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)

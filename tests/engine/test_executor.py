@@ -1,0 +1,263 @@
+"""The executor runs every kind of target, and both commands detect a faulty target of each kind."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.engine.executor import Executor
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Capture, Target
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import UNCAPTURED, judge_program
+from conformance.record.errors import TargetError
+
+ROOT = Path(__file__).parent.parent.parent
+PLANTED = Path(__file__).parent.parent / "planted"
+PROGRAM = Program(
+    (Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), (Step("neg", (tensor("a"),), out=("b",)),)
+)
+LIARS = {
+    "class:liars.ValueDevice": "value",
+    "class:liars.StrideDevice": "stride",
+    "class:liars.Meta": "stride",
+    "class:liars.ValueTransform": "value",
+    "class:liars.StrideTransform": "stride",
+    "class:liars.RaisingTransform": "error",
+    "class:liars.IdleTransform": "structure",
+    "compile:off_by_one,import=liars": "value",
+    "compile:by_columns,import=liars": "stride",
+}
+
+
+@pytest.fixture(autouse=True)
+def liars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the planted targets importable."""
+    monkeypatch.syspath_prepend(str(PLANTED))
+
+
+def case_of(op: str, variant: str = "forward"):
+    """A float32 case of op_db with two samples."""
+    from conformance.sources.opinfo.plan import Case
+
+    return Case(op, "", "unary", "float32", variant, "as_sampled", 2)
+
+
+class TestLies:
+    @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
+    def test_programs_catch_it(self, spec: str, oracle: str) -> None:
+        """In a program, each fault is a mismatch of its oracle."""
+        assert oracle in {
+            mismatch.oracle for mismatch in judge_program(PROGRAM, load_target(spec), locate=False).mismatches
+        }
+
+    @pytest.mark.parametrize(("spec", "oracle"), LIARS.items())
+    def test_op_db_catches_it(self, spec: str, oracle: str) -> None:
+        """In an op_db sample, each fault is a failure too. Regression test: `opinfo` compared torch CPU with itself for
+        every transforming target."""
+        from conformance.sources.opinfo.case import run_case
+
+        target = load_target(spec)
+        for op in ("neg", "mul", "t"):
+            result = run_case(case_of(op), target)
+            if {oracle, "structure"} & {failure.oracle for failure in result.failures}:
+                return
+        pytest.fail(f"{spec} agrees")
+
+    @pytest.mark.parametrize("variant", ["inplace", "method", "out", "backward", "error_inputs"])
+    def test_a_lying_compiler_is_caught_in_every_variant(self, variant: str) -> None:
+        """A backend that is off by one is detected in each way to call an op. A backend that never raises is detected
+        with error inputs."""
+        from conformance.sources.opinfo.case import run_case
+
+        spec = "class:liars.IdleTransform" if variant == "error_inputs" else "compile:off_by_one,import=liars"
+        result = run_case(case_of("add" if variant == "error_inputs" else "mul", variant), load_target(spec))
+        assert result.failures, result
+
+    @pytest.mark.parametrize("op", ["nn.functional.dropout", "randn_like", "bernoulli"])
+    def test_a_lie_about_random_numbers_is_caught(self, op: str) -> None:
+        """A backend that is off by one in random numbers is detected. Regression test: such ops were never compiled,
+        because op_db calls them in a wrapper that sets a seed, which Dynamo cannot trace."""
+        from conformance.sources.opinfo.case import run_case
+
+        result = run_case(case_of(op), load_target("compile:off_by_one,import=liars"))
+        assert "value" in result.oracles, result
+
+    def test_a_transform_that_gives_its_function_back_is_refused(self) -> None:
+        """Such a target gives one sentence and no result, for programs and samples."""
+        from conformance.sources.opinfo.case import run_case
+
+        target = load_target("class:liars.IdentityTransform")
+        with pytest.raises(TargetError, match="transforms nothing"):
+            judge_program(PROGRAM, target)
+        with pytest.raises(TargetError, match="transforms nothing"):
+            run_case(case_of("neg"), target)
+
+    def test_a_backend_that_refuses_is_one_sentence(self) -> None:
+        """The error comes before anything runs."""
+        with pytest.raises(TargetError, match="this backend compiles nothing"):
+            load_target("compile:refuses,import=liars")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("command", [["fuzz", "--programs", "20", "--seed", "1"], ["opinfo", "--op", "mul"]])
+    @pytest.mark.parametrize(
+        ("spec", "code"),
+        [("class:liars.ValueTransform", 1), ("class:liars.StrideDevice", 1), ("class:liars.IdentityTransform", 2)],
+    )
+    def test_the_commands_say_so(self, command: list[str], spec: str, code: int, tmp_path: Path) -> None:
+        """A fault gives exit code 1. A target that transforms nothing gives exit code 2 and one sentence."""
+        words = [sys.executable, "-m", "conformance", *command, "--target", spec, "--reports", str(tmp_path)]
+        env = {"PYTHONPATH": f"{ROOT}:{PLANTED}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        said = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+        assert said.returncode == code, said.stdout + said.stderr
+        assert "Traceback" not in said.stderr
+        assert code == 1 or "transforms nothing" in said.stderr
+
+
+class TestWatch:
+    """`watch` receives each step before it runs, and whether the target may compile kernels for it."""
+
+    @staticmethod
+    def told(target: Target, program: Program = PROGRAM) -> list[tuple[int, bool]]:
+        told: list[tuple[int, bool]] = []
+        Executor(target).run(ProgramSubject(program), watch=lambda number, builds: told.append((number, builds)))
+        return told
+
+    def test_the_first_run_builds(self) -> None:
+        """For a signature that is new to the target, the move, the step and the observation may all compile."""
+        target = load_target("cpu")
+        assert self.told(target) == [(0, True), (1, True), (2, True), (2, False)]
+        assert self.told(target) == [(0, False), (1, False), (2, False), (2, False)]
+
+    def test_dtype_and_rank_are_part_of_it(self) -> None:
+        """Another dtype or rank needs another kernel."""
+        target = load_target("cpu")
+        self.told(target)
+        for dtype, shape, stride in (("float64", (2, 3), (3, 1)), ("float32", (6,), (1,))):
+            other = Program((Storage(dtype, 6),), (Input("a", 0, dtype, shape, stride),), PROGRAM.steps)
+            assert self.told(target, other) == [(0, True), (1, True), (2, True), (2, False)]
+            assert self.told(target, other)[1] == (1, False)
+
+    def test_a_new_step_after_a_known_one(self) -> None:
+        """Only the new step and the observation after it may compile."""
+        target = load_target("cpu")
+        self.told(target)
+        longer = PROGRAM.with_steps((*PROGRAM.steps, Step("exp", (tensor("b"),), out=("c",))))
+        assert self.told(target, longer) == [(0, False), (1, False), (2, True), (3, True), (3, False)]
+
+    def test_a_compiler_builds_every_time(self) -> None:
+        """Each program is a new function for a compiler."""
+        target = load_target("aot_eager")
+        for _ in range(2):
+            assert self.told(target)[1] == (1, True)
+
+    @pytest.mark.parametrize(("spec", "lazy"), [("tiny", True), ("device:xla", True), ("device:cpu", False)])
+    def test_a_lazy_device_builds_every_time(self, spec: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A lazy device fuses whole programs and compiles when their results are observed."""
+        assert describe_target(spec).lazy is lazy
+        target = load_target("cpu")
+        monkeypatch.setattr(target, "lazy", lazy, raising=False)
+        self.told(target)
+        assert self.told(target) == [(0, lazy), (1, lazy), (2, lazy), (2, False)]
+
+
+class TestNotCompiled:
+    def test_a_program_is_no_pass(self) -> None:
+        """A program without captured ops agrees trivially, so it counts as unsupported."""
+        verdict = judge_program(PROGRAM, load_target("class:liars.UncapturedTransform"))
+        assert (verdict.passed, verdict.unsupported) == (False, UNCAPTURED)
+
+    def test_a_sample_is_no_pass(self) -> None:
+        """The case compares nothing, and its reason says why."""
+        from conformance.sources.opinfo.case import run_case
+
+        result = run_case(case_of("neg"), load_target("class:liars.UncapturedTransform"))
+        assert (result.outcome, result.samples) == ("SKIP", 0)
+        assert "not compiled" in result.reason
+
+    @pytest.mark.parametrize("op", ["nn.functional.dropout2d", "randn", "multinomial", "nn.functional.rrelu"])
+    def test_random_numbers_are_compiled(self, op: str) -> None:
+        """Both sides use the seed that the harness sets, and the backend receives the op; afterwards op_db's own
+        seeding is restored."""
+        from torch.testing._internal import common_methods_invocations as invocations
+
+        from conformance.sources.opinfo.case import run_case
+
+        wrapper = invocations.wrapper_set_seed
+        result = run_case(case_of(op), load_target("compile:aot_eager"))
+        assert (result.outcome, result.compiled, result.not_compiled) == ("PASS", 2, 0), result
+        assert invocations.wrapper_set_seed is wrapper
+
+    def test_a_graph_break_on_the_op_itself_is_not_compiled(self) -> None:
+        """The output size of `masked_select` depends on values, so Dynamo passes no graph to the backend."""
+        from conformance.sources.opinfo.case import run_case
+
+        result = run_case(case_of("masked_select"), load_target("compile:eager"))
+        assert (result.outcome, result.samples, result.skipped) == ("SKIP", 0, 2)
+        assert (result.compiled, result.partly_compiled, result.not_compiled) == (0, 0, 2)
+
+    @pytest.mark.parametrize(
+        ("capture", "extent"),
+        [(Capture(), "not compiled"), (Capture(1, 3), "compiled"), (Capture(2, 3, 1), "partly compiled")],
+    )
+    def test_extent(self, capture: Capture, extent: str) -> None:
+        """The ops in graphs and the graph breaks decide how far a function was compiled."""
+        assert capture.extent == extent
+
+
+class TestCompileSpec:
+    @pytest.mark.parametrize(
+        ("spec", "text"),
+        [
+            (
+                "compile:aot_egaer",
+                "knows no backend 'aot_egaer': write compile:aot_egaer,import=MODULE, .*; did you mean aot_eager",
+            ),
+            ("compile:aot_eager,impotr=x", r"is not understood \(it has no option 'impotr'\): write compile:NAME"),
+            ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
+            ("compile:", "is not understood: write compile:NAME"),
+            ("compile:eager,import=not_there", "No module named 'not_there'"),
+            ("compile:eager,import=liars,call=not_there", "has no function 'not_there'"),
+        ],
+    )
+    def test_bad_input_is_one_sentence(self, spec: str, text: str) -> None:
+        """A typo gets the nearest name; a module that cannot be imported gets its own error."""
+        with pytest.raises(TargetError, match=text):
+            load_target(spec)
+
+    def test_a_function_is_called_after_the_import(self) -> None:
+        """Some packages register their backend only in an explicit call."""
+        Path(PLANTED, "liars.py")  # registers when it is imported; `off_by_one` is called with no tensor
+        with pytest.raises(TargetError, match="off_by_one"):
+            load_target("compile:eager,import=liars,call=off_by_one")
+
+
+def test_nothing_else_runs_anything_on_a_target() -> None:
+    """Outside the targets, only the executor sends tensors, enters a target's mode or applies its transform."""
+    calls = {"send", "transform", "active", "capture"}
+    found = []
+    for path in (ROOT / "conformance").rglob("*.py"):
+        if {"backend", "targets"} & set(path.parts) or path.name == "executor.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
+                owner = ast.unparse(node.func.value)
+                if "target" in owner.lower():
+                    found.append(f"{path.name}: {owner}.{node.func.attr}")
+    assert found == []
+
+
+def test_steps_are_run_one_by_one() -> None:
+    """With `each`, every step has an observation, and the last one equals that of a normal run."""
+    cpu = load_target("cpu")
+    both = PROGRAM.with_steps((*PROGRAM.steps, Step("zero_", (tensor("b"),))))
+    seen = Executor(cpu).run(ProgramSubject(both), each=True)
+    assert [one.tensors["b"].value.abs().sum().item() for one in seen.observations] == [15.0, 0.0]
+    assert torch.equal(seen.last.tensors["b"].value, Executor(cpu).run(ProgramSubject(both)).last.tensors["b"].value)

@@ -1,0 +1,132 @@
+"""`conformance accuracy`: it finds every inexact op and no other, and survives a crash of its device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from conformance.record import result as model
+from conformance.sources.accuracy.__main__ import main
+
+PLANTED = "class:tests.planted.inaccurate.Inaccurate"
+SCHEMA = Path(model.__file__).with_name("result.schema.json")
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    """The outcome of each case, by op and direction."""
+    return {f"{r.name} {r.variant}": str(r.outcome) for r in model.load(folder / "accuracy.json").results}
+
+
+class TestCommand:
+    def test_planted_faults_are_found(self, tmp_path, capsys):
+        """A float32 sum of squares in batch_norm, an exp with an error of 20 ulp, and a crash are findings; exact ops
+        pass. The report, the summary and the JSON have the table."""
+        names = ("exp", "sigmoid", "nn.functional.batch_norm without weights", "nn.functional.group_norm", "softmax")
+        chosen = [word for name in names for word in ("--op", name)]
+        code = main(["--target", PLANTED, *chosen, "--variant", "forward", "--reports", f"{tmp_path}"])
+        assert code == 1
+        assert outcomes(tmp_path) == {
+            "exp forward": "FAIL",
+            "sigmoid forward": "CRASH",
+            "nn.functional.batch_norm without weights forward": "FAIL",
+            "nn.functional.group_norm forward": "PASS",
+            "softmax forward": "PASS",
+        }
+        run = model.load(tmp_path / "accuracy.json")
+        exp = next(result for result in run.results if result.name == "exp")
+        assert 19 < exp.accuracy.target < 42 and exp.accuracy.cpu < 1
+        assert exp.oracles == ("accuracy",)
+        jsonschema.validate(json.loads((tmp_path / "accuracy.json").read_text()), json.loads(SCHEMA.read_text()))
+        for name in ("accuracy.html", "accuracy-summary.md"):
+            assert "usual numbers" in (tmp_path / name).read_text() or "all exponents" in (tmp_path / name).read_text()
+        assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 3 failed, 0 skipped"
+
+    def test_torch_cpu_has_no_finding(self, tmp_path):
+        """Torch CPU has the errors of torch CPU, forward and in gradients."""
+        chosen = [word for name in ("exp", "lgamma", "mean", "atan2") for word in ("--op", name)]
+        assert main(["--target", "cpu", *chosen, "--reports", f"{tmp_path}"]) == 0
+        measured = model.load(tmp_path / "accuracy.json").measured
+        assert len(measured) == 8
+        assert all(r.accuracy.target == r.accuracy.cpu and r.accuracy.points for r in measured)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(3_600)
+    def test_tiny_has_no_finding(self, tmp_path):
+        """Every op of the table, forward and in gradients, is within 4 times torch CPU's error on the tiny device."""
+        assert main(["--target", "tiny", "-n", "2", "--reports", f"{tmp_path}"]) == 0
+        assert len(model.load(tmp_path / "accuracy.json").measured) > 480
+
+    def test_what_a_profile_declares_lacking(self, tmp_path, capsys):
+        """An op that the target's profile declares lacking does not run, and the output counts it."""
+        profile = tmp_path / "conformance.toml"
+        profile.write_text(
+            '[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n'
+        )
+        words = ["--target", f"{profile}", "--op", "exp", "--op", "sqrt", "--variant", "forward"]
+        assert main([*words, "--reports", f"{tmp_path}"]) == 0
+        assert outcomes(tmp_path) == {"sqrt forward": "PASS"}
+        assert "1 cases of ops that the profile declares lacking" in capsys.readouterr().out
+
+    def test_metadata_has_no_errors(self, capsys):
+        """A target without values is rejected in one sentence."""
+        assert main(["--target", "meta", "--op", "exp"]) == 2
+        assert "has no values" in capsys.readouterr().err
+
+    def test_bad_names(self, capsys):
+        """An op outside the table and an unknown dtype give one sentence, with the reason why an op has no row."""
+        for words, said in (
+            (["--op", "expp"], "did you mean exp"),
+            (["--op", "linalg.eig"], "no unique answer"),
+            (["--dtype", "int8"], "unknown dtype 'int8'"),
+            (["--dtype", "float64", "--op", "mean"], "only elementary functions"),
+        ):
+            assert main(["--target", "cpu", *words]) == 2
+            assert said in capsys.readouterr().err
+
+    def test_declared_findings(self, tmp_path):
+        """A declared finding is XFAIL and the run passes; a declared one that does not show is XPASS and fails the
+        run."""
+        declared, reports = tmp_path / "known.toml", tmp_path / "reports"
+        words = ["--target", PLANTED, "--variant", "forward", "--reports", f"{reports}"]
+        words += ["--expectations", f"{declared}"]
+        assert main([*words, "--op", "exp", "--update-expectations"]) == 0
+        assert outcomes(reports) == {"exp forward": "XFAIL"}
+        entry = '[[expect]]\nop = "expm1"\noracle = ["accuracy"]\nreason = "planted, says this entry"\n'
+        declared.write_text(f"{declared.read_text()}\n{entry}")
+        assert main([*words, "--op", "exp", "--op", "expm1"]) == 1
+        assert outcomes(reports) == {"exp forward": "XFAIL", "expm1 forward": "XPASS"}
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ('op = "expp"', "no op matches 'expp'; did you mean exp"),
+            ('op = "exp"\noracle = ["acuracy"]', "did you mean accuracy"),
+            ('op = "exp"\nlayout = ["clean"]', "unknown layout 'clean'"),
+        ],
+    )
+    def test_a_declaration_of_nothing(self, entry, said, tmp_path, capsys):
+        """An entry that matches nothing is rejected. Regression test: a typo in the file silently declared nothing."""
+        declared = tmp_path / "known.toml"
+        declared.write_text(f'[[expect]]\n{entry}\nreason = "a typo"\n')
+        assert main(["--target", "cpu", "--op", "exp", "--expectations", f"{declared}"]) == 2
+        assert said in capsys.readouterr().err
+
+
+class TestScript:
+    @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])
+    def test_runs_alone(self, tmp_path, name, standalone):
+        """A finding's script exits with 1 if the fault is present, and with 0 on torch CPU."""
+        words = ["--target", PLANTED, "--op", name, "--variant", "forward", "--reports", f"{tmp_path}"]
+        assert main(words) == 1
+        (result,) = model.load(tmp_path / "accuracy.json").results
+        script = result.failures[0].script
+        planted = script.replace(
+            "got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer"
+        )
+        for text, code in ((script, 0), (planted, 1)):
+            made = standalone(text)
+            assert made.returncode == code, made.stderr
+            assert "the largest errors in ulp" in made.stdout

@@ -1,0 +1,128 @@
+"""Grouping of findings by cause: one per wrong op, one sentence for a failure of all programs, FLAKY victims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+from conformance.record import result as model
+from conformance.record.finding import FAIL
+from conformance.record.result import Outcome
+from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.worker import Finding
+
+LIARS = "class:tests.planted.liars."
+VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
+
+
+def program(*steps: Step) -> Program:
+    return Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
+
+
+def campaign(folder: Path, target: str, *programs: Program) -> tuple[int, model.Run]:
+    """Run a campaign over these programs only, without drawn ones; return its exit code and the saved run."""
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, one in enumerate(programs):
+        (corpus / f"{number}.json").write_text(dump(one))
+    reports = folder / "reports"
+    code = main(["--target", target, "--programs", "0", "--corpus", str(corpus), "--reports", str(reports)])
+    return code, model.load(reports / "fuzz.json")
+
+
+class TestOneCause:
+    def test_a_wrong_as_strided_is_one_finding(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """All writes that land in the wrong cell of one view are one finding. Regression test: each write that lands in
+        the wrong cell was a separate finding."""
+        writes = [
+            Step("fill_", (tensor("b"), 7)),
+            Step("add_", (tensor("b"), 1)),
+            Step("setitem", (tensor("b"), {"ellipsis": 0}, 5)),
+        ]
+        code, run = campaign(tmp_path, f"{LIARS}WrongCell", *(program(VIEW, write) for write in writes))
+        (found,) = [result.finding for result in run.results]
+        assert found is not None
+        assert (code, found.title(), found.count, found.steps) == (1, "aliasing / as_strided", 3, 2)
+        assert len({found.signature, *found.signatures}) >= 3
+        said = capsys.readouterr().out
+        assert "3 failing, 1 distinct" in said
+        assert "also seen as: value / " in said
+        (saved,) = (tmp_path / "reports" / "failures").glob("*.json")
+        assert saved.name.endswith("-aliasing-as_strided.json")
+        assert f"python -m conformance.fuzz --replay {saved}\n" in said
+        assert json.loads(saved.read_text())["target"] == f"{LIARS}WrongCell"
+        assert "Seen as" in (tmp_path / "reports" / "fuzz.html").read_text()
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize(("target", "programs"), [("Copying", 60), ("WrongCell", 250)])
+    def test_drawn_programs(self, target: str, programs: int, tmp_path: Path) -> None:
+        """A wrong as_strided is one finding, whatever op calls it. Regression test: `empty_filled`, `resize_filled_`,
+        `fill_diagonal_` and `backward` call as_strided internally and were separate findings. There were four in 150
+        programs, and their scripts printed uninitialized memory."""
+        words = ["--target", f"{LIARS}{target}", "--seed", "0", "--programs", str(programs), "--without", "op_db"]
+        assert main([*words, "--reports", str(tmp_path)]) == 1
+        (found,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
+        assert found.title() == "aliasing / as_strided"
+        assert found.count >= 4
+
+    def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
+        """If the time runs out before shrinking, the report still merges groups of one cause. The smaller program
+        represents them."""
+        running = Campaign(Plan("cpu", reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
+        for number, made in enumerate((long, short)):
+            group = f"stride / as_strided / {number}"
+            running.add(Finding(FAIL, 0, number, group, made, (), 1, "metadata", "as_strided"))
+        (group,) = running.distinct()
+        assert (group.finding.program, group.numbers, len(running.groups)) == (short, {0, 1}, 2)
+        assert len(list((tmp_path / "failures").glob("*.json"))) == 2
+
+    def test_order(self, tmp_path: Path) -> None:
+        """The most severe property comes first; equal properties are ordered by count."""
+        running = Campaign(Plan("cpu", reports=tmp_path))
+        for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
+            finding = Finding(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
+            running.groups.append(Group(finding, set(range(count)), {""}))
+        order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
+        assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
+
+
+class TestTheMoveOfTheInputs:
+    def test_it_is_one_sentence(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A failure common to all programs is one sentence without a script. Regression test: a failure common to all
+        programs was listed as a finding with a script, or as several."""
+        code, run = campaign(tmp_path, f"{LIARS}Unreachable", program(VIEW), program(Step("neg_", (tensor("a"),))))
+        sentence = (
+            "All 2 programs fail at the move of the inputs, before the first step, so that nothing else was compared: "
+            "RuntimeError: no kernel image for this device"
+        )
+        said = capsys.readouterr().out
+        assert (code, run.listed) == (1, [])
+        assert said.count("no kernel image") == 1
+        assert sentence in said
+        assert "script:" not in said
+        page = (tmp_path / "reports" / "fuzz.html").read_text()
+        assert f"<p>{sentence}</p>" in page
+        assert "def program" not in page
+
+
+class TestPoisonedProcesses:
+    def test_a_victim_is_flaky(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A program that fails only after another one in the same process is FLAKY. Regression test: a program that
+        failed only because an earlier one had corrupted the process was reported as a bug. Its second run used the same
+        process and failed too."""
+        spoils = Step("unfold", (tensor("a"), 0, 2, 1), out=("b",))
+        code, run = campaign(tmp_path, f"{LIARS}Poisoned", program(spoils), program(Step("neg_", (tensor("a"),))))
+        (result,) = run.results
+        assert (code, result.outcome) == (1, Outcome.FLAKY)
+        assert result.finding is not None
+        assert result.finding.title() == "flaky / error / neg_"
+        assert "program -2, which its worker had run before it" in result.reason
+        assert result.reason in capsys.readouterr().out

@@ -1,0 +1,386 @@
+"""Time limits: for a program, for compiling its kernels, and for the campaign."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from conformance.declare.known_findings import update
+from conformance.declare.probed import Answer, Probe, Row
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step
+from conformance.record.errors import TargetError
+from conformance.record.finding import CRASH, FAIL, TIMEOUT
+from conformance.record.result import Run
+from conformance.report import __main__ as report
+from conformance.report.causes import causes_of
+from conformance.run import probe as run_probe
+from conformance.run.messages import Limits, OutOfTime, Pool
+from conformance.sources.fuzzing import command, isolation, worker
+from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.isolation import Workers
+from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.terminal import summarize
+from conformance.sources.fuzzing.worker import Finding
+from conformance.standalone.oracles import Mismatch
+
+PLANTED = Path(__file__).parents[2] / "planted"
+
+
+def program(*steps: Step) -> Program:
+    return Program((Storage("float32", 4, "arange"),), (Input("a", 0, "float32", (4,), (1,)),), steps)
+
+
+NEG, EXP = Step("neg", ({"t": "a"},), out=("b",)), Step("exp", ({"t": "a"},), out=("c",))
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PLANTED))
+
+
+class TestBuilding:
+    """Each kernel takes 1.5 s to compile, and a program has a limit of 1 s."""
+
+    @pytest.fixture
+    def replayed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+        def replayed(target: str, *steps: Step, compile_limit: float = 60) -> tuple[int, str, float]:
+            path = tmp_path / "program.json"
+            path.write_text(dump(program(*steps)))
+            began = time.monotonic()
+            words = ["--target", target, "--limit", "1", "--compile-limit", str(compile_limit), "--replay", str(path)]
+            return main(words), capsys.readouterr().out, time.monotonic() - began
+
+        return replayed
+
+    def test_the_first_call_of_an_op_is_not_the_programs_time(self, replayed: Any) -> None:
+        """Compilation in the first call of an op does not count against the program's limit. Regression test: two ops,
+        which take three times the limit, were reported as a hang."""
+        code, said, _ = replayed("class:building.Builds", NEG, EXP)
+        assert (code, "TIMEOUT at" in said) == (0, False), said
+
+    def test_a_later_call_is(self, replayed: Any) -> None:
+        """A call that hangs with a compiled kernel is a TIMEOUT at the program's limit, whatever the compile limit."""
+        code, said, seconds = replayed("class:building.Hangs", NEG, NEG)
+        assert (code, "TIMEOUT at" in said) == (1, True), said
+        assert seconds < 50
+
+    def test_building_has_an_end(self, replayed: Any) -> None:
+        """A first call that hangs is a TIMEOUT when the compile limit is over."""
+        code, said, _ = replayed("class:building.Stuck", NEG, compile_limit=3)
+        assert (code, "TIMEOUT at" in said) == (1, True), said
+
+
+class TestHangs:
+    """Known hangs cost the ordinary limit. Regression test: each hang in a first call cost the whole compile limit,
+    which was 300 s."""
+
+    def test_two_programs_that_hang_are_enough(self, tmp_path: Path) -> None:
+        """After two programs hang in the first call of one op, all workers use the ordinary limit for it, and the
+        result has a note."""
+        campaign = Campaign(Plan("cpu", reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        campaign.add(worker.ended(TIMEOUT, 0, 1, program(NEG), 1))
+        assert campaign.hang == {}
+        campaign.add(worker.ended(TIMEOUT, 0, 2, program(NEG), 1))
+        campaign.add(worker.ended(CRASH, 0, 3, program(EXP), 1))
+        campaign.add(worker.ended(CRASH, 0, 4, program(EXP), 1))
+        assert campaign.hang == {"neg": 2}
+        [note] = run_of(campaign).notes
+        assert "neg hung in 2 programs" in note
+
+    @pytest.mark.parametrize("target", ["tiny", "aot_eager"])
+    def test_not_where_a_step_is_not_one_op(self, target: str, tmp_path: Path) -> None:
+        """A lazy device and a compiler build the kernels of several steps together, so no single op is responsible."""
+        campaign = Campaign(Plan(target, reports=tmp_path))
+        for number in range(3):
+            finding = worker.ended(TIMEOUT, 0, number, program(NEG), 1)
+            campaign.groups.append(Group(finding, {0, 1, 2}, set()))
+        assert campaign.hang == {}
+
+    def test_the_ordinary_limit(self) -> None:
+        """The ordinary limit applies to a program that hangs in its first call if its op is in the list of hanging
+        ops."""
+        with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
+            workers.hang = frozenset({"neg"})
+            began = time.monotonic()
+            assert workers.fate(program(NEG)) == TIMEOUT
+            assert time.monotonic() - began < 100
+
+
+class Clock:
+    """Clock that advances only while a pool answers a question."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Slow:
+    """Pool that takes 40 s of a clock for each answer, or the remaining time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.answer, self.asked = clock, None, list[float]()  # type: tuple[Clock, Any, list[float]]
+
+    def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float = math.inf) -> Any:
+        self.asked.append(until)
+        self.clock.now += max(min(40, until - self.clock.now), 0)
+        if self.clock.now >= until:
+            raise OutOfTime
+        return self.answer
+
+
+class SlowProbe(Pool):
+    """Execution place and pool in one. Its clock starts when the target is loaded, and each probe takes 100 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.until = 0.0, []  # type: ignore[var-annotated]
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(run_probe.time, name, lambda: self.now)
+
+    def pool(self, spec: str, limits: Limits) -> SlowProbe:
+        return self
+
+    def loading(self, spec: str, limits: Limits) -> None:
+        """Load without delay."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+    def ask(self, function: Any, *args: Any, seconds: float | None = None, until: float = math.inf) -> Any:
+        if not args:
+            return 1
+        self.until.append(until)
+        self.now += 100
+        if self.now > until:
+            raise OutOfTime
+        return Probe((Row("moves", Answer.YES),))
+
+
+class TestMinutes:
+    """Shrinking respects `--minutes`. Regression test: a campaign of 2 minutes ran 2.5. A shrinking worker had 30 s
+    more, and each smaller program that hung took its whole limit."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(worker.time, "time", clock.time)
+        return clock
+
+    @pytest.fixture
+    def slow(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Slow:
+        slow = Slow(clock)
+        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: slow.ask(*args, **options))
+        return slow
+
+    @pytest.mark.parametrize("kind", [isolation.MEMORY, TIMEOUT, FAIL])
+    @pytest.mark.parametrize("left", [0.5, 30.0, 100.0])
+    def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, slow: Slow) -> None:
+        """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
+        FLAKY."""
+        steps = [NEG] * 8
+        finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
+        until = clock.now + left
+        slow.answer = False if kind != FAIL else finding
+        with Workers("cpu", 60) as workers:
+            small = workers.shrink(finding, 200, until)
+        assert clock.now <= until
+        assert slow.asked
+        assert set(slow.asked) == {until}
+        if left < 40:
+            assert small == finding
+
+    def test_a_worker_answers_before_the_deadline(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
+        given: list[Any] = []
+        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
+        with Workers("cpu", 60) as workers:
+            workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
+        [((_, _, _, _, early), options)] = given
+        assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
+
+    def test_the_probe_is_part_of_them(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The probe counts against `--minutes`. Regression test: for a device whose kernels take a minute, one minute
+        became four. The final message said that no program was supported, although there had been no time for any."""
+        asked: list[Any] = []
+        left: list[float | None] = []
+
+        def resolve(*args: Any, **options: Any) -> tuple[str, Probe]:
+            asked.append(options)
+            return "cpu", Probe(seconds=45.0)
+
+        monkeypatch.setattr(command, "resolve", resolve)
+        monkeypatch.setattr(command, "run_shown", lambda running, console: left.append(running.plan.minutes))
+        assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
+        assert asked == [{"strict": 6.0, "seconds": 60.0}]
+        assert left == [pytest.approx(0.15)]  # a tenth of the time is reserved for running scripts
+        said = "conformance.fuzz: the time of --minutes 1 was over before the first programs had ended"
+        assert capsys.readouterr().err == f"{said}, so nothing was compared: give it more\n"
+
+    def test_a_probe_ends_with_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the probe runs out of time and there is no profile, nothing runs. With a profile, its entries stay valid,
+        untested."""
+        late = SlowProbe(monkeypatch)
+        with pytest.raises(TargetError) as caught:
+            run_probe.resolve("device:cpu", Limits(), late, seconds=60)  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            "target 'device:cpu' was not run: the probe did not end within 60 s; give more --minutes"
+        )
+        assert late.until == [60.0]
+        assert run_probe.probe(late, "device:cpu", 200).seconds == 100.0
+
+    def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
+        """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
+        campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
+        campaign.began_at = clock.now
+        for number in range(3):
+            finding = Finding(FAIL, 0, number, f"group {number}", program(NEG))
+            campaign.groups.append(Group(finding, {number}, set()))
+        slow.answer = "agrees"
+        campaign._compare("cpu")
+        assert clock.now == campaign.began_at + 60
+        assert slow.asked == [clock.now] * 2
+        assert [group.elsewhere for group in campaign.groups] == [{"cpu": "agrees"}, {}, {}]
+
+
+class Shrinking:
+    """Shrinker that needs `seconds` of a clock for each finding and records the time it may take."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds, self.given = clock, seconds, list[float]()
+
+    def shrink(self, finding: Finding, until: float) -> Finding:
+        self.given.append(until - self.clock.now)
+        self.clock.now += self.seconds
+        return replace(finding, group=f"value / {finding.op}", program=finding.program.with_steps(()))
+
+    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+        return small
+
+
+class TestShrinkingMeanwhile:
+    """With `--minutes`, findings shrink during drawing. Regression test: shrinking came last, and 211 of 241 findings
+    of one campaign were never shrunk."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(worker.time, name, clock.time)
+        return clock
+
+    @staticmethod
+    def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
+        """Campaign with this number of findings that has drawn programs for `drawn` seconds."""
+        campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
+        (folder / "failures").mkdir()
+        for number in range(findings):
+            made = Finding(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
+            campaign.groups.append(Group(made, {number}, {made.group}))
+        clock.now += drawn
+        return campaign
+
+    def small(self, campaign: Campaign) -> int:
+        return sum(group.shrunk for group in campaign.groups)
+
+    def test_it_takes_its_share(self, clock: Clock, tmp_path: Path) -> None:
+        """Findings shrink until their share of the elapsed time is used; then the campaign draws programs again."""
+        campaign, shrinker = self.running(clock, tmp_path, 50, 60.0, drawn=100.0), Shrinking(clock, 10.0)
+        campaign._shrink_meanwhile(shrinker)
+        first = self.small(campaign)
+        assert campaign.shrinking == 10.0 * first
+        assert campaign.shrinking >= MEANWHILE * (clock.now - campaign.began) > campaign.shrinking - 10.0
+        campaign._shrink_meanwhile(shrinker)
+        assert self.small(campaign) == first
+        clock.now += 100.0
+        campaign._shrink_meanwhile(shrinker)
+        assert self.small(campaign) > first
+
+    def test_one_finding_has_its_turn(self, clock: Clock, tmp_path: Path) -> None:
+        """A turn ends after the longest turn, or with the remaining time for drawing."""
+        campaign, shrinker = self.running(clock, tmp_path, 1, 10.0, drawn=100.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert shrinker.given == [LONGEST_TURN]
+        campaign.groups[0].shrunk, clock.now = False, campaign._drawing_deadline() - 5.0
+        campaign._shrink_meanwhile(shrinker)
+        assert shrinker.given == [LONGEST_TURN, 5.0]
+
+    def test_all_of_them_and_no_more(self, clock: Clock, tmp_path: Path) -> None:
+        """The campaign returns to drawing when every finding is shrunk."""
+        campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert (self.small(campaign), len(shrinker.given)) == (3, 3)
+
+    def test_without_a_limit_it_comes_last(self, clock: Clock, tmp_path: Path) -> None:
+        """The first finding of each cause must not depend on the timing of a pool."""
+        campaign, shrinker = self.running(clock, tmp_path, 3, None, drawn=1000.0), Shrinking(clock, 1.0)
+        campaign._shrink_meanwhile(shrinker)
+        assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
+
+    def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Shrinking runs after each shard whose findings were merged."""
+        seen: list[int] = []
+        monkeypatch.setattr(Campaign, "_shrink_meanwhile", lambda self, shrinker: seen.append(self.result.done))
+        plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
+        Campaign(plan).run()
+        assert seen == [20, 40, 60]
+
+
+class TestNotShrunk:
+    """Every list marks a finding that was not shrunk for lack of time."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> tuple[Campaign, Run]:
+        campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
+        (tmp_path / "failures").mkdir()
+        wrong = (Mismatch("value", "b", "1.0", "2.0"),)
+        for number, op in enumerate(("neg", "exp", "abs", "sin")):
+            finding = Finding(FAIL, 0, number, f"value / {op}", program(NEG, EXP), wrong, 1, "value", op)
+            campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=op == "sin"))
+        campaign.result.done = 4
+        return campaign, run_of(campaign)
+
+    def test_its_cause_is_not_known(self, made: tuple[Campaign, Run]) -> None:
+        """An unshrunk finding has no known cause. Its group has the wrong property alone, separate from shrunk
+        findings, and blames no operator."""
+        _, run = made
+        assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]
+        assert {one.finding.shrunk for one in run.results if one.finding and one.finding.op != "sin"} == {False}
+
+    def test_the_terminal_says_so(self, made: tuple[Campaign, Run]) -> None:
+        campaign, run = made
+        console = Console(record=True, width=200, file=io.StringIO())
+        summarize(campaign, run, None, console, "seed 0")
+        said = console.export_text()
+        assert "not shrunk: value: 3 operators" in said
+        assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
+        assert "3 findings not shrunk, since the time was over: give more --minutes" in said
+
+    def test_page_and_summary_say_so(self, made: tuple[Campaign, Run], tmp_path: Path) -> None:
+        """The page and the summary mark each of the three unshrunk findings, and not the shrunk one."""
+        _, run = made
+        report.write(run, tmp_path, None)
+        page, text = (html.unescape((tmp_path / name).read_text()) for name in ("fuzz.html", "fuzz-summary.md"))
+        assert page.count(", not shrunk") == text.count("FAIL, not shrunk") == 3
+        assert "3 findings not shrunk, since the time was over: give more --minutes" in text
+
+    def test_it_is_not_declared(self, made: tuple[Campaign, Run]) -> None:
+        """`--update-expectations` declares shrunk findings only, and gives the reason for each one not added."""
+        entries, done = update([], made[1])
+        assert [str(entry) for entry in entries] == ["value / sin / FAIL"]
+        assert sum(line.startswith("not added: ") for line in done) == 3

@@ -1,0 +1,171 @@
+"""op_db entries as steps: coverage of entries, torch CPU against itself, and detection of faults in their ops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from conformance.program.model import Program, ProgramError
+from conformance.program.script import script
+from conformance.program.steps.draw import Draw
+from conformance.program.verdict import judge_program
+from conformance.selftest.faults import Call, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.sources.fuzzing import op_db, op_db_calls
+from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.targets.cpu import CpuTarget
+
+UNDRAWN = 75
+"""Maximum number of op_db entries without a drawn call. These are random ops, entries without a value, a public name or
+a small sample, and decompositions with free signs. `unmet` lists them."""
+
+
+class OneFault(MutantTarget):
+    """torch CPU with one planted fault."""
+
+    def __init__(self, ops: str, act: Callable[[Call], object]) -> None:
+        super().__init__("zero_ clears the storage")
+        self.mode = Planted(Fault(ops, act, "a test"))
+
+
+def programs(seed: int, count: int, tally: Tally | None = None) -> list[Program]:
+    drawing = Drawing()
+    return [drawing.numbered(seed, number, tally) for number in range(0, count, 4)]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[list[Program], Tally]:
+    tally = Tally()
+    return programs(0, 400, tally), tally
+
+
+def spoilt(*made: torch.Tensor) -> object:
+    """Fill these results with 7, including any `out=` tensor."""
+    for one in made:
+        torch.ops.aten.fill_(one, 7)
+    return made if len(made) > 1 else made[0]
+
+
+def calling(drawn: tuple[list[Program], Tally], ops: str) -> list[Program]:
+    """The programs that call one of these ops."""
+    names = set(ops.split())
+    called = [{step.op.rpartition(":")[2].rpartition(".")[2] for step in program.steps} for program in drawn[0]]
+    return [program for program, held in zip(drawn[0], called, strict=True) if names & held]
+
+
+class TestDrawing:
+    def test_every_entry_is_met_in_the_first_400_programs(self, drawn):
+        met = {cell.partition("|")[0] for cell in drawn[1].entries}
+        known = {".".join(filter(None, key)) for key in op_db_calls.entries()}
+        assert met <= known
+        assert len(op_db_calls.excluded()) - len(met) <= UNDRAWN, sorted(known - met)
+
+    def test_variants_layouts_and_dtypes_are_mixed(self, drawn):
+        cells = [cell.split("|") for cell in drawn[1].entries]
+        for at, least in ((1, 3), (2, 8), (3, 10)):
+            assert len({cell[at] for cell in cells}) >= least
+
+    def test_a_program_is_the_same_again_and_as_json(self, drawn):
+        for number in (0, 40, 80):
+            again = Drawing().numbered(0, number)
+            assert again.to_json() == drawn[0][number // 4].to_json()
+            assert Program.from_json(again.to_json()).to_json() == again.to_json()
+
+    def test_other_programs_can_be_left_out_and_these_too(self):
+        only = Drawing(only=("op_db",))
+        assert all(any(step.op.startswith("op_db") for step in only.numbered(3, n).steps) for n in range(6))
+        without = Drawing(without=("op_db",))
+        assert not any(step.op.startswith("op_db") for n in range(0, 24, 4) for step in without.numbered(3, n).steps)
+
+    @pytest.mark.slow
+    def test_what_a_profile_lacks_is_not_called(self):
+        drawing = Drawing(only=("op_db",), lacking=("aten::add.Tensor", "aten::add.out", "aten::add_.Tensor"))
+        tally = Tally()
+        for number in range(90):
+            drawing.numbered(0, number, tally)
+        assert not any(cell.startswith("add|") for cell in tally.entries)
+
+    def test_calls_of_the_harness_itself_are_no_need(self):
+        """Ops that only the harness calls do not count as required. Regression test: the shadow builds inputs with
+        `set_`, and a profile without it left 22 of 626 entries."""
+        with_all, without = Tally(), Tally()
+        for number in range(0, 24, 4):
+            Drawing().numbered(1, number, with_all)
+            Drawing(lacking=("aten::set_.source_Storage_storage_offset",)).numbered(1, number, without)
+        assert without.entries == with_all.entries and not without.lacking
+
+    def test_an_entry_that_needs_what_is_lacking_is_given_up_soon(self, monkeypatch):
+        """Drawing stops early for an entry that needs an unsupported op, and the tally names the entry. Regression
+        test: every call of the entry was tried in every dtype, which made a campaign three times as slow. The test
+        counts calls, because times depend on the machine."""
+        tried, operators_of = list[object](), op_db.operators_of
+        monkeypatch.setattr(op_db, "operators_of", lambda *given: tried.append(given) or operators_of(*given))
+        key, lacking = ("exp", ""), ("aten::exp", "aten::exp.out", "aten::exp_")
+        tally = Tally()
+        made = op_db.Operators(("float32", "float64"), frozenset(lacking)).plan(
+            Draw(random.Random(0).randint), key, 0, 0, 0, tally
+        )
+        assert not made and len(tried) == op_db.TRIED
+        assert [name.partition("|")[2] for name in tally.lacking] == ["exp"]
+
+    def test_out_tensors_are_of_other_sizes_and_dtypes_too(self, drawn):
+        raised = [step for program in drawn[0] for step in program.steps if step.op.startswith("op_db.out")]
+        assert any(step.raises for step in raised)
+        assert any(not step.raises for step in raised)
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["op_db:load", "op_db:os.system", "op_db:nn.functional.warnings", "op_db.odd:add",
+                                      "op_db.method:nothing", "op_db:ops.aten.nothing"])  # fmt: skip
+    def test_a_program_from_a_file_names_operators_only(self, name):
+        """`torch.load` is a function of torch, but a program file may call operators only."""
+        data = {"schema": 1, "storages": [], "inputs": [], "steps": [{"op": name, "args": ["x"]}]}
+        with pytest.raises(ProgramError, match="unknown op"):
+            Program.from_json(data)
+
+
+class TestJudging:
+    def test_the_cpu_agrees_with_itself(self, drawn):
+        assert not [v for program in drawn[0][:60] for v in judge_program(program, CpuTarget()).mismatches]
+
+    @pytest.mark.parametrize(
+        ("ops", "act"),
+        [
+            ("trace", lambda call: spoilt(call.run())),
+            ("special_i1e i1e", lambda call: spoilt(call.run())),
+            ("kthvalue", lambda call: spoilt(*call.run())),
+            ("index_reduce_", lambda call: call.first.zero_()),
+            ("native_batch_norm", lambda call: spoilt(*call.run())),
+            ("logaddexp2", lambda call: spoilt(call.run())),
+        ],
+    )
+    def test_a_lie_of_an_op_that_no_other_step_calls_is_caught(self, drawn, ops, act):
+        assert any(
+            judge_program(program, OneFault(ops, act), locate=False).mismatches for program in calling(drawn, ops)
+        )
+
+    def test_an_out_tensor_of_as_many_elements_in_another_size(self, drawn):
+        """A write that ignores the strides of `out=` is a mismatch. Regression test: on `tiny`, `torch.linspace(0, 3,
+        4, out=x.narrow(1, 1, 2))` wrote outside the view."""
+
+        def flat(call: Call) -> object:
+            out = call.kwargs.get("out")
+            if out is None or out.is_contiguous() or not out.numel():
+                return call.run()
+            made = call.func(*call.args, **{**call.kwargs, "out": torch.empty(0, dtype=out.dtype)})
+            out.untyped_storage().copy_(made.untyped_storage()) if made.nbytes == out.untyped_storage().nbytes() else 0
+            return out
+
+        ops = "add mul sub div atan2 maximum hypot logaddexp fmod remainder"
+        assert any(
+            judge_program(program, OneFault(ops, flat), locate=False).mismatches for program in calling(drawn, ops)
+        )
+
+    def test_its_script_needs_torch_only(self, drawn):
+        for program in drawn[0][:8]:
+            text = script(program, CpuTarget())
+            assert "conformance" not in text.partition("# ")[0]
+            compile(text, "script.py", "exec")

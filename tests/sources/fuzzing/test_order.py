@@ -1,0 +1,123 @@
+"""A campaign's report depends on its set of findings, not on their order or on the process that shrinks them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.record.finding import FAIL
+from conformance.run.messages import Death, Done, ExitReason, Task
+from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.shrinking import RemoteShrinker, Settings
+from conformance.sources.fuzzing.worker import NOTHING, Finding
+
+FOUND = [Finding(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property="value") for number in range(12)]
+
+
+class Kept:
+    """Pool that stores submitted tasks and yields prepared answers on request."""
+
+    hang: frozenset[str] = frozenset()
+
+    def __init__(self, answers: Sequence[Any] = ()) -> None:
+        self.tasks: list[Task] = []
+        self.answers = iter(answers)
+
+    def submit(self, task: Task) -> None:
+        self.tasks.append(task)
+
+    def ended(self) -> Any:
+        while self.tasks:
+            yield self.tasks.pop(0), next(self.answers)
+
+
+def campaign(folder: Path, **options: Any) -> Campaign:
+    (folder / "failures").mkdir(parents=True, exist_ok=True)
+    return Campaign(Plan("cpu", reports=folder, **options), name="0123456789ab")
+
+
+def on_disk(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((folder / "failures").iterdir())}
+
+
+class TestOrder:
+    def test_groups(self, tmp_path: Path) -> None:
+        """The program with the lowest number represents its group. Regression test: the first to arrive did, which
+        depended on the number of workers."""
+        seen = []
+        for seed in range(4):
+            made, found = campaign(tmp_path / str(seed)), list(FOUND)
+            random.Random(seed).shuffle(found)
+            for finding in found:
+                made.add(finding)
+            made._note_progress()
+            assert [group.finding.number for group in made.ranked()] == [0, 1, 2]
+            seen.append({name: text.replace(f"/{seed}/", "/") for name, text in on_disk(tmp_path / str(seed)).items()})
+        assert all(one == seen[0] for one in seen)
+        assert len(seen[0]) == 6
+
+    def test_what_was_not_noted_counts_once(self, tmp_path: Path) -> None:
+        """A finding's own file stays until its group and the progress are on disk. After a kill between the two,
+        resuming reads it, and a second run of its shard adds nothing."""
+        made = campaign(tmp_path)
+        made._note_progress()
+        for finding in FOUND:
+            (Shard(made.plan, finding.number, 1, made.name).found(finding.number)).write_text(
+                json.dumps(finding.to_json())
+            )
+            made.add(finding)
+        assert len([name for name in on_disk(tmp_path) if name.startswith("found-")]) == len(FOUND)
+        again = campaign(tmp_path, resume=True)
+        again._restore()
+        for finding in FOUND:
+            again.add(finding)
+        again._note_progress()
+        assert [len(group.numbers) for group in again.ranked()] == [4, 4, 4]
+        assert not [name for name in on_disk(tmp_path) if name.startswith("found-")]
+
+
+class TestApart:
+    def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
+        """The hundredth program of a group starts no new shrinking task."""
+        made, pool = campaign(tmp_path), Kept()
+        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        for number in range(100):
+            made.add(replace(FOUND[0], number=number))
+            made._shrink_ahead(remote, 5)
+        assert [task.name for task in pool.tasks] == ["shrinking program 0"]
+
+    def test_no_more_than_its_share(self, tmp_path: Path) -> None:
+        """Before the end of drawing, only a limited number of groups shrink in advance."""
+        made, pool = campaign(tmp_path), Kept()
+        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        for number in range(30):
+            made.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
+            made._shrink_ahead(remote, 2)
+        assert len(pool.tasks) == 2
+
+    def test_answers_in_any_order(self) -> None:
+        """Each request returns its own answer, in any order of completion. If the task died, the answer is the unshrunk
+        finding."""
+        one, two, three = FOUND[:3]
+        small = {finding.number: replace(finding, property="small") for finding in (one, two)}
+        for order in itertools.permutations((one, two, three)):
+            answers = [Death(ExitReason.CRASH, "died") if each is three else Done(small[each.number]) for each in order]
+            remote = RemoteShrinker(Kept(answers), Settings("cpu", 60))  # type: ignore[arg-type]
+            for each in order:
+                remote.begin(each)
+            assert [remote.shrink(each, 0.0) for each in (one, two, three)] == [small[0], small[1], three]
+
+    def test_an_error_is_raised_at_its_turn(self) -> None:
+        """The error is raised for the finding that requested it, as in local shrinking."""
+        remote = RemoteShrinker(Kept([Done(error=RuntimeError("odd"))]), Settings("cpu", 60))  # type: ignore[arg-type]
+        remote.begin(FOUND[0])
+        with pytest.raises(RuntimeError, match="odd"):
+            remote.shrink(FOUND[0], 0.0)

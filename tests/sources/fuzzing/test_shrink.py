@@ -1,0 +1,40 @@
+"""A finding survives a failure of the harness during shrinking."""
+
+from __future__ import annotations
+
+import textwrap
+
+from conformance.sources.fuzzing.command import main
+from tests.sources.fuzzing.saved import fuzz_result
+
+
+def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
+    """The campaign ends normally, and the finding contains the reason why it is not smaller."""
+    (tmp_path / "odd_target.py").write_text(
+        textwrap.dedent("""
+        import inspect
+        from conformance.selftest.mutants import MutantTarget
+
+        class Odd(MutantTarget):
+            def __init__(self, argument=""):
+                super().__init__("transpose is stale")
+
+            @property
+            def oracles(self):
+                if any(frame.function == "shrink" for frame in inspect.stack()):
+                    raise RuntimeError("an odd program")
+                return self.judged
+
+            @oracles.setter
+            def oracles(self, judged):
+                self.judged = judged
+    """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert (
+        main(["--target", "class:odd_target.Odd", "--programs", "20", "--without", "op_db", "--reports", str(tmp_path)])
+        == 1
+    )
+    findings = fuzz_result(tmp_path)["findings"]
+    assert findings
+    assert {one["elsewhere"]["shrinking"] for one in findings} == {"failed: RuntimeError: an odd program"}

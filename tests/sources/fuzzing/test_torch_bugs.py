@@ -1,0 +1,175 @@
+"""Compiler findings that also fail without the backend: PyTorch's own bugs, listed separately, do not fail the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.declare import expectations
+from conformance.engine.loading import describe_target, load_target
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge_program
+from conformance.record import result as model
+from conformance.record.result import SHOWS, WITHOUT_BACKEND, Outcome
+from conformance.report import html, machine
+from conformance.run.messages import Death, ExitReason
+from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.worker import SAME, Finding, died_elsewhere, elsewhere
+
+SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
+STORAGES = (Storage("float64", 1), Storage("float32", 3))
+SCALAR, VECTOR = Input("a", 0, "float64", (), ()), Input("b", 1, "float32", (3,), (1,))
+WRITE = Step("add_", (tensor("a"), 1))
+RELU = Step("relu", (tensor("b"),), out=("c",))
+OF_TORCH = Program(STORAGES[:1], (SCALAR,), (WRITE,))
+"""Bug of PyTorch: a compiled write to a 0-d float64 is lost (docs/findings.md)."""
+OWN = Program((STORAGES[1],), (replace(VECTOR, storage=0),), (RELU,))
+BOTH = Program(STORAGES, (SCALAR, VECTOR), (WRITE, RELU))
+
+
+def found(program: Program, number: int = 0, kind: str = "FAIL") -> Finding:
+    """The backend's finding in a program."""
+    verdict = judge_program(program, load_target(SPEC), locate=False)
+    return Finding(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
+
+
+class TestElsewhere:
+    """Whether a finding is the same without the backend."""
+
+    @pytest.mark.parametrize(("program", "answer"), [(OF_TORCH, f"{SAME} (value)"), (OWN, "agrees")])
+    def test_one_bug(self, program: Program, answer: str) -> None:
+        """PyTorch's own bug fails in the same way through AOTAutograd alone, but not through Dynamo alone."""
+        finding = found(program)
+        assert finding.mismatches
+        assert elsewhere("compile:aot_eager", finding, 60) == answer
+        assert elsewhere("compile:eager", finding, 60) == "agrees"
+
+    def test_both_in_one_program(self) -> None:
+        """A PyTorch bug in the same program does not excuse the backend's bug."""
+        assert elsewhere("compile:aot_eager", found(BOTH), 60) == "fails (value)"
+
+    def test_another_answer(self) -> None:
+        """The same tensor and oracle with another answer is another bug."""
+        finding = found(OF_TORCH)
+        other = replace(finding.mismatches[0], actual="[7.0]")
+        changed = replace(finding, mismatches=(other, *finding.mismatches[1:]))
+        assert elsewhere("compile:aot_eager", changed, 60) == "fails (value)"
+
+    def test_a_flaky_one(self) -> None:
+        """A FLAKY finding has not failed again on the target, so its failure cannot be compared."""
+        assert elsewhere("compile:aot_eager", found(OF_TORCH, kind="FLAKY"), 60) == "fails (value)"
+
+    def test_deaths(self) -> None:
+        """Deaths count as equal if both have the same signal, or both run out of time."""
+        killed = Death(ExitReason.CRASH, "killed its process with SIGSEGV")
+        hung = Death(ExitReason.TIMEOUT, "gave no answer")
+        crash = replace(found(OF_TORCH, kind="CRASH"), said=killed.said)
+        assert died_elsewhere(crash, killed) == f"{SAME} (crash)"
+        assert died_elsewhere(replace(crash, said="killed its process with SIGABRT"), killed) == "fails (crash)"
+        assert died_elsewhere(crash, hung) == "runs too long"
+        assert died_elsewhere(replace(crash, kind="TIMEOUT"), hung) == f"{SAME} (timeout)"
+
+
+class TestSiblings:
+    @pytest.mark.parametrize(
+        ("spec", "siblings", "excused"),
+        [
+            (SPEC, ("compile:eager", "compile:aot_eager"), True),
+            ("compile:tiny,dynamic=yes", ("compile:eager,dynamic=yes", "compile:aot_eager,dynamic=yes"), True),
+            ("compile:eager", (), False),
+            ("aot_eager", ("compile:eager",), False),
+            ("inductor", ("compile:eager", "compile:aot_eager"), False),
+            ("tiny:X86", ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON"), False),
+        ],
+    )
+    def test_of_torch_nothing_is_excused(self, spec: str, siblings: tuple[str, ...], excused: bool) -> None:
+        """Findings of torch's own backends are never excused; only the layer is named."""
+        target = describe_target(spec)
+        assert target.siblings == siblings
+        assert target.without_backend == (siblings if excused else ())
+
+
+class TestRun:
+    """Reports of PyTorch's own bugs."""
+
+    def campaign(self, **options: bool) -> Campaign:
+        of_torch, own = replace(found(OF_TORCH), layer="compile:aot_eager"), found(OWN, 1)
+        groups = [
+            Group(of_torch, {0, 2}, {"value / a"}, True, {"compile:eager": "agrees", "compile:aot_eager": SAME}),
+            Group(own, {1}, {"value / c"}, True, {"compile:eager": "agrees", "compile:aot_eager": "agrees"}),
+        ]
+        made = Campaign(Plan(SPEC, **options), groups=groups)
+        made.result.done = 10
+        return made
+
+    def test_they_are_apart_in_every_form(self) -> None:
+        """They come after the backend's own findings, even if more programs show them."""
+        run = run_of(self.campaign())
+        own, of_torch = run.listed
+        assert (own.outcome, own.layer) == (Outcome.FAIL, "")
+        assert (of_torch.outcome, of_torch.layer) == (Outcome.XFAIL, "compile:aot_eager")
+        assert model.summary_line(run) == "7 passed, 1 failed, 0 skipped"
+        markdown, page = machine.markdown(run, None), html.render(run)
+        for text in (markdown, page):
+            before, heading, after = text.partition(f">{WITHOUT_BACKEND.capitalize()}<" if text is page else "### Also")
+            assert heading and "value / relu" in before and "value / add" in after
+        assert run.exit_code() == 1
+        assert model.run_from_json(model.run_to_json(run), "here").listed[1].layer == "compile:aot_eager"
+
+    def test_they_alone_do_not_fail_a_run(self) -> None:
+        """PyTorch's own bugs alone fail a run only with the option that requests it."""
+        campaign = self.campaign()
+        del campaign.groups[1]
+        assert run_of(campaign).exit_code() == 0
+        asked = self.campaign(fail_on_torch_bugs=True)
+        del asked.groups[1]
+        assert run_of(asked).exit_code() == 1
+        assert run_of(asked).listed[0].layer == "compile:aot_eager"
+
+
+class TestCampaign:
+    @pytest.mark.timeout(300)
+    def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Two saved programs have one bug each: one finding fails the run, the other is listed separately. With
+        declarations, both become XFAIL, and none is XPASS."""
+        for name, program in (("own", OWN), ("torch", OF_TORCH)):
+            (tmp_path / "corpus").mkdir(exist_ok=True)
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
+        words = ["--target", SPEC, "--programs", "0", "--corpus", str(tmp_path / "corpus")]
+        words += ["--reports", str(tmp_path / "reports")]
+        assert main(words) == 1
+        said = capsys.readouterr().out
+        own, heading, of_torch = said.partition(f" {WITHOUT_BACKEND} ")
+        assert heading and "value / relu" in own and "value / add_" in of_torch and "value / relu" not in of_torch
+        assert "2 of 2 scripts show their headline" in said
+        run = model.load(tmp_path / "reports" / "fuzz.json")
+        assert [result.alone for result in run.listed] == [SHOWS, SHOWS]
+        known = tmp_path / "known.toml"
+        entry = '[[finding]]\nprogram = "{}"\nproperty = "value"\nreason = "known"\n'
+        known.write_text(entry.format("own") + entry.format("torch"))
+        assert len(expectations.findings(known)) == 2
+        assert main([*words, "--expectations", str(known)]) == 0
+        assert model.load(tmp_path / "reports" / "fuzz.json").counts() == {"XFAIL": 2}
+
+    @pytest.mark.timeout(300)
+    def test_bugs_of_one_cause_are_two_findings(self, tmp_path: Path) -> None:
+        """Findings of one cause stay separate if only one of them also fails without the backend. Regression test: they
+        were one finding with one saved program. The backend loses the writes of `add_`, and PyTorch loses them for a
+        0-d float64 only."""
+        large = replace(VECTOR, storage=0, size=(3, 1), stride=(1, 1))
+        write = Program((STORAGES[1],), (large,), (Step("add_", (tensor("b"), 1)),))
+        (tmp_path / "corpus").mkdir()
+        for name, program in (("own", write), ("torch", OF_TORCH)):
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
+        words = ["--target", "compile:loses_add_,import=tests.planted.lying_compilers", "--programs", "0"]
+        words += ["--corpus", str(tmp_path / "corpus"), "--reports", str(tmp_path), "--check-scripts", "0"]
+        assert main(words) == 1
+        own, of_torch = model.load(tmp_path / "fuzz.json").listed
+        assert (own.id, own.outcome, own.layer) == ("program::value / add_", Outcome.FAIL, "")
+        assert (of_torch.id, of_torch.outcome) == ("program::value / add_ (also without the backend)", Outcome.XFAIL)

@@ -1,0 +1,209 @@
+"""`conformance init`: missing operators inferred from trials, and one sentence for each unusable device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from conformance.declare import profile as profiles
+from conformance.record.missing_ops import Outcome, Trial
+from conformance.run.messages import Limits
+from conformance.run.pool import LocalPool
+from conformance.run.profile_trials import LATE, trials
+from conformance.sources.fuzzing import trial as of_step
+from conformance.sources.init import init
+from conformance.sources.init.__main__ import main
+from conformance.sources.opinfo import trial as of_opinfo
+
+ROOT = Path(__file__).parents[3]
+PLANTED = ROOT / "tests" / "planted"
+ODD = "device:cpu,import=odd_devices,call="
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder for a command in this process. Planted modules are importable, and `--env` lasts for one
+    test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PLANTED))
+    before = dict(os.environ)
+    yield tmp_path
+    for name in {*os.environ} - {*before}:
+        del os.environ[name]
+
+
+class TestTrials:
+    def test_each_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only a not-implemented error means that an operator is missing. A wrong error, a crash and a hang are
+        findings, and the next trial still runs."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "class:planted.PlantedTarget"
+        limits = Limits(unit=5, compiling=5, memory=4, grace=1)
+        names = ("exp", "tan", "atan", "acosh", "log")
+        with LocalPool(spec, limits, 1, of_opinfo.MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        assert {name: trial.outcome for name, trial in made.items()} == {
+            "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
+            "log": Outcome.WORKS,
+        }  # fmt: skip
+        assert made["exp"].operator == "aten::exp" and "has no kernel" in made["exp"].said
+        assert made["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in made["acosh"].said
+
+    def test_the_operator_that_raises_is_to_blame(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The operator that raises is to blame. Regression test: on a device without `set_`, a convolution failed
+        with an error that names no operator. The trial blamed `set_`, the last operator that the harness itself had
+        called."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
+        names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
+        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        assert {name: (trial.outcome, trial.operator) for name, trial in made.items()} == {
+            "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
+            "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
+            "exp": (Outcome.WORKS, ""),
+            "hash_tensor": (Outcome.FAILS, ""),
+        }
+
+    def test_an_operator_that_works_alone_is_not_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error may name an operator that works alone: the trial fails, and nothing is declared."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec = "class:planted.WrongNameTarget"
+        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
+            (made,) = trials(pool, spec, [of_opinfo.task(spec, "exp")], 100)
+        assert (made.outcome, made.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in made.said
+
+    def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
+        """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
+        from conformance.engine.loading import load_target
+        from conformance.engine.trial import without_kernel
+
+        tiny = load_target("tiny")
+        assert not without_kernel("aten::add.Tensor", tiny)
+        assert without_kernel("aten::cudnn_convolution", tiny)
+
+    @pytest.mark.slow
+    def test_kernels_that_take_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Trials that run out of time are reported as not tried, so that nothing is declared about them."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
+        with LocalPool(spec, Limits(unit=60), 1, of_step.MODULES) as pool:
+            pool.ask(os.getpid)  # the target is loaded
+            made = {t.name: t for t in trials(pool, spec, [of_step.task(spec, name) for name in names], 12)}
+            # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
+            # with a KeyError.
+            (late,) = trials(pool, spec, [of_step.task(spec, "sum")], 60)
+        assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
+        assert made["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
+        assert late.name == "sum" and late.outcome is Outcome.WORKS
+
+    @pytest.mark.slow
+    def test_every_step_has_a_program(self) -> None:
+        """A step without a program could never be declared lacking."""
+        assert not [name for name in init.OPS if of_step.program_with(name, ("float32", "int64", "complex64")) is None]
+
+
+def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
+    """A stopped command writes a profile and declares nothing from its trials. Regression test: a signal lost 25
+    minutes of trials."""
+    path = os.pathsep.join([str(PLANTED), str(ROOT)])
+    words = [sys.executable, "-u", "-m", "conformance", "init", "--target", "class:slow_device.SlowTarget"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        next(line for line in run.stdout if " tried, 0 without a kernel" in line)
+        run.terminate()
+        rest = run.stdout.read()
+    assert run.returncode == 128 + 15
+    assert "trials interrupted, so nothing is declared of them" in rest
+    assert profiles.load(tmp_path / "conformance.toml").name == "slow_device.SlowTarget"
+
+
+class TestFound:
+    def test_one_entry_an_operator(self) -> None:
+        """Ops that need the same operator share one entry; failures and deaths have none."""
+        found = init.Found("device:odd,import=m,call=f", trials={
+            ("opinfos", "b"): Trial("b", Outcome.LACKING, "aten::x", "no", 50),
+            ("opinfos", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "c"): Trial("c", Outcome.FAILS, "aten::y", "no"),
+            ("steps", "d"): Trial("d", Outcome.DIED),
+        })  # fmt: skip
+        made = found.profile({"A": "1"}, 8, Path("p.toml"))
+        assert made.lacking == (profiles.Missing("aten::x", ("a", "b"), ("a",), "no"),)
+        assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}
+        assert made.seconds == 100  # twice the seconds of the slowest trial
+
+
+class TestOddDevices:
+    """Each device gives one sentence or does no harm, and no incomplete profile is written."""
+
+    @pytest.mark.parametrize(
+        ("target", "more", "said"),
+        [
+            ("device:cpu,import=broken_device", (), "ImportError: libodd.so.1: cannot open shared object file"),
+            ("device:odd,import=odd_devices", (), "torch knows no device 'odd' after the import: it knows cpu, "),
+            (f"{ODD}hang", (), "has no function 'hang'; did you mean hangs"),
+            (f"{ODD}hangs", ("--starting", "8"), "did not load in "),
+            (f"{ODD}hangs_at_the_first_tensor", ("--starting", "8"), "did not load in "),
+            (f"{ODD}ends_its_process", (), "ends the process that loads it"),
+            (f"{ODD}wants_a_variable", (), "RuntimeError: set ODD_DEVICE=1"),
+        ],
+    )
+    def test_one_that_cannot_be_loaded(
+        self, folder: Path, target: str, more: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["--target", target, *more]) == 2
+        last = capfd.readouterr().err.splitlines()[-1]
+        assert last.startswith("conformance init: ") and said in last
+        assert not list(folder.iterdir())
+
+    @pytest.mark.parametrize("call", ["hangs_at_exit", "prints_all_the_time", "wants_a_variable"])
+    def test_one_that_can(self, folder: Path, call: str, capfd: pytest.CaptureFixture[str]) -> None:
+        """The command's output excludes the device's own, and a device that hangs at its exit delays nothing."""
+        assert main(["--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.01"]) == 0
+        said = capfd.readouterr().out
+        assert "what a device prints" not in said
+        assert "had no time, so nothing is declared of them: give more --minutes" in said
+        made = profiles.load(folder / "conformance.toml")
+        assert made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and made.lacks == ()
+        assert "float32" in (made.dtypes or ())
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--target", "cpu", "--output", "there.toml"), "there.toml is there already; give --force"),
+            (("--target", "cpu", "--output", "it.txt"), "must end in .toml"),
+            (("--target", "there.toml"), "is a profile; give the target itself"),
+            # Regression test: this spec was treated as a probe's result: nothing was probed, and the profile listed no
+            # features and dtypes.
+            (("--target", "device:cpu,without=set_"), "which init finds out: leave out without="),
+            (("--target", "cpu", "--env", "A"), "--env A is not understood: write --env NAME=VALUE"),
+            (("--target", "cpu", "--minutes", "0"), "--minutes must be above 0"),
+        ],
+    )
+    def test_bad_usage(
+        self, folder: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """An existing profile stays unchanged."""
+        (folder / "there.toml").write_text("old")
+        code, out = main(words), capsys.readouterr()
+        assert (code, out.out) == (2, "") and said in out.err
+        assert len(out.err.splitlines()) == 1
+        assert (folder / "there.toml").read_text() == "old"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch CPU lacks no operator of torch CPU."""
+    found = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
+    assert not found.of(Outcome.LACKING) and not found.of(Outcome.DIED) and not found.of(Outcome.FAILS)
+    assert len(found.of(Outcome.WORKS)) > 850

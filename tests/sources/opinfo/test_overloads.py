@@ -1,0 +1,132 @@
+"""Aten overloads that op_db does not call: the sources of their arguments, and detection of wrong answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.record.result import Outcome
+from conformance.sources.opinfo import catalog, overloads, plan
+from conformance.sources.opinfo.case import run_case
+from conformance.sources.opinfo.plan import Selection
+from conformance.sources.opinfo.sampling import samples
+from conformance.standalone.torch_compat import TorchDispatchMode
+from conformance.targets.cpu import CpuTarget
+
+ROOT = Path(__file__).parents[3]
+
+
+class Lying(TorchDispatchMode):
+    """Mode that adds one to the result of one overload, or to its written argument."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if str(func) == self.name:
+            for one in result if isinstance(result, (list, tuple)) else [result or args[0]]:
+                (one[0] if isinstance(one, list) else one).add_(1)
+        return result
+
+
+class Liar(CpuTarget):
+    """Torch CPU under that mode."""
+
+    name = "liar"
+    oracles = CpuTarget.oracles - {"kernels"}
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.mode = Lying(name)
+
+    def active(self) -> Any:
+        """The mode, active during the call only."""
+        return self.mode
+
+
+def cases(name: str, variant: str = "forward") -> list[plan.Case]:
+    return plan.select(catalog.entries(beside=True), [Selection((name,), ("float32", "int64"), (variant,), samples=4)])
+
+
+class TestLiesAreCaught:
+    """A wrong answer of an overload outside op_db is detected, for each source of arguments."""
+
+    @pytest.mark.parametrize(
+        ("name", "overload"),
+        [
+            ("ops.aten.hann_window.periodic", "aten.hann_window.periodic"),  # from its schema
+            ("ops.aten.bitwise_and.Scalar", "aten.bitwise_and.Scalar"),
+            ("ops.aten.special_erfc.out", "aten.erfc.out"),  # from op_db's samples of another name
+            ("ops.aten._adaptive_avg_pool3d.out", "aten._adaptive_avg_pool3d.out"),  # from the calls below autograd
+            ("ops.aten.gru_cell", "aten.sigmoid_.default"),  # from a table row
+        ],
+    )
+    def test_of_each_source(self, name, overload):
+        found = [run_case(case, Liar(overload)) for case in cases(name)]
+        assert found and {result.outcome for result in found} == {Outcome.FAIL}
+        assert {run_case(case, CpuTarget()).outcome for case in cases(name)} == {Outcome.PASS}
+
+    def test_of_a_foreach_operator(self):
+        [case, *_] = cases("_foreach_add")
+        assert run_case(case, CpuTarget()).outcome is Outcome.PASS
+        result = run_case(case, Liar("aten._foreach_add.Scalar"))
+        assert result.outcome is Outcome.FAIL and "value" in result.oracles
+
+
+class TestEntries:
+    def test_names_do_not_hide_op_db(self):
+        assert not {op for op, _ in catalog.by_name()} & {*overloads.infos()}
+        assert plan.asks_beside([Selection(("_foreach_*",))]) and not plan.asks_beside([Selection(("add", "fft*"))])
+
+    def test_usual_runs_are_without_them(self):
+        assert len(catalog.entries(beside=True)) - len(catalog.entries()) == len(overloads.infos()) > 1000
+
+    @pytest.mark.parametrize("number", range(0, 1000, 50))
+    def test_each_has_samples_in_every_dtype_that_it_names(self, number):
+        op = [*overloads.infos().values()][number]
+        dtypes = sorted(op.dtypes, key=str) if isinstance(op, overloads.Overload) else [torch.float32]
+        assert all(next(samples(op, "forward", dtype, "as_sampled", 1), None) for dtype in dtypes)
+
+    def test_one_sample_alone_is_the_same(self, monkeypatch):
+        op = overloads.infos()["ops.aten.special_erfc"]
+        second = [*samples(op, "forward", torch.float32, "as_sampled", 2)][1]
+        monkeypatch.setenv("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX", "1")
+        [alone] = samples(op, "forward", torch.float32, "as_sampled", 1)
+        assert alone.index == 1 and torch.equal(alone.input, second.input)
+
+    def test_out_tensors_hold_what_no_answer_is(self):
+        op = overloads.infos()["ops.aten.special_erfc.out"]
+        sample = next(samples(op, "forward", torch.float32, "as_sampled", 1))
+        assert bool((sample.kwargs["out"] == 7).all())
+
+    def test_torch_cpu_agrees_with_itself(self):
+        """Every fortieth entry agrees with itself; `conformance opinfo --target cpu --suite overloads` runs all of
+        them."""
+        entries = catalog.entries(beside=True)[len(catalog.entries()) :: 40]
+        found = plan.select(entries, [Selection(tuple(one.name for one in entries), ("float32", "int64"), samples=3)])
+        results = [run_case(case, CpuTarget()) for case in found]
+        assert len(results) > 20 and {result.outcome for result in results} == {Outcome.PASS}
+
+
+class TestReasons:
+    def test_an_excluded_one_has_a_reason(self):
+        assert overloads.excluded("cudnn_convolution") == "of one vendor's library"
+        assert overloads.excluded("batch_norm_elemt").startswith("without a kernel for the CPU")
+        assert not overloads.excluded("add.Tensor")
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(3000)
+    def test_every_overload_is_called_or_has_a_reason(self):
+        """Every aten overload is called or has a reason. Regression test: nothing called 1,700 of 3,110 overloads, and
+        no list of them existed."""
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts" / "overloads.py"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout

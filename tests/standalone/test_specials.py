@@ -1,0 +1,306 @@
+"""Special values in op_db samples: their placement, their judgement, and detection of faults in each tier."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.engine.target import Target
+from conformance.record.names import SPECIALS, VARIANTS
+from conformance.record.result import Outcome, Result
+from conformance.sources.opinfo import catalog, plan, undefined
+from conformance.sources.opinfo.case import run_case
+from conformance.sources.opinfo.plan import Case, Selection
+from conformance.sources.opinfo.sampling import samples
+from conformance.standalone import specials
+from conformance.targets.cpu import CpuTarget
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Liar(CpuTarget):
+    """Torch CPU under a mode that changes the results of one function."""
+
+    name = "liar"
+    oracles = CpuTarget.oracles - {"kernels"}
+
+    def __init__(self, name: str, spoil: Any) -> None:
+        super().__init__()
+        self.mode = Spoils(name, spoil)
+
+    def active(self) -> Any:
+        """The mode, active during the call only."""
+        return self.mode
+
+
+class Spoils(torch.overrides.TorchFunctionMode):
+    """Mode that passes the results of one function, with its first argument, to `spoil`."""
+
+    def __init__(self, name: str, spoil: Any) -> None:
+        super().__init__()
+        self.name, self.spoil = name, spoil
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return self.spoil(result, args[0]) if getattr(func, "__name__", "") == self.name else result
+
+
+def cases(op: str, *variants: str, dtype: str = "float32") -> list[Case]:
+    entries = [entry for entry in catalog.entries() if entry.name == op]
+    return plan.select(entries, [Selection((op,), (dtype,), variants or tuple(SPECIALS), samples=6)])
+
+
+def judged(target: Target, op: str, variant: str, dtype: str = "float32") -> Result:
+    [case] = cases(op, variant, dtype=dtype)
+    return run_case(case, target)
+
+
+class TestPlaced:
+    @pytest.mark.parametrize("tier", SPECIALS)
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_every_tier_of_floats(self, tier: str, dtype: torch.dtype) -> None:
+        """At least 3 elements of 24 get a value of the tier. Layout and `requires_grad` stay, and the given tensor is
+        unchanged."""
+        given = torch.arange(24.0).view(4, 6).t().to(dtype).requires_grad_()
+        made = specials.placed({"input": given}, tier, dtype)["input"]
+        assert (made.stride(), made.dtype, made.requires_grad) == (given.stride(), dtype, True)
+        assert given.sum().item() == 276
+        wanted = torch.tensor([*specials.special_values(dtype, tier)], dtype=dtype)
+        if tier == "specials_equal":
+            assert bool((made == made.flatten()[0]).all())
+            return
+        special = torch.stack([(made == one) | (made.isnan() & one.isnan()) for one in wanted]).any(0)
+        assert int(special.sum()) >= 3
+        assert tier == "specials_ties" or int(special.sum()) < 24
+
+    @pytest.mark.parametrize("tier", SPECIALS)
+    def test_every_tier_of_complex_numbers(self, tier: str) -> None:
+        """Real parts, imaginary parts and both get special values, even in a lazily conjugated tensor. A tie has equal
+        elements in both parts."""
+        given = torch.complex(torch.arange(60.0), -torch.arange(60.0)).conj()
+        made = specials.placed({"input": given}, tier, torch.complex64)["input"]
+        if tier == "specials_equal":
+            assert bool((made == made[0]).all())
+            return
+        wanted = torch.tensor([*specials.special_values(torch.complex64, tier)])
+        real, imag = ((p.unsqueeze(-1) == wanted) | (p.isnan().unsqueeze(-1) & wanted.isnan()) for p in
+                      (made.real, made.imag))  # fmt: skip
+        changed = [part.any(-1) & (new != old) for part, new, old in
+                   ((real, made.real, given.real), (imag, made.imag, given.imag))]  # fmt: skip
+        assert bool((changed[0] & changed[1]).any())
+        assert tier == "specials_ties" or bool((changed[0] & ~changed[1]).any() and (changed[1] & ~changed[0]).any())
+        assert int((changed[0] | changed[1]).sum()) < 40 or tier == "specials_ties"
+
+    def test_the_same_everywhere(self) -> None:
+        """The values depend on the tensor's position and size, and on no random generator."""
+        tree = {"input": torch.ones(8), "args": (torch.ones(8),)}
+        one = specials.placed(tree, "specials_inf", torch.float32)
+        random.seed(3), torch.manual_seed(3)
+        two = specials.placed(tree, "specials_inf", torch.float32)
+        assert torch.equal(one["input"], two["input"])
+        assert not torch.equal(one["input"], one["args"][0])
+
+    def test_one_tensor_twice_stays_one(self) -> None:
+        """If two arguments are one tensor, they stay one: x * x is not x * y."""
+        x = torch.ones(4)
+        made = specials.placed({"input": x, "args": (x,)}, "specials_nan", torch.float32)
+        assert made["input"] is made["args"][0]
+
+    def test_indices_stay(self) -> None:
+        """Integer arguments are often indices and stay unchanged. Regression test: torch CPU read out of bounds, or
+        rejected every sample."""
+        case = cases("gather", "specials_extremes", dtype="int64")[0]
+        drawn = list(samples(catalog.find(case), case.variant, torch.int64, "as_sampled", 3))
+        plain = list(samples(catalog.find(case), "forward", torch.int64, "as_sampled", 3))
+        assert not torch.equal(drawn[0].input, plain[0].input)
+        assert torch.equal(drawn[0].args[1], plain[0].args[1])
+
+    def test_what_must_be_sorted_stays(self) -> None:
+        """Unsorted boundaries have no correct answer, so they stay unchanged."""
+        drawn = list(samples(catalog.find(cases("bucketize")[0]), "specials_nan", torch.float32, "as_sampled", 3))
+        assert not any(bool(sample.args[0].isnan().any()) for sample in drawn)
+        assert any(bool(sample.input.isnan().any()) for sample in drawn)
+
+    def test_nothing_to_place(self) -> None:
+        """A factory has no tensor for special values: the case is skipped with that reason."""
+        made = judged(CpuTarget(), "eye", "specials_nan")
+        assert made.outcome is Outcome.SKIP
+        assert "special values" in made.reason
+
+
+LIES = {
+    "specials_nan": ("exp", lambda made, x: made.nan_to_num(0.0)),
+    "specials_inf": ("exp", lambda made, x: made.clamp_max(torch.finfo(made.dtype).max)),
+    "specials_subnormal": ("log", lambda made, x: made.where(x.abs() >= torch.finfo(x.dtype).tiny, -torch.inf)),
+    "specials_extremes": ("mul", lambda made, x: made * 2 / 2),
+    "specials_large": ("sin", lambda made, x: x.double().remainder(6.28).sin().to(made.dtype)),
+    "specials_negative": ("sqrt", lambda made, x: x.abs().sqrt()),
+    "specials_zeros": ("neg", lambda made, x: 0.0 - x),
+    "specials_ties": ("cummax", lambda made, x: type(made)((made[0], made[1].flip(0)))),
+    "specials_equal": ("argmax", lambda made, x: torch.zeros_like(made) + (x.numel() > 1)),
+}
+
+
+class TestJudged:
+    @pytest.mark.parametrize("tier", SPECIALS)
+    def test_a_lie_in_each_tier(self, tier: str) -> None:
+        """A device that is wrong about these values only fails, and torch CPU agrees with itself."""
+        op, spoil = LIES[tier]
+        assert judged(CpuTarget(), op, tier).outcome is Outcome.PASS
+        assert judged(Liar(op, spoil), op, tier).outcome is Outcome.FAIL
+
+    def test_ties_of_an_unstable_sort(self) -> None:
+        """Any order of equal elements is correct; an index of a different element is not."""
+        swapped = Liar("argsort", lambda made, x: x.flip(-1).argsort().neg() + x.shape[-1] - 1)
+        wrong = Liar("argsort", lambda made, x: made.flip(-1))
+        assert undefined.TABLE["ties"]["argsort"] == 0
+        [case] = plan.select(catalog.entries(), [Selection(("argsort",), ("float32",), ("specials_ties",), samples=1)])
+        assert run_case(case, swapped).outcome is Outcome.PASS
+        assert run_case(case, wrong).outcome is Outcome.FAIL
+
+    def test_a_nan_may_spread_and_not_vanish(self) -> None:
+        """The algorithm decides which elements of a transform become nan, but a nan must reach at least one."""
+        spread = Liar("fft_fft", lambda made, x: made * math.nan)
+        assert judged(spread, "fft.fft", "specials_nan").outcome is Outcome.PASS
+        lost = Liar("fft_fft", lambda made, x: torch.fft.fftn(x.nan_to_num(), made.shape))
+        assert judged(lost, "fft.fft", "specials_nan").outcome is Outcome.FAIL
+
+    def test_a_nan_has_no_order(self) -> None:
+        """If the input has a nan, torch CPU's mode depends on the order of the elements. Any other element is accepted;
+        a value that is no element is wrong."""
+        x = torch.tensor([2.0, math.nan, 1.0, 2.0])
+        assert torch.mode(x).values != torch.mode(x[[0, 3, 1, 2]]).values
+        [case] = plan.select(catalog.entries(), [Selection(("mode",), ("float32",), ("specials_nan",), samples=1)])
+        first = Liar("mode", lambda made, x: type(made)((x[..., 0].where(x.isnan().any(-1), made[0]), made[1])))
+        assert run_case(case, first).outcome is Outcome.PASS
+        invented = Liar("mode", lambda made, x: type(made)((made[0].nan_to_num(0.5), made[1])))
+        assert run_case(case, invented).outcome is Outcome.FAIL
+        ordered = Liar("mode", lambda made, x: type(made)((x[..., 0], made[1])))
+        assert run_case(case, ordered).outcome is Outcome.FAIL  # a row without nan
+
+    def test_what_cancels_in_a_convolution(self) -> None:
+        """The rounding of canceling terms in a convolution is accepted. Regression test: one element of 27 failed for
+        it, while torch CPU had the same error in another element. Results rounded to 16 bits still fail."""
+
+        def nearer(made: Any, x: Any) -> Any:
+            return made + 1.2e-5 * (made.abs() < 1)
+
+        rounded = Liar("conv2d", lambda made, x: made.bfloat16().float())
+        [case] = plan.select(
+            catalog.entries(), [Selection(("nn.functional.conv2d",), ("float32",), ("specials_subnormal",), samples=2)]
+        )
+        assert run_case(case, Liar("conv2d", nearer)).outcome is Outcome.PASS
+        assert run_case(case, rounded).outcome is Outcome.FAIL
+
+    def test_faults_of_torch_cpu(self) -> None:
+        """Known faults of torch CPU are skipped with a reason and not blamed on the device; a correct answer of the
+        device passes."""
+        finite = Liar("var_mean", lambda made, x: tuple(one.nan_to_num(1.0) for one in made))
+        made = judged(finite, "var_mean", "specials_inf")
+        assert (made.failed, made.skipped > 0) == (0, True)
+        assert judged(finite, "var_mean", "specials_nan").outcome is Outcome.FAIL
+        dies = judged(CpuTarget(), "linalg.eigvals", "specials_nan")
+        assert "SIGSEGV" in dies.reason
+
+    def test_every_glob_names_an_op(self) -> None:
+        """Every glob of the table matches an op; otherwise it is a typo."""
+        table = undefined.TABLE
+        globs = [*table["ties"], *table["zeros"]["but"], *table["spread"]["ops"], *table["lapack"]["ops"]]
+        globs += [glob for fault in table["fault"] for glob in fault["ops"]]
+        for glob in globs:
+            assert plan.matching([glob], catalog.entries())
+        assert {*table["zeros"]["families"]} <= {entry.family for entry in catalog.entries()}
+        assert {*plan.ADDING_UP, *table["cancels"]["families"]} <= {entry.family for entry in catalog.entries()}
+        assert {*table["unordered"]} <= {*table["ties"]}
+        for op in (*table["loops"]["gradient_at_nan"], *table["direction"]["ops"]):
+            assert plan.matching([op], catalog.entries())
+
+
+class Calm(Spoils):
+    """Mode that returns a result where torch CPU reports a singular matrix."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except torch.linalg.LinAlgError:
+            return args[0] * 2.0
+
+
+def hooked(change: Any) -> Any:
+    """Change the gradient of a function's first argument, and not its result."""
+
+    def spoil(made: Any, x: Any) -> Any:
+        if x.requires_grad:
+            x.register_hook(change)
+        return made
+
+    return spoil
+
+
+class TestGradients:
+    def test_a_lie_in_a_gradient(self) -> None:
+        """A nan that does not reach the gradient fails the gradient variant only."""
+        liar = Liar("exp", hooked(lambda grad: grad.nan_to_num(0.0)))
+        assert judged(CpuTarget(), "exp", "specials_nan_backward").outcome is Outcome.PASS
+        assert judged(liar, "exp", "specials_nan").outcome is Outcome.PASS
+        assert "grad" in judged(liar, "exp", "specials_nan_backward").oracles
+
+    @pytest.mark.parametrize("op", ["msort", "kthvalue", "median"])
+    def test_gradients_of_equal_elements(self, op: str) -> None:
+        """The gradient may go to any of several equal elements, but its total must be right."""
+
+        def other(grad: torch.Tensor) -> torch.Tensor:
+            return grad.flip(0) if grad.dim() == 1 else grad
+
+        case = plan.select(catalog.entries(), [Selection((op,), ("float32",), ("specials_equal_backward",))])[0]
+        assert run_case(case, Liar(op, hooked(other))).outcome is Outcome.PASS
+        assert run_case(case, Liar(op, hooked(lambda grad: grad * 0.5))).outcome is Outcome.FAIL
+        case = plan.select(catalog.entries(), [Selection((op,), ("float32",), ("specials_large_backward",))])[0]
+        assert run_case(case, Liar(op, hooked(lambda grad: grad.roll(1, -1) if grad.dim() else grad))
+                        ).outcome is Outcome.FAIL  # fmt: skip
+
+    @pytest.mark.parametrize("op", undefined.TABLE["loops"]["gradient_at_nan"])
+    def test_a_gradient_at_nan_that_follows_from_the_loop(self, op: str) -> None:
+        """torch CPU's gradient at a nan depends on the length of the tensor, so it is not judged there; at other
+        elements it is."""
+        function, seen = getattr(torch.nn.functional, op.rpartition(".")[2]), []
+        for count in (1, 256):
+            x = torch.full((count,), math.nan, requires_grad=True)
+            function(x).sum().backward()
+            seen.append(x.grad[:1])
+        assert not torch.equal(seen[0].nan_to_num(9.0), seen[1].nan_to_num(9.0))
+        name = op.rpartition(".")[2]
+        other = Liar(name, lambda made, x: hooked(lambda grad: grad.where(~x.detach().isnan(), 0.0))(made, x))
+        wrong = Liar(name, lambda made, x: hooked(lambda grad: grad.where(x.detach().isnan(), 0.5))(made, x))
+        assert judged(other, op, "specials_nan_backward").outcome is Outcome.PASS
+        assert judged(wrong, op, "specials_nan_backward").outcome is Outcome.FAIL
+
+    def test_where_one_side_alone_calls_a_matrix_singular(self) -> None:
+        """If only one side reports a singular matrix, the other side's results, gradients and kernels are not compared.
+        Regression test: these were findings."""
+        liar = Liar("cholesky", None)
+        liar.mode = Calm("", None)
+        assert judged(liar, "cholesky", "specials_equal").outcome is Outcome.PASS
+        assert judged(liar, "cholesky", "specials_equal_backward").outcome is Outcome.PASS
+
+    def test_names(self) -> None:
+        """`specials` selects the function variants and `specials_backward` the gradient variants; neither selects the
+        other."""
+        assert plan.chosen("specials", VARIANTS, "variant") == [*SPECIALS]
+        assert plan.chosen("specials_backward", VARIANTS, "variant") == [f"{tier}_backward" for tier in SPECIALS]
+        assert "specials_nan_backward" in Blind().unsupported_variants
+        assert not catalog_has("bincount", "specials_nan_backward")
+
+
+class Blind(CpuTarget):
+    """Target that declares no gradients."""
+
+    unsupported = frozenset({"backward"})
+
+
+def catalog_has(op: str, variant: str) -> bool:
+    return any(variant in entry.variants for entry in catalog.entries() if entry.name == op)
