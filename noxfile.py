@@ -261,10 +261,10 @@ def versions(session: nox.Session) -> None:
         folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{asked}")
         try:
             other = other_environment(session, asked, folder)
-            session.run(sys.executable, "scripts/torch_versions.py", "check", other, external=True)
+            session.run(sys.executable, "-m", "scripts.torch_versions", "check", other, external=True)
         except CommandFailed as failure:
             failed[asked] = failure.return_code or 1
-    session.log(f"Results: {ROOT / 'docs' / 'versions.md'}; the environments under .nox/ take 5 GB each")
+    session.log(f"Results: {ROOT / 'docs' / 'contributing.md'}; the environments under .nox/ take 5 GB each")
     finish(session, failed)
 
 

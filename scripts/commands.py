@@ -1,7 +1,7 @@
 """Generate docs/commands.md: the `--help` of every command, and the docstrings of the public names.
 
-    python scripts/commands.py            write the page
-    python scripts/commands.py --check    exit code 1 when docs/commands.md is stale
+    python -m scripts.commands            write the page
+    python -m scripts.commands --check    exit code 1 when docs/commands.md is stale
 
 The page needs torch and tinygrad, because the public names of `tiny` are among them.
 """
@@ -21,15 +21,13 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 from conformance.__main__ import JOBS
+from scripts.pages import PageError, Part
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = Path("docs/commands.md")
-BEGIN, END = "<!-- commands: python scripts/commands.py -->", "<!-- end of commands -->"
+PART = Part("docs/commands.md", "commands")
 WIDE = "10000"
 """Width at which argparse wraps no line."""
 
@@ -73,30 +71,30 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
                 yield "", line
 
 
+def markdown(text: str) -> str:
+    """Return a text of a `--help` as Markdown: options and placeholders as code, or they would read as HTML."""
+    return re.sub(r"(?<![`\w])(--\w[\w-]*|[\w./-]*(?:<\w+>[\w./-]*)+)", r"`\1`", text)
+
+
 def command(name: str, text: str, seen: set[tuple[str, str]]) -> str:
     """Section of one command, from its `--help`. Options in `seen` are named only; the others are added to it."""
     parts, options, same = [f"### conformance {name}"], list[str](), list[str]()
     for flags, meaning in entries(re.sub(r"torch-\d+\.\d+", "torch-<minor>", text)):
         if not flags:
-            parts.append(meaning)
+            parts.append(markdown(meaning))
         elif (flags, meaning) in seen:
             same.append(f"`{flags.split()[-2] if ' ' in flags else flags}`")
         else:
-            options.append(f"- `{flags}`: {meaning}")
+            options.append(f"- `{flags}`: {markdown(meaning)}")
             seen.add((flags, meaning))
     if same:
         options.append(f"- as above: {', '.join(same)}")
     return "\n\n".join([*parts[:2], "\n".join(options), *parts[2:]])
 
 
-def paragraph(text: str) -> str:
-    """First paragraph of a docstring, in one line."""
-    return " ".join(text.partition("\n\n")[0].split())
-
-
-def sentence(thing: object) -> str:
-    """First paragraph of the docstring of an object; empty without one."""
-    return paragraph(inspect.getdoc(thing) or "")
+def sentence(text: str | None) -> str:
+    """First sentence of a docstring, in one line; empty without one."""
+    return re.split(r"(?<=\.) (?=[A-Z`])", " ".join((text or "").partition("\n\n")[0].split()))[0]
 
 
 def public(module: ModuleType) -> Iterator[str]:
@@ -105,7 +103,7 @@ def public(module: ModuleType) -> Iterator[str]:
         thing = getattr(module, name)
         if inspect.isroutine(thing) or inspect.isclass(thing):
             arguments = f"({', '.join(inspect.signature(thing).parameters)})" if inspect.isroutine(thing) else ""
-            yield f"- `{name}{arguments}`: {sentence(thing)}"
+            yield f"- `{name}{arguments}`: {sentence(inspect.getdoc(thing))}"
 
 
 def attributes(cls: type) -> Iterator[str]:
@@ -120,7 +118,7 @@ def attributes(cls: type) -> Iterator[str]:
         else:
             continue
         if text and not name.startswith("_"):
-            yield f"- `{name}`: {paragraph(text)}"
+            yield f"- `{name}`: {sentence(text)}"
 
 
 def listed() -> str:
@@ -134,17 +132,8 @@ def listed() -> str:
     for name in CLASSES:
         module_name, _, cls = name.rpartition(".")
         found = getattr(importlib.import_module(module_name), cls)
-        parts += [f"### {name}", sentence(found), "\n".join(attributes(found))]
+        parts += [f"### {name}", sentence(inspect.getdoc(found)), "\n".join(attributes(found))]
     return "\n\n".join(parts)
-
-
-def updated(page: str, part: str) -> str:
-    """Return the page with its generated part replaced. Raises ValueError if the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{PAGE} lacks the line {BEGIN!r} or {END!r}; put both where the commands belong")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,20 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="report a stale page, and write nothing")
     given = parser.parse_args(arguments)
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
     try:
-        wanted = updated(page, listed())
-    except ValueError as error:
+        return PART.renew(listed(), given.check)
+    except PageError as error:
         print(f"commands: {error}", file=sys.stderr)
         return 2
-    if given.check:
-        if wanted != page:
-            print(f"commands: {PAGE} is stale; run python scripts/commands.py", file=sys.stderr)
-        return int(wanted != page)
-    beside = (ROOT / PAGE).with_suffix(".new")
-    beside.write_text(wanted, encoding="utf-8")
-    beside.replace(ROOT / PAGE)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Generate the list of docs/findings.md from docs/findings/, which has one file for each finding.
 
-    python scripts/findings.py            write the list
-    python scripts/findings.py --check    exit code 1 when docs/findings.md is stale
+    python -m scripts.findings            write the list
+    python -m scripts.findings --check    exit code 1 when docs/findings.md is stale
 
 A file has a title, the versions that show the finding, its layer, its kind, the operators in it, both answers, and its
 scripts with the lines that they print. `tests/test_findings.py` runs every script. To add a finding, copy a file, and
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE, FOLDER = Path("docs/findings.md"), Path("docs/findings")
-BEGIN, END = "<!-- findings: python scripts/findings.py -->", "<!-- end of findings -->"
+from scripts.pages import ROOT, PageError, Part
+
+PART = Part("docs/findings.md", "findings")
+FOLDER = Path("docs/findings")
 LAYERS = (
     "torch.compile",
     "Inductor",
@@ -38,7 +39,7 @@ TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorc
 
 
 class FindingsError(Exception):
-    """A file that is no finding, or a page without a place for the list; the text is one sentence."""
+    """A file that is no finding; the text is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,10 @@ def entry(found: Finding) -> str:
 def section(layer: str, findings: Sequence[Finding]) -> str:
     """Section of a layer: an index of its operators, and its findings."""
     rows = [
-        f"| {', '.join(f'`{operator}`' for operator in found.operators)} | [{found.kind}](#{found.anchor}) |"
+        f"|{', '.join(f'`{operator}`' for operator in found.operators)}|[{found.kind}](#{found.anchor})|"
         for found in sorted(findings, key=lambda found: [operator.lstrip("_.") for operator in found.operators])
     ]
-    table = "\n".join(["| operators | kind |", "|---|---|", *rows])
+    table = "\n".join(["|operators|kind|", "|---|---|", *rows])
     title = layer[0].upper() + layer[1:] if not layer.startswith("torch.") else layer
     return "\n\n".join([f"## {title}", table, *map(entry, findings)])
 
@@ -140,34 +141,16 @@ def listed(findings: Sequence[Finding]) -> str:
     return "\n\n".join([counted, *(section(layer, of) for layer, of in by_layer.items() if of)])
 
 
-def updated(page: str, part: str) -> str:
-    """Return the page with its generated part replaced. Raises FindingsError if the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise FindingsError(f"{PAGE} lacks the line {BEGIN!r} or {END!r}; put both where the findings belong")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Write or check the list. Returns 1 for a stale page, 2 for a file that is no finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="report a stale page, and write nothing")
     options = parser.parse_args(arguments)
     try:
-        page = (root / PAGE).read_text(encoding="utf-8")
-        wanted = updated(page, listed(read_all(root / FOLDER)))
-    except (OSError, FindingsError) as error:
+        return PART.renew(listed(read_all(root / FOLDER)), options.check, root)
+    except (OSError, PageError, FindingsError) as error:
         print(f"findings: {error}", file=sys.stderr)
         return 2
-    if options.check:
-        if wanted != page:
-            print(f"findings: {PAGE} is stale; run python scripts/findings.py", file=sys.stderr)
-        return int(wanted != page)
-    beside = (root / PAGE).with_suffix(".new")
-    beside.write_text(wanted, encoding="utf-8")
-    beside.replace(root / PAGE)
-    return 0
 
 
 if __name__ == "__main__":

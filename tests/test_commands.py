@@ -9,6 +9,7 @@ import pytest
 
 from conformance.record import versions
 from scripts import commands
+from scripts.pages import ROOT
 
 HELP = """usage: x [-h] [-n JOBS] {diff,html} ...
 
@@ -55,13 +56,22 @@ def test_an_option_of_two_commands_is_explained_once():
     assert "worker" not in text and "- `--once`: end early" in text and "- as above: `diff`, `html`, `--jobs`" in text
 
 
+def test_placeholders_are_code():
+    """Options and placeholders inside a meaning are code, so that `<target>` is no HTML tag."""
+    text = "default: reports/torch-<minor>/<target>.json.gz; not counted in --limit: 3 -- or --no-x"
+    assert commands.markdown(text) == (
+        "default: `reports/torch-<minor>/<target>.json.gz`; not counted in `--limit`: 3 -- or `--no-x`"
+    )
+    assert "`<target>`" in commands.command("x", HELP.replace("end\n", "end <target>\n"), set())
+
+
 @pytest.mark.tiny
 def test_page_is_current():
-    """docs/commands.md shows today's options and docstrings; if not, run python scripts/commands.py."""
+    """docs/commands.md shows today's options and docstrings; if not, run python -m scripts.commands."""
     if not versions.holds("==2.13.*"):
         pytest.skip(f"the page is of torch 2.13, and this is {versions.installed()}")
     done = subprocess.run(
         [sys.executable, "-m", "scripts.commands", "--check"],
-        cwd=commands.ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

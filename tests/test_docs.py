@@ -52,10 +52,45 @@ class TestBlocks:
         assert ran.returncode == 1 and ran.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
+def words(page: Path) -> int:
+    """Return the number of words of a page, code included; the bars of a table are no words."""
+    return len(re.findall(r"\S*\w\S*", page.read_text()))
+
+
+def navigation() -> list[str]:
+    """Return the pages of the sidebar."""
+    trees = re.findall(r"```{toctree}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
+    return [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+class TestSize:
+    NOTES = tuple(sorted((ROOT / "docs" / "notes").glob("*.md")))
+
+    def test_the_navigation_has_every_page(self):
+        """The sidebar has each page of docs/ and the index of the notes, at most fifteen in all."""
+        pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+        assert sorted(navigation()) == sorted([*pages, "notes/index"])
+        assert len(navigation()) <= 15
+
+    def test_the_notes_are_linked(self):
+        """The index of the notes links each note once."""
+        text = (ROOT / "docs" / "notes" / "index.md").read_text()
+        assert sorted(re.findall(r"\]\(([^)]*)\)", text)) == [page.name for page in self.NOTES if page.stem != "index"]
+
+    def test_at_most_30_000_words(self):
+        """A new page replaces text: README and docs have at most 30,000 words."""
+        assert sum(map(words, PAGES)) <= 30_000
+
+    @pytest.mark.parametrize("page", NOTES, ids=lambda page: page.stem)
+    def test_a_note_is_one_screen(self, page):
+        """A note has at most 350 words and 60 lines."""
+        assert words(page) <= 350 and len(page.read_text().splitlines()) <= 60
+
+
 class TestLayoutClasses:
     def test_each_is_explained_as_in_a_run(self):
-        """The table of docs/fuzzing.md agrees with the line that a run prints below a finding."""
-        text = (ROOT / "docs" / "fuzzing.md").read_text().partition("| layout class | means |\n|---|---|\n")[2]
+        """The table of docs/reading.md agrees with the line that a run prints below a finding."""
+        text = (ROOT / "docs" / "reading.md").read_text().partition("| layout class | means |\n|---|---|\n")[2]
         rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text.partition("\n\n")[0], re.MULTILINE)
         assert dict(rows) == LAYOUTS
 
@@ -104,7 +139,7 @@ class TestTranscripts:
     def test_which_there_are(self) -> None:
         """The list of pages with transcripts is fixed, because a page whose transcripts lose their command would not be
         run."""
-        assert [page.name for page in self.WITH] == ["README.md", "compilers.md", "scripts.md", "start.md"]
+        assert [page.name for page in self.WITH] == ["README.md", "compilers.md", "reading.md", "start.md"]
 
     @pytest.mark.parametrize(
         ("shown", "printed", "same"),
@@ -114,6 +149,8 @@ class TestTranscripts:
             (["a", "...", "d"], ["a", "b", "c"], False),
             (["a", "b"], ["a", "c"], False),
             (["1.5 programs/s; x"], ["seed 0: 3/9 programs, 0 failing, 0 distinct", "9 programs/s; x"], True),
+            (["a"], ["loading device:cpu,import=toy, at most 180 s", "a"], True),
+            (["a"], ["loading failed", "a"], False),
         ],
     )
     def test_what_is_the_same(self, shown: list[str], printed: list[str], same: bool, script: ModuleType) -> None:

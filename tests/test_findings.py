@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from scripts import findings
+from scripts.pages import ROOT
 
-EVERY = findings.read_all(findings.ROOT / findings.FOLDER)
+EVERY = findings.read_all(ROOT / findings.FOLDER)
 
 
 def marks(code: str) -> list[pytest.MarkDecorator]:
@@ -49,24 +50,24 @@ class TestScripts:
 def copy(tmp_path: Path) -> Path:
     """A checkout with the page and two findings."""
     (tmp_path / findings.FOLDER).mkdir(parents=True)
-    shutil.copy(findings.ROOT / findings.PAGE, tmp_path / findings.PAGE)
+    shutil.copy(ROOT / findings.PART.page, tmp_path / findings.PART.page)
     for name in ("expand-adds-up", "zeta-large"):
-        shutil.copy(findings.ROOT / findings.FOLDER / f"{name}.toml", tmp_path / findings.FOLDER)
+        shutil.copy(ROOT / findings.FOLDER / f"{name}.toml", tmp_path / findings.FOLDER)
     return tmp_path
 
 
 class TestPage:
     def test_is_current(self):
-        """docs/findings.md shows the files; if not, run python scripts/findings.py."""
+        """docs/findings.md shows the files; if not, run python -m scripts.findings."""
         assert findings.main(["--check"]) == 0
 
     def test_a_stale_page_fails_the_check(self, copy, capsys):
         """The check fails until the script has written the page. The text around the list stays."""
         assert findings.main(["--check"], copy) == 1
-        assert "run python scripts/findings.py" in capsys.readouterr().err
+        assert "run python -m scripts.findings" in capsys.readouterr().err
         assert findings.main([], copy) == 0
         assert findings.main(["--check"], copy) == 0
-        page = (copy / findings.PAGE).read_text()
+        page = (copy / findings.PART.page).read_text()
         assert page.startswith("# Findings\n") and page.count("\n### ") == 2
         assert "| functionalize |" in page and "| torch CPU |  | 1 |  |  |  |  | 1 |" in page
         assert "[#197448](https://github.com/pytorch/pytorch/issues/197448)" in page
@@ -84,13 +85,13 @@ class TestPage:
     )
     def test_a_file_that_is_no_finding(self, old, new, says, copy, capsys):
         """A typo is one sentence with the name of the file, and the page stays."""
-        file, page = copy / findings.FOLDER / "zeta-large.toml", (copy / findings.PAGE).read_text()
+        file, page = copy / findings.FOLDER / "zeta-large.toml", (copy / findings.PART.page).read_text()
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new))
         assert findings.main([], copy) == 2
         assert says in capsys.readouterr().err
-        assert (copy / findings.PAGE).read_text() == page
+        assert (copy / findings.PART.page).read_text() == page
 
     def test_two_findings_with_one_title(self, copy, capsys):
         """Two findings with one title are refused, because their links would lead to one of them."""
@@ -99,7 +100,7 @@ class TestPage:
         assert "zeta-larger.toml has the title of zeta-large.toml" in capsys.readouterr().err
 
     def test_a_page_without_a_place(self, copy, capsys):
-        """A page without the markers is refused."""
-        (copy / findings.PAGE).write_text("# Findings\n")
+        """A page without the two comments is one sentence and exit code 2."""
+        (copy / findings.PART.page).write_text("# Findings\n")
         assert findings.main([], copy) == 2
-        assert "put both where the findings belong" in capsys.readouterr().err
+        assert "put both where the part belongs" in capsys.readouterr().err
