@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,7 +189,7 @@ class TestBackends:
         return noxfile.nox.project.load_toml(ROOT / "requirements" / "backends.toml")
 
     def test_the_table(self, known):
-        """Every target is valid, every torch is one exact version, and the page of results lists each backend."""
+        """Every target is valid, every torch is one exact version, and each backend has results and a file of bugs."""
         page = (ROOT / "docs" / "backends.md").read_text()
         for name, backend in known.items():
             assert ("profile" in backend) != ("target" in backend), name
@@ -197,6 +198,8 @@ class TestBackends:
             assert sum(one.startswith("torch==") for one in backend["packages"]) == 1, name
             assert {*backend} <= {"packages", "debian", "environment", "checkout", "target", "profile", "options"}
             assert f"| {name} |" in page, name
+            bugs = tomllib.loads((ROOT / "docs" / "backends" / f"{name}.toml").read_text())
+            assert {"versions", "setup", "code"} <= {*bugs} and compile(bugs["code"], name, "exec"), name
 
     def test_commands(self, noxfile, tmp_path, monkeypatch):
         """The session builds the environment and runs the fuzzer and op_db, with the backend's target, variables and
