@@ -57,7 +57,8 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             return result.id, NOT_RUN
         return result.id, _verdict(result, limit, ending, forks)
 
-    with contextlib.closing(Forks()) as forks, ThreadPoolExecutor(jobs) as pool:
+    compiling = any("torch.compile(" in one.script for result in chosen for one in result.failures)
+    with contextlib.closing(Forks(compiling=compiling)) as forks, ThreadPoolExecutor(jobs) as pool:
         left: set[Future[tuple[str, str]]] = {pool.submit(shown, result) for result in chosen if seconds}
         try:
             while left:

@@ -62,6 +62,7 @@ ENDS = {
     "endless": "while True: print('x' * 10_000)",
     "fork": "import os; pid = os.fork(); print(os.waitpid(pid, 0)[1] if pid else 'child', flush=True)",
     "autograd": "import torch; torch.ones(2, requires_grad=True).sum().backward(); print(torch.get_num_threads())",
+    "compile": "import torch; print(torch.compile(torch.relu, backend='eager')(torch.ones(2)))",
     "pool": "import torch; print(torch.ones(300_000).exp().sum() > 1, torch.ones(300, 300).mm(torch.ones(300, 300)))",
 }
 """Scripts by their end."""
@@ -95,10 +96,13 @@ class TestForks:
         assert run_alone(sees, 60, forks=forks).last[-1] == "False torch.float32"
 
     def test_torch_only(self, forks: Forks) -> None:
-        """The server has loaded torch, and no device or compiler."""
+        """The server has loaded torch, and no device or compiler. For scripts that compile, it has loaded Dynamo."""
         names = "torch", "torch._dynamo", "tinygrad", "torch.testing._internal.common_methods_invocations"
-        said = run_alone(f"import sys; print([name in sys.modules for name in {names}])", 60, forks=forks).last[-1]
-        assert said == "[True, False, False, False]"
+        script = f"import sys; print([name in sys.modules for name in {names}])"
+        assert run_alone(script, 60, forks=forks).last[-1] == "[True, False, False, False]"
+        compiling = Forks(compiling=True)
+        assert run_alone(script, 60, forks=compiling).last[-1] == "[True, True, False, False]"
+        compiling.close()
 
     def test_what_is_killed(self, forks: Forks) -> None:
         """At the limit, the children of a fork end with it."""
