@@ -74,7 +74,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
         made.notes.append(f"{asked - len(cases)} cases of ops that the profile declares lacking were left out.")
     made.environment |= seen.described() if seen is not None else {}
     made.environment["selection"] = "; ".join([ACCURACY, ",".join(options.op or ["all ops"]), *dtypes, *variants])
-    if running.recorded(made, ACCURACY, words, file, options):
+    if running.recorded(made, ACCURACY, words, file, options, limits.unit, options.jobs):
         running.summarize(console, made, ACCURACY, map(_line, made.measured[:LISTED]), options.reports)
     return made.exit_code()
 

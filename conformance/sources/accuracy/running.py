@@ -33,7 +33,8 @@ from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.report.summary import known_cases
-from conformance.run import signals
+from conformance.report.summary import scripts as scripts_run
+from conformance.run import scripts, signals
 from conformance.run.execution_place import LOCAL, Place, told
 from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 from conformance.run.worker_log import kept
@@ -166,7 +167,11 @@ def summarize(console: Console, made: Run, name: str, worst: Iterable[str], fold
     for result in made.results:
         if result.outcome is Outcome.SKIP:
             console.print(escape_control_characters(f"not measured: {result.id}: {result.reason}"), highlight=False)
-    for note in [*known_cases(made), *made.notes]:
+    for result in made.unexpected:
+        if result.script_mark:
+            said = escape_control_characters(f"{result.id}: {result.remark}")
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+    for note in [*scripts_run(made), *known_cases(made), *made.notes]:
         console.print(escape_control_characters(note), highlight=False, markup=False)
     console.print(f"report: {folder / report.PAGES[name]}", highlight=False, markup=False)
     if made.exit_code() == 2:
@@ -249,8 +254,11 @@ def run(
     return made
 
 
-def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: argparse.Namespace) -> bool:
-    """Write the run of `conformance NAME WORDS`. With `--update-expectations`, first declare its failures in `file`.
+def recorded(
+    made: Run, name: str, words: Sequence[str], file: Path, options: argparse.Namespace, limit: float, jobs: int = 1
+) -> bool:
+    """Run the scripts of the findings of `conformance NAME WORDS`, `jobs` at a time with the `limit` of a case, and
+    write the run. With `--update-expectations`, first declare its failures in `file`.
 
     Returns False, without writing, if the run was stopped before it measured anything.
     """
@@ -262,6 +270,7 @@ def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: ar
         print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
         made.results = expectations.accept(made.results, expectations.load(file))
     made.expectations = str(file) if file.exists() else ""
+    scripts.confirm(made, limit, scripts.BUDGET if made.complete else 0.0, jobs)
     summary = report.write(made, options.reports, None)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:

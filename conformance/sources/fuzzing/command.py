@@ -290,8 +290,8 @@ def campaign(
         console.print("\n".join(map(escape_control_characters, done)))
     made = with_counts(running, known_findings.apply(made, known, expected))
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
-    if not interrupted:
-        scripts.confirm(made, plan.limit, checking, plan.jobs)
+    scripts.confirm(made, plan.limit, 0.0 if interrupted else checking, plan.jobs)
+    running.mark_scripts({result.finding.title(): result.alone for result in made.results if result.finding})
     probing = seen.seconds if seen is not None else 0.0
     made.seconds = round(running.earlier_seconds + probing + time.monotonic() - begin, 2)
     made.lacking = profile.table({}, FAMILY_OF, running.result.removed()) if profile else ()

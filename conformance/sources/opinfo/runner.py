@@ -278,8 +278,7 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
             print("\n".join(map(escape_control_characters, expectations.declare(made, expected_file))))
             made.results = expectations.accept(made.results, expectations.expected(expected_file))
         made.expectations = str(expected_file) if expected_file.exists() else ""
-        if made.complete:
-            scripts.confirm(made, options.timeout, options.check_scripts, options.jobs)
+        scripts.confirm(made, options.timeout, options.check_scripts if made.complete else 0.0, options.jobs)
         changes = compare.diff(baseline, made) if baseline else None
         _write(made, options.reports, baseline)
         journal.complete = made.complete

@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from conformance.record.causes import causes_of
 from conformance.record.missing_ops import DECLARED
-from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
+from conformance.record.result import NOT_RUN, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
 from conformance.record.sentences import headline
 from conformance.report import compare, lacking, machine
-from conformance.report.causes import causes_of
 from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
 
@@ -100,7 +100,9 @@ def _show_causes(console: Console, made: Run) -> None:
         return
     table = Table("cause", "cases", "operators", "smallest example", title="Failures by cause")
     for cause in causes[:MOST_CAUSES]:
-        texts = cause.pattern, str(len(cause.results)), cause.named, cause.results[0].id
+        mark = cause.results[0].script_mark
+        example = cause.results[0].id + (f" ({mark})" if mark else "")
+        texts = cause.pattern, str(len(cause.results)), cause.named, example
         table.add_row(*(escape(escape_control_characters(text)) for text in texts))
     console.print(table)
     if causes[MOST_CAUSES:]:
@@ -124,7 +126,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     for fact in [*facts(made), *(made.notes if made.complete else ())]:
         console.print(escape(fact), highlight=False)
     for result in made.unexpected:
-        if result.alone not in ("", SHOWS):
+        if result.script_mark and not result.alone.startswith(NOT_RUN):
             console.print(escape(f"{result.id}: {result.remark}"), highlight=False, soft_wrap=True)
     excused = [result for result in made.cases if result.layer]
     if excused:

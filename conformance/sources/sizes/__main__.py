@@ -74,7 +74,8 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     made.environment["selection"] = "; ".join(
         [SIZES, ",".join(options.op or ["all rows"]), *families, *dtypes, *variants, options.scale]
     )
-    if running.recorded(made, SIZES, words, file, options):
+    # One script at a time: each may need as much memory as a worker may take.
+    if running.recorded(made, SIZES, words, file, options, limits.unit):
         running.summarize(console, made, SIZES, map(_line, made.footprints[:LISTED]), options.reports)
     return made.exit_code()
 

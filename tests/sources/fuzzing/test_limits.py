@@ -17,11 +17,11 @@ from conformance.declare.known_findings import update
 from conformance.declare.probed import Answer, Probe, Row
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
+from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, FAIL, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
-from conformance.report.causes import causes_of
 from conformance.run import probe as run_probe
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, isolation, worker

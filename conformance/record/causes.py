@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from conformance.record.finding import property_of
 from conformance.record.patterns import base_operator, pattern_of
-from conformance.record.result import BROKEN, SHOWS, Outcome, Result, counted, severity
+from conformance.record.result import BROKEN, Outcome, Result, counted, severity
 
 NAMED = 12
 """Maximum number of a cause's operators named in one line."""
@@ -77,13 +77,13 @@ def causes_of(results: Iterable[Result]) -> list[Cause]:
     return sorted(made, key=lambda cause: _rank(cause.results))
 
 
-def _size(result: Result) -> tuple[bool, int, int, str]:
+def _size(result: Result) -> tuple[int, int, int, str]:
     """Sort key for examples. Results whose script reproduces them come first. Then shrunk programs, cases, and other
     programs; then fewest steps or shortest script."""
-    lost = result.alone not in ("", SHOWS)
+    rank = result.script_rank
     if result.finding is not None:
-        return lost, 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
-    return lost, 1, len(result.failures[0].call) if result.failures else 0, result.id
+        return rank, 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
+    return rank, 1, len(result.failures[0].call) if result.failures else 0, result.id
 
 
 def _rank(results: Sequence[Result]) -> tuple[object, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conformance.record.causes import causes_of
 from conformance.record.result import SHOWS, Failure, Outcome, Result
-from conformance.report.causes import causes_of
 from tests.report.runs import found, result
 
 COPIES = "results are copies instead of views"
