@@ -135,7 +135,7 @@ def conformance(session: nox.Session) -> None:
     if given.target == "tiny" and not given.quick:
         counts = "reports/kernels.json"
         failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
-        opinfo += [] if failed else ["--kernels", counts]
+        opinfo += [] if failed else ["--workloads", counts]
     failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
     if given.target == "tiny":
         failed |= attempt(session, "-m", "conformance.fuzz", *replayed)

@@ -110,7 +110,7 @@ class TestConformance:
         assert list(ran)[1:] == ["conformance.fuzz", "conformance.opinfo_runner"]
         assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "-n", "2"]
         assert value(ran["conformance.opinfo_runner"], "--suite") == "main"
-        assert value(ran["conformance.opinfo_runner"], "--kernels") == "reports/kernels.json"
+        assert value(ran["conformance.opinfo_runner"], "--workloads") == "reports/kernels.json"
         assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
     def test_the_programs_run_again_replayed(self, noxfile):
@@ -124,7 +124,7 @@ class TestConformance:
         """Kernel budgets and replay run only for tiny."""
         noxfile.conformance(session := Session("--target", "cpu"))
         assert list(self.options(session)) == ["conformance.fuzz", "conformance.opinfo_runner"]
-        assert not any("--kernels" in command or "tiny:REPLAYED" in command for command in session.ran)
+        assert not any("--workloads" in command or "tiny:REPLAYED" in command for command in session.ran)
 
     def test_quick_is_less_of_both(self, noxfile):
         """--quick draws fewer programs and runs a smaller suite."""
