@@ -41,7 +41,8 @@ class ExitReason(StrEnum):
 class Limits:
     """Limits of a worker: seconds for one unit (a program or a case), for compiling inside a unit, and for starting.
 
-    Compile time does not count against the unit. `memory` is private memory in GiB (None: no limit; Linux only).
+    Compile time does not count against the unit. `memory` is private and shared memory in GiB,
+    without /proc the peak of all resident memory (None: no limit).
     `recycle` is the number of tasks until the worker is replaced, so that leaks do not add up.
     """
 

@@ -128,7 +128,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         f"dtypes, and always on a compiler or a lazy device (default: what the profile says, else {COMPILE_LIMIT:g})"
     )
     add("--compile-limit", type=positive, metavar="SECONDS", help=building)
-    memory = "that a worker may take; more is a finding (default: what the profile says, else 8; Linux only)"
+    memory = "that a worker may take; more is a finding (default: what the profile says, else 8)"
     add("--memory", type=positive, metavar="GIB", help=memory)
     add("--corpus", type=Path, metavar="DIR", help="run the programs of this folder first")
     resume = "go on where the campaign in --reports stopped, with the same options"
