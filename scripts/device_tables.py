@@ -212,11 +212,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
     parser.add_argument("command", nargs="?", choices=["collect"], help="read runs into the tracked data first")
     parser.add_argument("runs", nargs="*", type=Path, help="opinfo.json files, earliest first")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        if given.command == "collect":
+        if args.command == "collect":
             before = json.loads((root / DATA).read_text()) if (root / DATA).exists() else None
-            data = collect([json.loads(path.read_text()) for path in given.runs], before)
+            data = collect([json.loads(path.read_text()) for path in args.runs], before)
             _written(root / DATA, json.dumps(data, indent=1) + "\n")
         page = (root / PAGE).read_text()
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except (OSError, KeyError, ValueError, TablesError) as error:
         print(f"device_tables: {error}", file=sys.stderr)
         return 2
-    if given.check:
+    if args.check:
         if wanted != page:
             print(f"device_tables: {PAGE} is stale; run python scripts/device_tables.py", file=sys.stderr)
         return int(wanted != page)

@@ -79,20 +79,20 @@ def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operator
             print(f"{op.name}: {error}", file=sys.stderr)
     assert seen.profiler is not None
     events = seen.profiler.kineto_results.events()  # the raw events: building their tree takes more time than the calls
-    found = {(event.name(), event.overload_name()) for event in events}
-    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in found if name.startswith("aten::")]
+    called = {(event.name(), event.overload_name()) for event in events}
+    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in called if name.startswith("aten::")]
 
 
 def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
     """Call the sample in each form of the entry; a call that the CPU refuses does not count."""
 
     def function() -> Any:
-        made = op.op(sample.input, *sample.args, **sample.kwargs)
-        found = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if torch.is_tensor(one)]
-        if backward and any(one.requires_grad for one in found):
-            wanted = [one for one in found if one.requires_grad]
+        result = op.op(sample.input, *sample.args, **sample.kwargs)
+        tensors = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(one)]
+        if backward and any(one.requires_grad for one in tensors):
+            wanted = [one for one in tensors if one.requires_grad]
             torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
-        return made
+        return result
 
     forms = [function]
     if not backward:
@@ -117,14 +117,14 @@ def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict
         entry = f"{name}.{rest}".removesuffix(".")
         for word in {name, op.aten_name, *(alias.name for alias in op.aliases)}:
             named[word.replace(".", "_")].append(entry)
-    found = {}
+    sources = {}
     for name in left:
         for source in candidates(name, named, below):
             dtypes = [dtype for dtype in SAMPLES if works(name, f"{source}; {dtype}")]
             if dtypes:
-                found[name] = f"{source}; {', '.join(dtypes)}"
+                sources[name] = f"{source}; {', '.join(dtypes)}"
                 break
-    return found
+    return sources
 
 
 def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) -> Iterator[str]:
@@ -161,9 +161,9 @@ def answers(name: str, source: str) -> bool:
     """As `works`, in this process."""
     op, answered = overloads.overload(name), 0
     try:
-        dtypes, made = overloads.source_of(op, source)
+        dtypes, samples = overloads.source_of(op, source)
         [dtype] = dtypes
-        entry = overloads.Overload(name, op, dtypes, made)
+        entry = overloads.Overload(name, op, dtypes, samples)
         for sample in itertools.islice(entry.sample_inputs(MARKER, dtype), TRIED):
             answered += len(list(attempts(entry, sample, False)))
     except Exception:
@@ -173,28 +173,28 @@ def answers(name: str, source: str) -> bool:
 
 def reached_by_entries() -> dict[str, str]:
     """Overloads that the entries outside op_db call, and the entry of each."""
-    found: dict[str, str] = {}
+    callers: dict[str, str] = {}
     for name, op in overloads.infos().items():
         dtype = next(one for one in SAMPLES if getattr(torch, one) in op.dtypes)
         for called in profiled(op, dtype, TRIED, False):
-            found.setdefault(called, name)
-    return found
+            callers.setdefault(called, name)
+    return callers
 
 
 def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str, str]]:
     """Every overload in the first class that contains it, with its entry or reason."""
-    made: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
+    members: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
     for name in sorted(name[6:] for name in operator_names() if name.startswith("aten::")):
         reason = overloads.excluded(name)
         if name in whole:
-            made["op_db"][name] = whole[name]
+            members["op_db"][name] = whole[name]
         elif name in beside:
-            made["entries beside op_db"][name] = beside[name]
+            members["entries beside op_db"][name] = beside[name]
         elif reason or not takes_tensors(name):
-            made["not called"][name] = reason or "no tensor among its arguments and results"
+            members["not called"][name] = reason or "no tensor among its arguments and results"
         else:
-            made["unknown"][name] = ""
-    return made
+            members["unknown"][name] = ""
+    return members
 
 
 def takes_tensors(name: str) -> bool:
@@ -203,11 +203,11 @@ def takes_tensors(name: str) -> bool:
     return op is not None and "Tensor" in str(op._schema)
 
 
-def page(found: dict[str, dict[str, str]]) -> str:
+def page(members: dict[str, dict[str, str]]) -> str:
     """Text of docs/overloads.md."""
-    total = sum(map(len, found.values()))
+    total = sum(map(len, members.values()))
     reasons = defaultdict(list)
-    for name, reason in found["not called"].items():
+    for name, reason in members["not called"].items():
         reasons[reason].append(name)
     lines = [
         "# Which aten overloads are called",
@@ -219,18 +219,18 @@ def page(found: dict[str, dict[str, str]]) -> str:
         "",
         "| class | overloads | how they are run |",
         "|---|---|---|",
-        f"| called by op_db | {len(found['op_db']):,} | `conformance opinfo`, and as steps of drawn programs |",
-        f"| called by an entry beside op_db | {len(found['entries beside op_db']):,} "
+        f"| called by op_db | {len(members['op_db']):,} | `conformance opinfo`, and as steps of drawn programs |",
+        f"| called by an entry beside op_db | {len(members['entries beside op_db']):,} "
         "| `conformance opinfo --suite overloads` |",
-        f"| not called, with a reason | {len(found['not called']):,} | below |",
-        f"| unknown | {len(found['unknown']):,} | |",
+        f"| not called, with a reason | {len(members['not called']):,} | below |",
+        f"| unknown | {len(members['unknown']):,} | |",
         "",
         "## Not called",
     ]
     for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines += ["", f"**{reason[0].upper()}{reason[1:]}** ({len(names)}):", " ".join(f"`{one}`" for one in names)]
     lines += ["", "## Called by an entry beside op_db", ""]
-    lines += [" ".join(f"`{one}`" for one in found["entries beside op_db"])]
+    lines += [" ".join(f"`{one}`" for one in members["entries beside op_db"])]
     return "\n".join(lines) + "\n"
 
 
@@ -250,18 +250,18 @@ def main() -> int:
     torch.set_num_threads(1)
     whole, below = reached_by_op_db()
     if write:
-        found = classes(whole, {})
-        left = [name for name in found["unknown"] if overloads.overload(name) is not None]
+        members = classes(whole, {})
+        left = [name for name in members["unknown"] if overloads.overload(name) is not None]
         model.write_atomic(TABLE, table(calls(whole, below, left)))
         overloads.TABLE = tomllib.loads(TABLE.read_text())
         overloads.infos.cache_clear()
-    found = classes(whole, reached_by_entries())
+    members = classes(whole, reached_by_entries())
     if write:
-        model.write_atomic(PAGE, page(found))
-    print("\n".join(f"{len(names):5,} {kind}" for kind, names in found.items()))
-    if found["unknown"]:
-        print("unknown:", " ".join(found["unknown"]))
-    return bool(found["unknown"])
+        model.write_atomic(PAGE, page(members))
+    print("\n".join(f"{len(names):5,} {kind}" for kind, names in members.items()))
+    if members["unknown"]:
+        print("unknown:", " ".join(members["unknown"]))
+    return bool(members["unknown"])
 
 
 if __name__ == "__main__":

@@ -93,11 +93,11 @@ def run(check: Check, python: str) -> Outcome:
             cwd=ROOT if check.kind == "tests" else folder, env=environment, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        made = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
-    made.seconds = round(time.monotonic() - began, 1)
-    if made.faults:
+        outcome = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
+    outcome.seconds = round(time.monotonic() - began, 1)
+    if outcome.faults:
         print(done.stdout[-6000:], flush=True)
-    return made
+    return outcome
 
 
 def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
@@ -117,15 +117,15 @@ def of_run(check: Check, done: subprocess.CompletedProcess[str], reports: Path) 
     except (OSError, ValueError):
         return Outcome(faults=1, said=last_line(done.stdout) or f"exit code {done.returncode}")
     *_, (passed, failed, skipped) = re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped", done.stdout) or [(0, 0, 0)]
-    made = Outcome(int(passed), int(failed), int(skipped))
+    outcome = Outcome(int(passed), int(failed), int(skipped))
     broken = [
         result for result in data["results"] if result["outcome"] in ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY")
     ]
     ours = [result for result in broken if check.subject in RIGHT or is_ours(result)]
-    made.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
+    outcome.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
     named = [f"{result.get('op', '')} ({', '.join(oracles(result)) or result['outcome']})" for result in ours or broken]
-    made.said = "; ".join(dict.fromkeys(named))
-    return made
+    outcome.said = "; ".join(dict.fromkeys(named))
+    return outcome
 
 
 def is_ours(result: dict[str, Any]) -> bool:
@@ -156,18 +156,18 @@ print(json.dumps({"torch": version("torch"), "tinygrad": version("tinygrad"), "p
 
 def check_all(python: str) -> int:
     """Run all checks under an interpreter and save the results; return 1 if there is a fault."""
-    asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
-    has: dict[str, str] = json.loads(asked.stdout)
+    answer = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
+    has: dict[str, str] = json.loads(answer.stdout)
     torch = has["torch"].partition("+")[0]
     tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
-    made: dict[str, Any] = {}
-    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": made}
+    results: dict[str, Any] = {}
+    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": results}
     for check in checks(tiny):
         outcome = run(check, python)
-        made[check.name] = asdict(outcome)
-        print(f"torch {torch}: {check.name}: {cell(made[check.name])} in {outcome.seconds:.0f} s", flush=True)
+        results[check.name] = asdict(outcome)
+        print(f"torch {torch}: {check.name}: {cell(results[check.name])} in {outcome.seconds:.0f} s", flush=True)
         keep(entry)
-    return int(any(one["faults"] for one in made.values()))
+    return int(any(one["faults"] for one in results.values()))
 
 
 def keep(entry: dict[str, Any]) -> None:
@@ -196,8 +196,8 @@ def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
 
 def read() -> list[dict[str, Any]]:
     """Last results, oldest torch first."""
-    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    return found
+    entries: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return entries
 
 
 def write(path: Path, text: str) -> None:
@@ -270,9 +270,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="run the checks under an interpreter").add_argument("python")
     commands.add_parser("page", help="write the page from the last results")
-    given = parser.parse_args()
-    if given.command == "check":
-        return check_all(given.python)
+    args = parser.parse_args()
+    if args.command == "check":
+        return check_all(args.python)
     page()
     return 0
 
