@@ -135,6 +135,15 @@ class WorkerDied(UserError):
         self.death = death
 
 
+def value_of(answer: Done | Death) -> Any:
+    """Return the value of a task. Raises WorkerDied, or the exception that its function raised."""
+    if isinstance(answer, Death):
+        raise WorkerDied(answer)
+    if answer.error is not None:
+        raise answer.error
+    return answer.value
+
+
 class PoolLost(UserError):
     """The pool is unreachable, with all of its workers."""
 

@@ -33,8 +33,8 @@ from conformance.run.messages import (
     OutOfTime,
     Pool,
     Task,
-    WorkerDied,
     exit_in_words,
+    value_of,
 )
 
 LOOK = 0.5
@@ -197,11 +197,7 @@ class LocalPool(Pool):
                     future.cancel()  # pebble ends its worker
                     raise OutOfTime
             answer = self._answer(future, running)
-        if isinstance(answer, Death):
-            raise WorkerDied(answer)
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        return value_of(answer)
 
     def _hand_out(self) -> None:
         while self._waiting and len(self._running) < self.jobs:
