@@ -74,7 +74,7 @@ class Task:
 @dataclass(frozen=True)
 class Note:
     """Last progress of a task: the worker's pid, the number and text of the current unit, its steps so far, and the
-    phase. `fate` says how the worker ended itself, if it did.
+    phase. `reason` says how the worker ended itself, if it did.
     """
 
     pid: int
@@ -82,7 +82,7 @@ class Note:
     unit: str = ""
     steps: tuple[str, ...] = ()
     phase: str = ""
-    fate: ExitReason | None = None
+    reason: ExitReason | None = None
 
     @classmethod
     def parse(cls, text: str) -> Note | None:
@@ -95,8 +95,8 @@ class Note:
         pid, number, unit = lines[0]
         steps = tuple(line["step"] for line in lines[1:] if "step" in line)
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
-        fate = next((ExitReason(line["fate"]) for line in lines[1:] if "fate" in line), None)
-        return cls(pid, number, unit, steps, phase, fate)
+        reason = next((ExitReason(line["reason"]) for line in lines[1:] if "reason" in line), None)
+        return cls(pid, number, unit, steps, phase, reason)
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
@@ -118,7 +118,7 @@ class Done:
 class Death:
     """End of a task whose worker died: a sentence with the exit signal or limit, and the last note, if any."""
 
-    fate: ExitReason
+    reason: ExitReason
     said: str
     note: Note | None = None
 
@@ -187,7 +187,7 @@ class Pool(Protocol):
 
 def unusable(target: str, death: Death) -> TargetError:
     """Return the error for a target that ends the workers that load it."""
-    said = death.said if death.fate is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
+    said = death.said if death.reason is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
     return TargetError(f"target {target!r} {said}; load it by hand, with python -X faulthandler, to see why")
 
 

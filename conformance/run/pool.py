@@ -253,7 +253,7 @@ class LocalPool(Pool):
                     death = Death(ExitReason.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
                 running.death = death
-                if death.fate is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
+                if death.reason is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
                     future.set_running_or_notify_cancel()
                     self._forget_starting()
 
@@ -284,10 +284,10 @@ class LocalPool(Pool):
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
             signals.check()
-        if note is not None and note.fate is ExitReason.TIMEOUT:
-            return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
-        if note is not None and note.fate is ExitReason.MEMORY:
-            return Death(note.fate, "ran out of memory", note)
+        if note is not None and note.reason is ExitReason.TIMEOUT:
+            return Death(note.reason, f"gave no answer in {self.limits.of(note.phase):g} s", note)
+        if note is not None and note.reason is ExitReason.MEMORY:
+            return Death(note.reason, "ran out of memory", note)
         return Death(ExitReason.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:

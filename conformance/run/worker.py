@@ -130,7 +130,7 @@ def perform(asked: bytes) -> bytes:
         _begin("")
         return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
-        _write({"fate": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
+        _write({"reason": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
@@ -291,7 +291,7 @@ def _end_at_memory(most: int) -> None:
     memory_in_use = _memory_gauge()
     while memory_in_use() <= most:
         time.sleep(MEMORY_LOOK)
-    _write({"fate": ExitReason.MEMORY})
+    _write({"reason": ExitReason.MEMORY})
     os._exit(1)
 
 

@@ -129,11 +129,11 @@ class TestAnswers:
                 (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
                 (tasks.eats_memory, ExitReason.MEMORY, "out of memory", ()),
             ]
-            for function, fate, said, steps in cases:
+            for function, reason, said, steps in cases:
                 pool.submit(Task("it", function))
                 [(_, answer)] = pool.ended()
                 assert isinstance(answer, Death)
-                assert (answer.fate, said in answer.said, answer.note and answer.note.steps) == (fate, True, steps)
+                assert (answer.reason, said in answer.said, answer.note and answer.note.steps) == (reason, True, steps)
             before = before or actors()
             with pytest.raises(RuntimeError, match="Odd: 1"):
                 pool.ask(tasks.raises)
