@@ -20,7 +20,7 @@ from rich.table import Table
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, summary_line
 from conformance.record.sentences import headline
-from conformance.report import compare, lacking, machine
+from conformance.report import compare, machine, missing_ops
 from conformance.report.causes import causes_of
 from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
@@ -118,7 +118,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
     console.print(table)
     console.print(f"{escape(made.title)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False)
     _show_causes(console, made)
-    lacking.show(console, made.lacking)
+    missing_ops.show(console, made.lacking)
     for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape(f"XPASS {declared.op}: {declared.reason}"), highlight=False)
     for fact in [*facts(made), *(made.notes if made.complete else ())]:
