@@ -45,7 +45,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "device.md"
 BEGIN, END = "<!-- table: python scripts/beyond_cpu.py --write -->", "<!-- end of that table -->"
 RIGHT = ("right", "right if rounded at each operator", "right as torch CPU")
 """Verdicts of a case by its weakest sample: the reference that it agrees with, strongest first."""
-WORDS = (*RIGHT, "refused", "wrong")
+VERDICTS = (*RIGHT, "refused", "wrong")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
 
 
 def judged(case: Case, limit: int) -> tuple[str, str]:
-    """One of WORDS, and the error or difference of the first sample that is not right by the strongest reference."""
+    """One of VERDICTS, and the error or difference of the first sample that is not right by the strongest reference."""
     tried, weakest, why = 0, 0, ""
     for sample in samples(case.op, "backward" if case.backward else "forward", case.dtype, "as_sampled", limit):
         tried += 1
@@ -287,12 +287,12 @@ def table(verdicts: dict[Case, tuple[str, str]], most: int) -> list[str]:
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for case, (word, _) in verdicts.items():
         counts[str(case.dtype)[6:], "backward" if case.backward else "forward"][word] += 1
-    head = f"| dtype | direction | {' | '.join(WORDS)} |"
-    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (2 + len(WORDS)) + "|"]
+    head = f"| dtype | direction | {' | '.join(VERDICTS)} |"
+    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (2 + len(VERDICTS)) + "|"]
     for (dtype, direction), words in sorted(counts.items()):
-        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in WORDS)} |")
+        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in VERDICTS)} |")
     total = Counter(word for word, _ in verdicts.values())
-    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in WORDS)} |"]
+    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in VERDICTS)} |"]
 
 
 def main() -> int:
