@@ -26,7 +26,7 @@ def lines(run: Run) -> list[str]:
     families = defaultdict[str, list[Result]](list)
     for result in run.measured:
         families[result.family].append(result)
-    made = [
+    rows = [
         f"torch {run.environment['torch']}, {len(run.measured)} cases measured, {len(run.unexpected)} findings.",
         "",
         f"The worst {WORST}, with the largest error in ulp and its root mean square in brackets:",
@@ -38,17 +38,17 @@ def lines(run: Run) -> list[str]:
         of = result.accuracy
         assert of is not None
         errors = (f"{shown(a)} ({shown(b)})" for a, b in ((of.target, of.target_rms), (of.cpu, of.cpu_rms)))
-        made.append(
+        rows.append(
             f"| `{result.name}` | {result.dtype} | {result.variant} | {of.of} | {' | '.join(errors)} | {of.times:.1f} |"
         )
-    made += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
+    rows += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
     for family, results in sorted(families.items()):
         first = results[0]
         assert first.accuracy is not None
-        made.append(
+        rows.append(
             f"| {family} | {len(results)} | {first.accuracy.times:.1f} | `{first.name}` {first.dtype} {first.variant} |"
         )
-    return made
+    return rows
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ PART = Part("docs/device.md", "sizes_table")
 
 def lines(run: Run) -> list[str]:
     """Markdown of a run: each case, those with the largest share of their memory limit first, then unmeasured cases."""
-    made = [
+    rows = [
         f"torch {run.environment['torch']}, {len(run.footprints)} cases measured, {len(run.unexpected)} findings.",
         "",
         "| call | class | direction | held | tiny, peak | torch CPU, peak | tiny, s | torch CPU, s | times | outcome |",
@@ -33,7 +33,7 @@ def lines(run: Run) -> list[str]:
         assert of is not None
         peaks = " | ".join(map(mebibytes, (of.held, of.target, of.cpu)))
         times = of.target_seconds / max(of.cpu_seconds, 0.001)
-        made.append(
+        rows.append(
             f"| {result.name}, {result.dtype} | {result.family} | {result.variant} | {peaks} | "
             f"{of.target_seconds:.1f} | {of.cpu_seconds:.1f} | {times:.1f} | {result.outcome} |"
         )
@@ -41,8 +41,8 @@ def lines(run: Run) -> list[str]:
         if result.footprint is None:
             said = " ".join((result.reason or f"{result.failures[0]}").split())[:150]
             case = f"| {result.name}, {result.dtype} | {result.family} | {result.variant} |"
-            made.append(f"{case} | | | | | | {result.outcome}: {said} |")
-    return made
+            rows.append(f"{case} | | | | | | {result.outcome}: {said} |")
+    return rows
 
 
 def main(arguments: Sequence[str]) -> int:

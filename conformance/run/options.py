@@ -263,7 +263,7 @@ FLAGS: Mapping[str, Flag] = {
     ),
     "memory": Flag(
         "limits",
-        "memory of a worker; more is a finding (default: the profile's, else {usual}; Linux only)",
+        "memory of a worker; more is a finding (default: the profile's, else {usual})",
         arguments={"type": positive, "metavar": "GIB"},
     ),
     "starting": Flag("limits", f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),

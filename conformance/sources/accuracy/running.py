@@ -34,7 +34,7 @@ from conformance.run.session import Session
 from conformance.run.terminal import shown
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.accuracy.worker import TARGET
-from conformance.sources.opinfo.isolation import FATES
+from conformance.sources.opinfo.isolation import OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until
             said = f"{type(answer.error).__name__}: {answer.error}"
             fault = Failure("harness", "the harness itself", "no error", said[:2_000])
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.fate is ExitReason.NEVER_STARTED:
+        elif answer.reason is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)
         elif reason := _too_small(answer):
             yield case.result(Outcome.SKIP, skipped=1, reason=reason)
         else:
-            outcome, oracle = FATES[answer.fate]
+            outcome, oracle = OUTCOMES[answer.reason]
             phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
             failure = Failure(oracle, phase, "an answer", answer.said, call=case.call)
             yield case.result(outcome, samples=1, failed=1, failures=(failure,))
@@ -113,7 +113,7 @@ def _too_small(death: Death) -> str:
     """Return the reason if the worker died at its memory limit before the target ran, or with less memory than the call
     may take; "" for any other death.
     """
-    steps = death.note.steps if death.note is not None and death.fate is ExitReason.MEMORY else ()
+    steps = death.note.steps if death.note is not None and death.reason is ExitReason.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 

@@ -20,7 +20,7 @@ from conformance.record.errors import UsageError, UserError
 from conformance.record.files import write_atomic
 from conformance.record.missing_ops import Outcome
 from conformance.record.names import without_features
-from conformance.report import lacking, probe
+from conformance.report import missing_ops, probe
 from conformance.report.escape import escape_control_characters
 from conformance.run import options, signals
 from conformance.run.execution_place import Place, told
@@ -88,7 +88,9 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         ),
     ]
     write_atomic(args.output, profiles.dumps(made, head))
-    lacking.show(console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking}))
+    missing_ops.show(
+        console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking})
+    )
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")

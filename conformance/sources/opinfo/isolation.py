@@ -19,7 +19,7 @@ from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.opinfo.sample_script import from_op_db
 
-FATES = {
+OUTCOMES = {
     ExitReason.CRASH: (Outcome.CRASH, "crash"),
     ExitReason.MEMORY: (Outcome.CRASH, "memory"),
     ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
@@ -65,9 +65,9 @@ class Cases(PlacedPool):
         for task, answer in self.ended(seconds):
             case = task.args[1]
             if isinstance(answer, Death):
-                if answer.fate is ExitReason.NEVER_STARTED:
+                if answer.reason is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
-                yield self._lost(case, *FATES[answer.fate], answer)
+                yield self._lost(case, *OUTCOMES[answer.reason], answer)
             elif isinstance(answer.error, UserError):
                 raise answer.error
             elif answer.error is not None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from conformance.record.causes import causes_of
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import NOT_RUN, UNEXPECTED, WITHOUT_BACKEND, Outcome, Run, summary_line
-from conformance.report import compare, lacking, machine
+from conformance.report import compare, machine, missing_ops
 from conformance.report.escape import escape_control_characters
 from conformance.report.summary import facts
 
@@ -59,7 +59,7 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
         f"{escape_control_characters(made.title)}: {made.compared} samples in {made.seconds:.0f} s", highlight=False
     )
     _show_causes(console, made)
-    lacking.show(console, made.lacking)
+    missing_ops.show(console, made.lacking)
     for declared in (result for result in made.results if result.variant == DECLARED):
         console.print(escape_control_characters(f"XPASS {declared.op}: {declared.reason}"), highlight=False)
     for fact in [*facts(made), *(made.notes if made.complete else ())]:

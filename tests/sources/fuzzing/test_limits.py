@@ -117,7 +117,7 @@ class TestHangs:
         with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
             workers.hang = frozenset({"neg"})
             began = time.monotonic()
-            assert workers.fate(program(NEG)) == TIMEOUT
+            assert workers.ending(program(NEG)) == TIMEOUT
             assert time.monotonic() - began < 100
 
 
