@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.declare import declared
-from conformance.declare.declared import quoted
+from conformance.declare import declaration
+from conformance.declare.declaration import quoted
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import Lacking, ranked
 from conformance.record.names import BUILTIN, DTYPES, nearest, without_features
@@ -114,8 +114,8 @@ class Profile:
         """Return `FILE, line N` of a key of [target], or of a name in its list. If the key does not exist, the line is
         the table's."""
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
-        table = declared.line_of(lines, r"\[\s*target\s*\]", 0)
-        line = declared.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
+        table = declaration.line_of(lines, r"\[\s*target\s*\]", 0)
+        line = declaration.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
         return f"{self.file}, line {_line_of(self.file, name, line) if name else line}"
 
     def table(
@@ -230,7 +230,7 @@ class _Table:
             raise ReportError(f"{self.where}: {key!r} must be a list of names")
         for name in names if known else ():
             if name not in known:
-                line = declared.line_of(self.lines, f".*{re.escape(quoted(name))}", self.head)
+                line = declaration.line_of(self.lines, f".*{re.escape(quoted(name))}", self.head)
                 raise ReportError(f"{self.file}, line {line}: unknown name {name!r} in {key!r}{nearest(name, known)}")
         return tuple(names)
 
@@ -244,7 +244,7 @@ class _Table:
 @functools.lru_cache
 def _loaded(path: Path, changed: int) -> Profile:
     try:
-        data, lines = declared.parsed(path, FORMS)
+        data, lines = declaration.parsed(path, FORMS)
         tables = {kind: list(_tables(path, lines, data, kind)) for kind in FORMS}
         if not tables["target"]:
             raise ReportError(f"{path} has no [target] table, which says how the device is loaded")
@@ -265,7 +265,7 @@ def _tables(path: Path, lines: list[str], data: Mapping[str, Any], kind: str) ->
     heads = [at for at, line in enumerate(lines, 1) if re.match(rf"\s*\[+\s*{kind}\s*\]", line)]
     heads = heads if len(heads) == len(entries) else [0] * len(entries)
     for head, entry in zip(heads, entries, strict=True):
-        declared.known_keys(path, lines, head, entry, KEYS.get(kind, tuple(entry)))
+        declaration.known_keys(path, lines, head, entry, KEYS.get(kind, tuple(entry)))
         yield _Table(entry, path, lines, head)
 
 

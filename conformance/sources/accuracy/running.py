@@ -22,10 +22,8 @@ from rich.console import Console
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
-from conformance.declare.expectations import Expectation
+from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.record import versions
-from conformance.record.accuracy import ACCURACY
 from conformance.record.errors import UsageError, UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Outcome, Result, Run, summary_line
@@ -98,13 +96,11 @@ def expectations_file(name: str, target: str) -> Path:
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
-def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
+def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     """Return the known findings in a file, none if it does not exist. Raises ReportError for a name without a row."""
-    oracles = (*expectations.WORDS["oracle"], ACCURACY)
-    words = expectations.WORDS | {"variant": DIRECTIONS, "layout": (name,), "oracle": oracles}
-    entries = expectations.load(file)
-    refuse(expectations.check(entries, ops, file, words))
-    return entries
+    declarations = read(file)
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": [*ops], "variant": DIRECTIONS, "layout": (name,)}))
+    return declarations
 
 
 def command(
@@ -214,7 +210,7 @@ def run(
     *,
     jobs: int = 1,
     place: Place = LOCAL,
-    expected: Sequence[Expectation] = (),
+    expected: Sequence[Declaration] = (),
     found: Callable[[Result], None] = lambda result: None,
 ) -> Run:
     """Measure the cases on `target` and return the run; at a stop, with the results so far.
@@ -237,9 +233,8 @@ def run(
                     f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
                 )
             for result in measured(pool, target, job, left):
-                (declared,) = expectations.apply([result], expected)
-                made.results.append(declared)
-                found(declared)
+                made.results.append(expectations.judged(result, expected))
+                found(made.results[-1])
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, signals.signal_number()
     small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
@@ -260,7 +255,7 @@ def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: ar
         return False
     if options.update_expectations and made.complete:
         print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
-        made.results = expectations.accept(made.results, expectations.load(file))
+        made.results = expectations.accept(made.results, read(file))
     made.expectations = str(file) if file.exists() else ""
     summary = report.write(made, options.reports, None)
     if os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -17,16 +17,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.declare import expectations, known_findings
+from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
+from conformance.declare.declaration import PROGRAMS, check, read, refuse
 from conformance.declare.probed import Probe
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import result as model
 from conformance.record.errors import TargetError, UserError
-from conformance.record.files import write_atomic
 from conformance.record.result import Result
 from conformance.report import __main__ as report
 from conformance.report import compare, probe
@@ -262,8 +261,8 @@ def campaign(
     `seen` is the result of the device's probe. Scripts of findings run for at most `checking` seconds. Raises
     ReportError for damaged files, before any program runs."""
     baseline = model.load(baseline_file) if baseline_file else None
-    known = expectations.findings(expected)
-    refuse(known_findings.check(known, parts(), expected))
+    known = read(expected)
+    refuse(check(known, PROGRAMS, parts()))
     console, begin = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic()
     profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
@@ -285,10 +284,9 @@ def campaign(
     made = run_of(running, interrupted)
     made.environment |= seen.described() if seen is not None else {}
     if update and not interrupted:
-        known, done = known_findings.update(known, made)
-        write_atomic(expected, expectations.dumps(expectations.load(expected), made.title, known))
-        console.print("\n".join(map(escape_control_characters, done)))
-    made = with_counts(running, known_findings.apply(made, known, expected))
+        console.print("\n".join(map(escape_control_characters, expectations.declare(made, expected))))
+        known = read(expected)
+    made = with_counts(running, expectations.apply(made, known, expected))
     made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
     if not interrupted:
         scripts.confirm(made, plan.limit, checking, plan.jobs)

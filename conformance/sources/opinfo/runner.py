@@ -25,7 +25,7 @@ from rich.console import Console
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
+from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
@@ -64,7 +64,7 @@ def run(
     variants: Collection[str] = (),
     reruns: int = 0,
     stop_at_first: bool = False,
-    expected: Sequence[expectations.Expectation] = (),
+    expected: Sequence[Declaration] = (),
     times: Mapping[str, float] = MappingProxyType({}),
     finished: Sequence[Result] = (),
     lacking: bool = False,
@@ -105,7 +105,7 @@ def run(
             again: list[Case] = []
 
             def take(result: Result) -> bool:
-                (declared,) = expectations.apply([result], expected)
+                declared = expectations.judged(result, expected)
                 made.results.append(declared)
                 found(declared)
                 if reruns and declared.outcome in RERUN:
@@ -297,8 +297,8 @@ def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
     """
     names = [entry.name for entry in catalog]
     there = plan.is_beside(*names)
-    entries = [entry for entry in expectations.load(file) if there or not plan.is_beside(entry.op)]
-    refuse(expectations.check(entries, names, file))
+    declarations = [one for one in read(file) if there or not plan.is_beside(*one.scope.op)]
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": names}))
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.declare import expectations
+from conformance.declare.declaration import read
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
@@ -151,9 +151,9 @@ class TestCampaign:
         run = model.load(tmp_path / "reports" / "fuzz.json")
         assert [result.alone for result in run.listed] == [SHOWS, SHOWS]
         known = tmp_path / "known.toml"
-        entry = '[[finding]]\nprogram = "{}"\nproperty = "value"\nreason = "known"\n'
+        entry = '[[declare]]\nscope = {{program = "{}"}}\nproperty = "value"\nreason = "known"\n'
         known.write_text(entry.format("own") + entry.format("torch"))
-        assert len(expectations.findings(known)) == 2
+        assert len(read(known)) == 2
         assert main([*words, "--expectations", str(known)]) == 0
         assert model.load(tmp_path / "reports" / "fuzz.json").counts() == {"XFAIL": 2}
 

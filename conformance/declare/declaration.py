@@ -1,0 +1,382 @@
+"""Declarations: the one type with which a file or a target says in advance what may differ, and why.
+
+Defines `Declaration` with its `Scope`, `read`, `dumps` and `check`. A misspelt word would silently declare too much. So
+every key, property and name must exist, and a mistake is one sentence with the file, the line and the nearest word.
+This module must not import torch, and it runs nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from conformance.record import versions
+from conformance.record.accuracy import ACCURACY
+from conformance.record.errors import ReportError
+from conformance.record.finding import PROPERTIES, Finding
+from conformance.record.names import ORACLES, RUN_ORACLES, nearest
+
+ANY = "*"
+"""The property of a declaration that covers every difference of its subjects."""
+CASES, PROGRAMS = "cases of op_db", "findings of drawn programs"
+"""The subjects of a declaration; accuracy and sizes have cases, too."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The keys that the scope of such subjects may have, and the properties that may differ."""
+
+    keys: tuple[str, ...]
+    properties: tuple[str, ...]
+
+
+PARTS = ("op", "step", "layout", "pattern", "error", "kind", "first_wrong_step")
+"""The parts of a finding that a scope matches, each by globs."""
+
+SUBJECTS = {
+    CASES: Subject(("op", "variant", "dtype", "layout", "samples"), (*ORACLES, *RUN_ORACLES, ACCURACY, ANY)),
+    PROGRAMS: Subject((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
+}
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Subjects that a declaration selects. Each tuple holds globs, and an empty one selects everything.
+
+    A case of op_db has an `op` (the full name of its OpInfo), a `variant`, a `dtype` and a `layout`. With `samples`, a
+    case that compared fewer samples need not fail, since the failure may show only in a later sample.
+
+    A finding has the parts of `PARTS`: the `op` of its cause, its `pattern`, and the parts of its signature. It must
+    show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and these `options`.
+    With `program`, the scope covers saved programs of these names only, and the finding must show in each run of them.
+    """
+
+    op: Names = ()
+    step: Names = ()
+    variant: Names = ()
+    dtype: Names = ()
+    layout: Names = ()
+    pattern: Names = ()
+    error: Names = ()
+    kind: Names = ()
+    first_wrong_step: Names = ()
+    program: Names = ()
+    programs: int = 0
+    seed: int | None = None
+    options: str = ""
+    samples: int = 0
+
+    def selects(self, names: Mapping[str, str]) -> bool:
+        """Whether a subject with these names, by key, is in the scope. A key without a name is not compared."""
+        return all(among(name, getattr(self, key)) for key, name in names.items())
+
+    def toml(self) -> str:
+        """Return the scope as an inline table; if that is too long, lists have one name a line."""
+        values = {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
+        text = f"scope = {{{', '.join(f'{key} = {_toml(value)}' for key, value in values.items())}}}"
+        if len(text) <= 120:
+            return text
+        return f"scope = {{{', '.join(f'{key} = {_toml(value, many=True)}' for key, value in values.items())}}}"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A difference of some subjects that is known in advance.
+
+    `property` lists the oracles or properties that may differ. `torch` is a PEP 440 specifier: with another version the
+    declaration stays in the file and declares nothing. After `until`, a date or a version of torch, the file is
+    refused. `file` and `line` are its place, if it was read from a file.
+    """
+
+    scope: Scope
+    property: Names
+    reason: str
+    issue: str = ""
+    torch: str = ""
+    until: str = ""
+    file: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)
+
+    @cached_property
+    def subject(self) -> str:
+        """The subjects that the declaration is about, a key of `SUBJECTS`."""
+        return PROGRAMS if self.scope.program or self.scope.programs else CASES
+
+    @cached_property
+    def where(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether the declaration applies to the installed torch."""
+        return versions.holds(self.torch)
+
+    @cached_property
+    def why(self) -> str:
+        """The reason, followed by the issue if there is one."""
+        return f"{self.reason} {self.issue}".strip()
+
+    def names(self, word: str) -> bool:
+        """Whether the declaration covers this oracle or property."""
+        return word in self.property or ANY in self.property
+
+    def covers(self, result: Any) -> bool:
+        """Whether the declaration is about this result, or about a case with name, variant, dtype and layout. A fault
+        of the harness in a drawn program is never declared."""
+        finding = getattr(result, "finding", None)
+        if not self.holds or (self.subject is PROGRAMS) is not bool(finding):
+            return False
+        if finding is None:
+            return self.scope.selects({"op": result.name} | {k: getattr(result, k) for k in SUBJECTS[CASES].keys[1:4]})
+        saved = not self.scope.program or any(among(name, self.scope.program) for name in finding.saved)
+        return saved and finding.kind in KINDS and self.describes(finding)
+
+    def describes(self, finding: Finding) -> bool:
+        """Whether the cause and the parts of one of the finding's signatures match, whichever program showed it."""
+        return any(
+            self.scope.selects({part: getattr(seen, part) for part in PARTS})
+            and (self.names(seen.property or seen.oracle) or seen.oracle in {*self.property} - {*PROPERTIES})
+            for seen in finding.seen_as()
+        )
+
+    def passes(self, what: str) -> str:
+        """Return the sentence on a declaration that does not apply: its place, and how to remove it."""
+        return (
+            f"{self.where} declares it, and {what}: delete or narrow that [[declare]] entry, or let the same command "
+            f"with --update-expectations do so (its reason: {self.why})"
+        )
+
+    def toml(self) -> str:
+        """Return the declaration as TOML, without fields that have their default value."""
+        texts = [f"{key} = {_toml(value)}" for key in KEYS[1:] if (value := getattr(self, key))]
+        return "\n".join(["[[declare]]", self.scope.toml(), *texts]) + "\n"
+
+    def __str__(self) -> str:
+        named = self.property if ANY not in self.property else ()
+        parts = (*named, *(name for key in PARTS for name in getattr(self.scope, key)))
+        return " / ".join(parts) or ANY
+
+
+KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
+KEYS = ("scope", "property", "reason", "issue", "torch", "until")
+"""The keys of a declaration in a file, in the file's order."""
+FORMER = {"expect": "scope, property (formerly oracle) and reason",
+          "finding": "scope, property (or oracle) and reason"}  # fmt: skip
+"""Tables of the former form, and the keys of the new one."""
+
+
+def among(name: str, globs: Sequence[str]) -> bool:
+    """Whether one of the globs matches, or there is none."""
+    return not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def literal(text: str) -> str:
+    """Return a glob that matches this text alone."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in text)
+
+
+def reasons(declarations: Iterable[Declaration]) -> str:
+    """Return the reasons of these declarations, each once."""
+    return "; ".join(dict.fromkeys(one.why for one in declarations))
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise ReportError with the first of these sentences, if there is one."""
+    if problems:
+        more = f" And {len(problems) - 1} more such entries." if problems[1:] else ""
+        raise ReportError(problems[0] + more)
+
+
+def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the mistakes in the declarations of this subject, one sentence each: names that do not exist, and subjects
+    declared twice. `known` are the names that exist, by key of the scope, or the known words of `property`.
+
+    Declarations for another torch cannot be checked with the installed one, and are not."""
+    checked = [one for one in declarations if one.subject is subject and one.holds]
+    problems = []
+    for one in checked:
+        for key, words in known.items():
+            for name in one.property if key == "property" else getattr(one.scope, key):
+                if name != ANY and not any(fnmatch.fnmatchcase(word, name) for word in words):
+                    problems.append(f"{one.where}: unknown {key} {name!r}{nearest(name, words) or '.'}")
+    seen: set[tuple[Any, ...]] = set()
+    for one in checked:
+        lists = [one.property, *(getattr(one.scope, key) for key in NAMES)]
+        keys = {
+            (*each, one.scope.options, one.torch) for each in itertools.product(*(some or (ANY,) for some in lists))
+        }
+        problems += [f"{one.where}: {one} is declared twice."] if keys & seen else []
+        seen |= keys
+    return problems
+
+
+def read(path: Path | str) -> list[Declaration]:
+    """Read the declarations of a file; none if there is no file. Raises ReportError with the file and the line."""
+    data, lines = parsed(Path(path), {"declare": "[[declare]]"})
+    return declared(Path(path), data, lines)
+
+
+def dumps(declarations: Iterable[Declaration], head: str) -> str:
+    """Return a file of these declarations, sorted, so that it changes only where declarations change."""
+    ordered = sorted(declarations, key=lambda one: (one.subject, one.toml()))
+    return "\n".join([head, *(one.toml() for one in ordered)])
+
+
+def quoted(text: str) -> str:
+    """Return a TOML basic string. JSON's escapes are TOML's, but DEL must be escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml(value: str | int | Names, many: bool = False) -> str:
+    if isinstance(value, tuple) and len(value) > 1:
+        names = [quoted(name) for name in value]
+        return "\n    ".join(["[", *(f"{name}," for name in names)]) + "\n]" if many else f"[{', '.join(names)}]"
+    value = value[0] if isinstance(value, tuple) else value
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def parsed(path: Path, tables: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Parse a TOML file that may hold only these tables, given by name and by their form in the file. Returns the data
+    and the lines, both empty if there is no file. Raises ReportError with the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        return {}, []
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{path} is not valid TOML: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path} cannot be read ({error}).") from None
+    lines = text.splitlines()
+    for name in data.keys() - tables.keys():
+        line = line_of(lines, rf"\[+\s*{re.escape(name)}\b|{re.escape(name)}\s*=", 0)
+        if name in FORMER:
+            raise ReportError(f"{path}, line {line}: [[{name}]] is a former form: write [[declare]] with "
+                              f"{FORMER[name]}, as docs/ci.md shows.")  # fmt: skip
+        only = " and ".join(tables.values())
+        raise ReportError(f"{path}, line {line}: only {only} entries belong in this file, not {name!r}"
+                          f"{nearest(name, tables)}")  # fmt: skip
+    return data, lines
+
+
+def declared(path: Path, data: Mapping[str, Any], lines: list[str]) -> list[Declaration]:
+    """Return the declarations in the data of a file. Raises ReportError with the file and the line."""
+    tables = data.get("declare", [])
+    heads = [number for number, line in enumerate(lines, 1) if re.match(r"\s*\[\[\s*declare\s*\]\]", line)]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ReportError(f"{path}: 'declare' must be written as [[declare]] entries.")
+    heads = heads if len(heads) == len(tables) else [0] * len(tables)
+    return [_declaration(path, lines, head, table) for table, head in zip(tables, heads, strict=True)]
+
+
+def known_keys(path: Path, lines: list[str], head: int, table: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Check that every key of the table, which begins on line `head`, is one of these. Raises ReportError."""
+    for key in table.keys() - set(keys):
+        line = line_of(lines, rf".*\b{re.escape(key)}[\"']?\s*=", head)
+        hint = nearest(key, keys) or f"; use {', '.join(sorted(keys))}."
+        raise ReportError(f"{path}, line {line}: unknown key {key!r}{hint}")
+
+
+NAMES = tuple(item.name for item in fields(Scope) if item.type == "Names")
+"""The keys of a scope that hold globs."""
+NUMBERS = {"programs": 1, "samples": 1, "seed": 0}
+"""The keys of a scope that hold a number, and the least number."""
+
+
+def _declaration(path: Path, lines: list[str], head: int, table: dict[str, Any]) -> Declaration:
+    where = f"{path}, line {head}"
+    known_keys(path, lines, head, table, KEYS)
+    for key in KEYS[2:]:
+        if (key in table or key == "reason") and not (isinstance(table.get(key), str) and table[key].strip()):
+            raise ReportError(f"{where}: an entry needs a non-empty {key!r}.")
+    scope = table.get("scope")
+    if not isinstance(scope, dict) or not scope:
+        raise ReportError(f"{where}: an entry needs a 'scope', such as scope = {{op = \"add\"}}.")
+    values: dict[str, Any] = {key: _list(where, key, scope[key]) for key in scope if key in NAMES}
+    for key, least in NUMBERS.items():
+        if key in scope and not (type(scope[key]) is int and scope[key] >= least):
+            raise ReportError(f"{where}: {key!r} must be a whole number, {least} or more.")
+    if not isinstance(scope.get("options", ""), str):
+        raise ReportError(f"{where}: 'options' must be a string.")
+    known_keys(path, lines, head, scope, [item.name for item in fields(Scope)])
+    rest = {key: table[key] for key in KEYS[2:] if key in table}
+    properties = _list(where, "property", table.get("property"))
+    one = Declaration(Scope(**(scope | values)), properties, **rest, file=str(path), line=head)
+    _check_subject(one, scope)
+    _check_versions(one)
+    return one
+
+
+def _list(where: str, key: str, value: Any) -> Names:
+    """Return a name, or a list of names, as a tuple. Raises ReportError."""
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise ReportError(f"{where}: {key!r} must be a name or a non-empty list of names.")
+    return tuple(value)
+
+
+def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
+    """Check that the scope and the property belong to the same subjects. Raises ReportError."""
+    subject = SUBJECTS[one.subject]
+    for key in keys:
+        if key not in subject.keys:
+            more = (
+                f"; {PROGRAMS} need 'programs', the number of programs from which on a campaign must show one, or "
+                "'program', the name of a saved program."
+            )
+            raise ReportError(
+                f"{one.where}: {key!r} is no part of the scope of {one.subject}"
+                f"{more if key in SUBJECTS[PROGRAMS].keys else '; use ' + ', '.join(subject.keys) + '.'}"
+            )
+    if one.subject is CASES and not one.scope.op:
+        raise ReportError(f"{one.where}: the scope of {CASES} needs an 'op'.")
+    for word in one.property:
+        if word not in subject.properties:
+            hint = nearest(word, subject.properties) or f"; use {', '.join(dict.fromkeys(subject.properties))}."
+            raise ReportError(f"{one.where}: {one.subject} have no property {word!r}{hint}")
+
+
+def _check_versions(one: Declaration) -> None:
+    """Check `torch` and `until`. Raises ReportError, also if `until` has passed."""
+    try:
+        versions.specifier(one.torch or ">=0")
+    except ValueError as error:
+        raise ReportError(f"{one.where}: 'torch': {error}.") from None
+    try:
+        passed = bool(one.until) and one.holds and _passed(one.until)
+    except InvalidVersion:
+        raise ReportError(
+            f"{one.where}: 'until' must be a date, such as 2027-01-31, or a version of torch, such as 2.15."
+        ) from None
+    if passed:
+        raise ReportError(
+            f"{one.where}: the entry was valid until {one.until}, which has passed: delete it, or correct 'until' "
+            f"(its reason: {one.why})."
+        )
+
+
+def _passed(until: str) -> bool:
+    """Whether the day is over, or the installed torch is this version or newer."""
+    try:
+        return datetime.date.fromisoformat(until) < datetime.datetime.now(datetime.UTC).date()
+    except ValueError:
+        return versions.installed() >= Version(until)
+
+
+def line_of(lines: list[str], pattern: str, after: int) -> int:
+    """Return the number of the first line after `after` that starts with the pattern, or `after` itself."""
+    found = (number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line))
+    return next(found, after)
