@@ -29,8 +29,10 @@ from conformance.record.names import ORACLES, RUN_ORACLES, nearest
 
 ANY = "*"
 """The property of a declaration that covers every difference of its subjects."""
-CASES, PROGRAMS = "cases of op_db", "findings of drawn programs"
+CASES, PROGRAMS, PARTS_OF_TARGET = "cases of op_db", "findings of drawn programs", "parts of a target"
 """The subjects of a declaration; accuracy and sizes have cases, too."""
+UNSUPPORTED = "unsupported"
+"""The property of parts of a target that are not run. A profile declares them."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,13 @@ PARTS = ("op", "step", "layout", "pattern", "error", "kind", "first_wrong_step")
 SUBJECTS = {
     CASES: Subject(("op", "variant", "dtype", "layout", "samples"), (*ORACLES, *RUN_ORACLES, ACCURACY, ANY)),
     PROGRAMS: Subject((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
+    PARTS_OF_TARGET: Subject(("feature", "dtype", "operator", "op", "step"), (UNSUPPORTED,)),
 }
 
 Names = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scope:
     """Subjects that a declaration selects. Each tuple holds globs, and an empty one selects everything.
 
@@ -62,8 +65,13 @@ class Scope:
     A finding has the parts of `PARTS`: the `op` of its cause, its `pattern`, and the parts of its signature. It must
     show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and these `options`.
     With `program`, the scope covers saved programs of these names only, and the finding must show in each run of them.
+
+    A part of a target is a `feature` (`FEATURES`), a `dtype`, or an `operator` of the dispatcher with the `op`s of
+    op_db and the `step`s that need it. These names are no globs.
     """
 
+    feature: Names = ()
+    operator: Names = ()
     op: Names = ()
     step: Names = ()
     variant: Names = ()
@@ -113,6 +121,8 @@ class Declaration:
     @cached_property
     def subject(self) -> str:
         """The subjects that the declaration is about, a key of `SUBJECTS`."""
+        if UNSUPPORTED in self.property:
+            return PARTS_OF_TARGET
         return PROGRAMS if self.scope.program or self.scope.programs else CASES
 
     @cached_property
@@ -137,7 +147,7 @@ class Declaration:
         """Whether the declaration is about this result, or about a case with name, variant, dtype and layout. A fault
         of the harness in a drawn program is never declared."""
         finding = getattr(result, "finding", None)
-        if not self.holds or (self.subject is PROGRAMS) is not bool(finding):
+        if not self.holds or self.subject is not (CASES if finding is None else PROGRAMS):
             return False
         if finding is None:
             return self.scope.selects({"op": result.name} | {k: getattr(result, k) for k in SUBJECTS[CASES].keys[1:4]})
@@ -166,16 +176,17 @@ class Declaration:
 
     def __str__(self) -> str:
         named = self.property if ANY not in self.property else ()
-        parts = (*named, *(name for key in PARTS for name in getattr(self.scope, key)))
+        parts = (*named, *(name for key in NAMES for name in getattr(self.scope, key)))
         return " / ".join(parts) or ANY
 
 
 KINDS = ("FAIL", "FLAKY", "CRASH", "TIMEOUT", "MEMORY")
 KEYS = ("scope", "property", "reason", "issue", "torch", "until")
 """The keys of a declaration in a file, in the file's order."""
-FORMER = {"expect": "scope, property (formerly oracle) and reason",
-          "finding": "scope, property (or oracle) and reason"}  # fmt: skip
-"""Tables of the former form, and the keys of the new one."""
+AS_DOCUMENTED = "write [[declare]] with scope, property (formerly oracle) and reason, as docs/ci.md shows"
+AGAIN = "write the profile again, with conformance init --force"
+FORMER = {"expect": AS_DOCUMENTED, "finding": AS_DOCUMENTED, "lacking": AGAIN, "lacks": AGAIN, "dtypes": AGAIN}
+"""Tables and keys of the former form, and how to renew them."""
 
 
 def among(name: str, globs: Sequence[str]) -> bool:
@@ -202,22 +213,25 @@ def refuse(problems: Sequence[str]) -> None:
 
 def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the mistakes in the declarations of this subject, one sentence each: names that do not exist, and subjects
-    declared twice. `known` are the names that exist, by key of the scope, or the known words of `property`.
+    declared twice. `known` are the names that exist, by key of the scope.
 
     Declarations for another torch cannot be checked with the installed one, and are not."""
     checked = [one for one in declarations if one.subject is subject and one.holds]
     problems = []
     for one in checked:
         for key, words in known.items():
-            for name in one.property if key == "property" else getattr(one.scope, key):
-                if name != ANY and not any(fnmatch.fnmatchcase(word, name) for word in words):
+            for name in getattr(one.scope, key):
+                exact = subject is PARTS_OF_TARGET
+                if not (name in words if exact else any(fnmatch.fnmatchcase(word, name) for word in words)):
                     problems.append(f"{one.where}: unknown {key} {name!r}{nearest(name, words) or '.'}")
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     for one in checked:
-        lists = [one.property, *(getattr(one.scope, key) for key in NAMES)]
-        keys = {
-            (*each, one.scope.options, one.torch) for each in itertools.product(*(some or (ANY,) for some in lists))
-        }
+        lists = [getattr(one.scope, key) for key in NAMES]
+        if subject is PARTS_OF_TARGET:
+            keys = {(key, name) for key, names in zip(NAMES, lists, strict=True) for name in names}
+        else:
+            every = itertools.product(one.property, *(some or (ANY,) for some in lists))
+            keys = {(*each, one.scope.options) for each in every}
         problems += [f"{one.where}: {one} is declared twice."] if keys & seen else []
         seen |= keys
     return problems
@@ -226,7 +240,7 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
 def read(path: Path | str) -> list[Declaration]:
     """Read the declarations of a file; none if there is no file. Raises ReportError with the file and the line."""
     data, lines = parsed(Path(path), {"declare": "[[declare]]"})
-    return declared(Path(path), data, lines)
+    return declared(Path(path), data, lines, (CASES, PROGRAMS))
 
 
 def dumps(declarations: Iterable[Declaration], head: str) -> str:
@@ -264,22 +278,27 @@ def parsed(path: Path, tables: Mapping[str, str]) -> tuple[dict[str, Any], list[
     for name in data.keys() - tables.keys():
         line = line_of(lines, rf"\[+\s*{re.escape(name)}\b|{re.escape(name)}\s*=", 0)
         if name in FORMER:
-            raise ReportError(f"{path}, line {line}: [[{name}]] is a former form: write [[declare]] with "
-                              f"{FORMER[name]}, as docs/ci.md shows.")  # fmt: skip
+            raise ReportError(f"{path}, line {line}: {name!r} is a former form: {FORMER[name]}.")
         only = " and ".join(tables.values())
         raise ReportError(f"{path}, line {line}: only {only} entries belong in this file, not {name!r}"
                           f"{nearest(name, tables)}")  # fmt: skip
     return data, lines
 
 
-def declared(path: Path, data: Mapping[str, Any], lines: list[str]) -> list[Declaration]:
-    """Return the declarations in the data of a file. Raises ReportError with the file and the line."""
+def declared(path: Path, data: Mapping[str, Any], lines: list[str], subjects: Sequence[str]) -> list[Declaration]:
+    """Return the declarations in the data of a file, which may be about these subjects. Raises ReportError with the
+    file and the line."""
     tables = data.get("declare", [])
     heads = [number for number, line in enumerate(lines, 1) if re.match(r"\s*\[\[\s*declare\s*\]\]", line)]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ReportError(f"{path}: 'declare' must be written as [[declare]] entries.")
     heads = heads if len(heads) == len(tables) else [0] * len(tables)
-    return [_declaration(path, lines, head, table) for table, head in zip(tables, heads, strict=True)]
+    declarations = [_declaration(path, lines, head, table) for table, head in zip(tables, heads, strict=True)]
+    for one in declarations:
+        if one.subject not in subjects:
+            raise ReportError(f"{one.where}: declarations of {one.subject} do not belong in this file, but in the file "
+                              f"of {'a profile' if one.subject is PARTS_OF_TARGET else 'expectations'}.")  # fmt: skip
+    return declarations
 
 
 def known_keys(path: Path, lines: list[str], head: int, table: Mapping[str, Any], keys: Sequence[str]) -> None:
@@ -341,6 +360,9 @@ def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
                 f"{one.where}: {key!r} is no part of the scope of {one.subject}"
                 f"{more if key in SUBJECTS[PROGRAMS].keys else '; use ' + ', '.join(subject.keys) + '.'}"
             )
+    operators = len(one.scope.operator), bool(one.scope.op or one.scope.step)
+    if one.subject is PARTS_OF_TARGET and operators not in ((0, False), (1, True)):
+        raise ReportError(f"{one.where}: an 'operator' needs the 'op' or 'step' that are not run, and these need one.")
     if one.subject is CASES and not one.scope.op:
         raise ReportError(f"{one.where}: the scope of {CASES} needs an 'op'.")
     for word in one.property:

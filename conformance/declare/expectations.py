@@ -182,8 +182,8 @@ def _of_case(result: Result, oracles: tuple[str, ...], reason: str) -> Declarati
     compared = result.samples + result.skipped
     first = [compared if f.oracle == "kernels" else f.sample + 1 for f in result.failures if f.oracle in oracles]
     least = min(first, default=0)
-    scope = Scope((result.name,), (), (result.variant,), (result.dtype,), (result.layout,),
-                  samples=least if 1 < least <= compared else 0)  # fmt: skip
+    names: Any = {key: (getattr(result, key),) for key in ("variant", "dtype", "layout")}
+    scope = Scope(op=(result.name,), **names, samples=least if 1 < least <= compared else 0)
     return Declaration(scope, oracles, reason)
 
 

@@ -11,7 +11,6 @@ import importlib.metadata
 import torch
 
 from conformance.declare import profile as profiles
-from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
@@ -77,12 +76,11 @@ def describe_target(spec: str) -> Target:
 def _profiled(spec: str, profile: Profile) -> Target:
     """Return the target that a profile names, with the profile's declarations applied."""
     profile.activate()
-    profile.check("lacks", FEATURES)
     target = describe_target(profile.spec)
     if profile.dtypes is not None:
         target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
-    target.unsupported = target.unsupported | profile.steps.keys()
-    target.without(frozenset(profile.lacks))
+    target.unsupported = target.unsupported | profile.unsupported("step").keys()
+    target.without(frozenset(profile.unsupported("feature")))
     target.profile, target.probed, target.spec = profile, False, spec
     return target
 

@@ -61,7 +61,7 @@ def lacking_operator(program: Program, target: Target) -> str:
     """Return an operator that the program calls on torch CPU and that the target's profile declares missing, or "".
 
     Runs the program on the CPU if the profile declares missing operators."""
-    if target.profile is None or not target.profile.lacking:
+    if target.profile is None or not target.profile.operators:
         return ""
     return lacking(operators_of(program, program.steps), target)
 
@@ -104,7 +104,7 @@ def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
 
 def _check(target: Target) -> None:
     if target.profile is not None:
-        target.profile.check("steps", OPS)
+        target.profile.check("step", OPS)
     unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *STATE_NAMES, *VARIANTS, "sparse"}))
     if unknown:
         known = ", ".join((*FAMILIES, *TRAITS))

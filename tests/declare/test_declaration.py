@@ -11,7 +11,7 @@ import pytest
 from conformance.declare.declaration import CASES, PROGRAMS, Declaration, Scope, check, dumps, literal, read
 from conformance.record.errors import ReportError
 
-CASE = Declaration(Scope(("add",)), ("value",), "a reason")
+CASE = Declaration(Scope(op=("add",)), ("value",), "a reason")
 ADD = '[[declare]]\nscope = {op = "add"}\nproperty = "value"\nreason = "r"\n'
 COPY = '[[declare]]\nscope = {step = "copy_", programs = 3}\nproperty = "value"\nreason = "r"\n'
 
@@ -24,9 +24,9 @@ class TestRead:
         many = tuple(f"an_operator_with_a_long_name_{number}" for number in range(9))
         written = [
             Declaration(
-                Scope(('a"\\*',), dtype=("float32", "int64"), samples=3), ("value", "grad"), 'x\n"\\\x7f\u2028'
+                Scope(op=('a"\\*',), dtype=("float32", "int64"), samples=3), ("value", "grad"), 'x\n"\\\x7f\u2028'
             ),
-            Declaration(Scope(many, variant=("out",)), ("not compared",), "r", "https://e", ">=2.9", "2099-12-31"),
+            Declaration(Scope(op=many, variant=("out",)), ("not compared",), "r", "https://e", ">=2.9", "2099-12-31"),
             Declaration(Scope(step=("view",), programs=9, seed=0, options="--steps 1..2"), ("aliasing",), "r"),
             Declaration(Scope(pattern=(literal("raises [a*]"),), program=("saved",)), ("*",), "r"),
         ]
@@ -71,8 +71,8 @@ class TestRead:
             (ADD + "torch = 'newer'\n", "line 1: 'torch': 'newer' is no specifier of versions, such as"),
             (ADD + "torch = ''\n", "line 1: an entry needs a non-empty 'torch'."),
             (ADD + "until = 'soon'\n", "line 1: 'until' must be a date, such as 2027-01-31, or a version of torch"),
-            ('\n[[expect]]\nop = "add"\n', r"line 2: \[\[expect\]\] is a former form: write \[\[declare\]\] with"),
-            ("[[finding]]\nprograms = 3\n", r"line 1: \[\[finding\]\] is a former form: write \[\[declare\]\] with"),
+            ('\n[[expect]]\nop = "add"\n', r"line 2: 'expect' is a former form: write \[\[declare\]\] with scope"),
+            ("[[finding]]\nprograms = 3\n", r"line 1: 'finding' is a former form: write \[\[declare\]\] with scope"),
         ],
     )  # fmt: skip
     def test_a_mistake_is_one_sentence(self, tmp_path: Path, text: str, message: str) -> None:
@@ -108,10 +108,10 @@ class TestCheck:
         ("other", "twice"),
         [
             (CASE, True),
-            (replace(CASE, scope=Scope(("sub", "add"))), True),
+            (replace(CASE, scope=Scope(op=("sub", "add"))), True),
             (replace(CASE, property=("grad", "value")), True),
             (replace(CASE, property=("grad",)), False),
-            (replace(CASE, scope=Scope(("add",), dtype=("int64",))), False),
+            (replace(CASE, scope=Scope(op=("add",), dtype=("int64",))), False),
             (replace(CASE, torch="<2.9"), False),
         ],
     )

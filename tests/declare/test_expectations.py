@@ -20,7 +20,7 @@ def result(op: str, outcome: Outcome, *oracles: str, dtype: str = "float32", sam
 
 
 def entry(op: str, *oracles: str, dtype: tuple[str, ...] = (), samples: int = 0) -> Declaration:
-    return Declaration(Scope((op,), dtype=dtype, samples=samples), oracles or ("*",), "a reason")
+    return Declaration(Scope(op=(op,), dtype=dtype, samples=samples), oracles or ("*",), "a reason")
 
 
 def apply(results: list[Result], declarations: list[Declaration]) -> list[Result]:
@@ -202,7 +202,7 @@ class TestCheck:
         """An entry for an op without that variant and dtype covers no case and is reported."""
         op = plan.Entry("add", "", "binary", frozenset({"float32", "int64"}), frozenset({"float32"}),
                         frozenset({"forward", "backward"}))  # fmt: skip
-        scope = Scope(("a*",), variant=(variant,), dtype=(dtype,))
+        scope = Scope(op=("a*",), variant=(variant,), dtype=(dtype,))
         problems = without_cases([Declaration(scope, ("value",), "a reason", file="t.toml", line=7)], [op])
         assert [problem.startswith("t.toml, line 7: 'a*' has no case") for problem in problems] == [True] * found
 

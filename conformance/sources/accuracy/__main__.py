@@ -58,7 +58,7 @@ def _run_command(options: argparse.Namespace, words: list[str]) -> int:
     variants = running.chosen(options.variant, DIRECTIONS, "variant")
     cases = table.select(options.op, dtypes, variants)
     profile = profiles.of(spec)
-    lacking = set(profile.opinfos) if profile else set()
+    lacking = set(profile.unsupported("op")) if profile else set()
     asked, cases = len(cases), [case for case in cases if case.row.name.partition(" ")[0] not in lacking]
     file = expectations.file_of(options, running.expectations_file(ACCURACY, spec))
     expected = running.declared(ACCURACY, file, [row.name for row in table.load()[0]])

@@ -228,7 +228,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
             tuple(args.only),
             (*args.without, *declared),
             held(args.dtype, target),
-            lacking=tuple(entry.operator for entry in target.profile.lacking) if target.profile else (),
+            lacking=target.profile.operators if target.profile else (),
         ),
         args.jobs,
         Path(args.reports),
@@ -266,7 +266,8 @@ def campaign(
     console, begin = Console(highlight=False, markup=False, soft_wrap=True), time.monotonic()
     profile, spent = profiles.of(plan.target), seen.seconds if seen is not None else 0.0
     if seen is not None:
-        probe.show(console, profiles.identity(plan.target), seen, profile.lacks if profile is not None else None)
+        features = profile.unsupported("feature") if profile is not None else None
+        probe.show(console, profiles.identity(plan.target), seen, features)
     there: list[Result] = []
     notes: list[str] = []
     if profile is not None:

@@ -246,7 +246,7 @@ def _undeclared(target: Target, call: Call) -> str:
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
-    if target.profile is not None and target.profile.lacking:
+    if target.profile is not None and target.profile.operators:
         operators = Operators()
         Executor(_Watched(operators)).run(call)
         operator = lacking(operators.names, target)

@@ -95,8 +95,9 @@ def run(
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
             listed(catalog)
             profile = profiles.of(target) or Profile()
-            profile.check("opinfos", [entry.name for entry in catalog])
-            asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)
+            profile.check("op", [entry.name for entry in catalog])
+            missing = () if lacking else profile.unsupported("op")
+            asked, left_out = plan.without(plan.select(catalog, selections, shard), missing)
             made.lacking = profile.table(left_out)
             chosen = {case.id: case for case in asked}
             started(made, len(chosen))
@@ -242,7 +243,8 @@ def _run_chosen(options: argparse.Namespace, chosen: dict[str, Any], arguments: 
     console, profile = Console(), profiles.of(options.target)
     target, seen = resolve(options.target, chosen["limits"], chosen["place"], strict=BUDGET)
     if seen is not None:
-        probe.show(console, profiles.identity(options.target), seen, profile.lacks if profile is not None else None)
+        features = profile.unsupported("feature") if profile is not None else None
+        probe.show(console, profiles.identity(options.target), seen, features)
     held = profile.dtypes if profile is not None else None
     chosen["selections"] = plan.asked(options, held if held is not None or seen is None else seen.dtypes)
     identity = {

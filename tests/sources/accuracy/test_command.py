@@ -63,7 +63,8 @@ class TestCommand:
         """An op that the target's profile declares lacking does not run, and the output counts it."""
         profile = tmp_path / "conformance.toml"
         profile.write_text(
-            '[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n'
+            '[target]\nkind = "device"\nname = "cpu"\n\n[[declare]]\nscope = {operator = "aten::exp", op = "exp"}\n'
+            'property = "unsupported"\nreason = "no kernel"\n'
         )
         words = ["--target", f"{profile}", "--op", "exp", "--op", "sqrt", "--variant", "forward"]
         assert main([*words, "--reports", f"{tmp_path}"]) == 0

@@ -219,7 +219,7 @@ class TestSkip:
         result = run_case(cpu, "sin")
         assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("not compared",), 0)
         assert "no sample" in result.failures[0].detail
-        entry = Declaration(Scope(("sin",)), ("not compared",), "has no samples")
+        entry = Declaration(Scope(op=("sin",)), ("not compared",), "has no samples")
         assert judged(result, [entry]).outcome is Outcome.SKIP
 
     def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ class TestSkip:
         result = run_case(cpu, "sin")
         assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("not compared",), 1)
         assert Run("cpu", [result]).exit_code() == 1
-        entry = Declaration(Scope(("sin",)), ("not compared",), "opaque tensors cannot be looked at")
+        entry = Declaration(Scope(op=("sin",)), ("not compared",), "opaque tensors cannot be looked at")
         declared = judged(result, [entry])
         assert (declared.outcome, Run("cpu", [declared]).exit_code()) == (Outcome.SKIP, 0)
         passed = judged(result.replace(outcome=Outcome.PASS, failures=()), [entry])

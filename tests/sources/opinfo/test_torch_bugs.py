@@ -61,7 +61,7 @@ class TestFailsAs:
         excused = failed(self.VALUE).without_backend("compile:aot_eager", fails=False)
         assert (excused.outcome, excused.layer) == (Outcome.XFAIL, "compile:aot_eager")
         assert declared([], Run(SPEC, [excused]), "a reason") == ([], [])
-        entry = Declaration(Scope(("relu",), variant=("forward",)), ("value",), "known")
+        entry = Declaration(Scope(op=("relu",), variant=("forward",)), ("value",), "known")
         assert declared([entry], Run(SPEC, [excused]), "a reason") == ([entry], [])
 
 
@@ -88,6 +88,6 @@ class TestRun:
         selections = [Selection(("nn.functional.dropout",), samples=8)]
         (result,) = run(SPEC, selections=selections, fail_on_torch_bugs=True).results
         assert (result.outcome, result.layer) == (Outcome.FAIL, "compile:aot_eager")
-        entry = Declaration(Scope(("nn.functional.dropout",)), ("alias",), "known")
+        entry = Declaration(Scope(op=("nn.functional.dropout",)), ("alias",), "known")
         (result,) = run(SPEC, selections=selections, expected=[entry]).results
         assert (result.outcome, result.reason, result.layer) == (Outcome.XFAIL, "known", "")
