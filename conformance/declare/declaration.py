@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ ANY = "*"
 CASES, PROGRAMS, PARTS_OF_TARGET = "cases of op_db", "findings of drawn programs", "parts of a target"
 """The subjects of a declaration; accuracy and sizes have cases, too."""
 UNSUPPORTED = "unsupported"
-"""The property of parts of a target that are not run. A profile declares them."""
+"""The property of parts of a target that are not run. Its class declares them, and its profile."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Scope:
     show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and these `options`.
     With `program`, the scope covers saved programs of these names only, and the finding must show in each run of them.
 
-    A part of a target is a `feature` (`FEATURES`), a `dtype`, or an `operator` of the dispatcher with the `op`s of
-    op_db and the `step`s that need it. These names are no globs.
+    A part of a target in a profile is a `feature` (`FEATURES`), a `dtype`, or an `operator` of the dispatcher with the
+    `op`s of op_db and the `step`s that need it. A class may also name a `step` or a family of steps, a `state`, a
+    `trait` of programs (`program/unsupported.py`), and a `variant` of op_db. These names are no globs.
     """
 
     feature: Names = ()
@@ -81,6 +82,8 @@ class Scope:
     error: Names = ()
     kind: Names = ()
     first_wrong_step: Names = ()
+    state: Names = ()
+    trait: Names = ()
     program: Names = ()
     programs: int = 0
     seed: int | None = None
@@ -127,7 +130,8 @@ class Declaration:
 
     @cached_property
     def where(self) -> str:
-        return f"{self.file}, line {self.line}"
+        """The place of the declaration; those of a target's class are in no file."""
+        return f"{self.file}, line {self.line}" if self.file else "its class"
 
     @cached_property
     def holds(self) -> bool:
@@ -189,6 +193,13 @@ FORMER = {"expect": AS_DOCUMENTED, "finding": AS_DOCUMENTED, "lacking": AGAIN, "
 """Tables and keys of the former form, and how to renew them."""
 
 
+def unsupported(reason: str, **scope: str | Iterable[str]) -> Declaration:
+    """Return the declaration of a target's class that parts of it are unsupported. `scope` holds names or lists of
+    names, by key, such as `step="backward"`."""
+    lists: Any = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in scope.items()}
+    return Declaration(Scope(**lists), (UNSUPPORTED,), reason)
+
+
 def among(name: str, globs: Sequence[str]) -> bool:
     """Whether one of the globs matches, or there is none."""
     return not globs or any(fnmatch.fnmatchcase(name, glob) for glob in globs)
@@ -211,19 +222,24 @@ def refuse(problems: Sequence[str]) -> None:
         raise ReportError(problems[0] + more)
 
 
-def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str, Sequence[str]]) -> list[str]:
+def unknown(declarations: Iterable[Declaration], known: Mapping[str, Collection[str]]) -> list[str]:
+    """Return one sentence for each name of a scope that does not exist. `known` are the names that exist, by key."""
+    return [
+        f"{one.where}: unknown {key} {name!r}{nearest(name, words) or '.'}"
+        for one in declarations
+        for key, words in known.items()
+        for name in getattr(one.scope, key)
+        if name not in words and (one.subject is PARTS_OF_TARGET or not fnmatch.filter(words, name))
+    ]
+
+
+def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str, Collection[str]]) -> list[str]:
     """Return the mistakes in the declarations of this subject, one sentence each: names that do not exist, and subjects
     declared twice. `known` are the names that exist, by key of the scope.
 
     Declarations for another torch cannot be checked with the installed one, and are not."""
     checked = [one for one in declarations if one.subject is subject and one.holds]
-    problems = []
-    for one in checked:
-        for key, words in known.items():
-            for name in getattr(one.scope, key):
-                exact = subject is PARTS_OF_TARGET
-                if not (name in words if exact else any(fnmatch.fnmatchcase(word, name) for word in words)):
-                    problems.append(f"{one.where}: unknown {key} {name!r}{nearest(name, words) or '.'}")
+    problems = unknown(checked, known)
     seen: set[tuple[str, ...]] = set()
     for one in checked:
         lists = [getattr(one.scope, key) for key in NAMES]

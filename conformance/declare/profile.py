@@ -83,7 +83,7 @@ class Profile:
     def check(self, key: str, known: Collection[str]) -> None:
         """Reject names of unsupported parts that do not exist. Raises TargetError with the file and line."""
         try:
-            refuse(check(self.declarations, PARTS_OF_TARGET, {key: [*known]}))
+            refuse(check(self.declarations, PARTS_OF_TARGET, {key: known}))
         except ReportError as error:
             raise TargetError(str(error).removesuffix(".")) from None
 
@@ -250,7 +250,7 @@ def _loaded(path: Path, changed: int) -> Profile:
         environment = {key: table.text(key) for table in tables["environment"] for key in table.values}
         limits: dict[str, Any] = {name: table.number(name) for table in tables["limits"] for name in LIMITS}
         declarations = tuple(declaration.declared(path, data, lines, (PARTS_OF_TARGET,)))
-        refuse(check(declarations, PARTS_OF_TARGET, {"feature": [*FEATURES], "dtype": DTYPES}))
+        refuse(check(declarations, PARTS_OF_TARGET, {"feature": FEATURES, "dtype": DTYPES}))
         target = _target(tables["target"][0])
         return Profile(**target, **limits, environment=environment, declarations=declarations, file=path)
     except ReportError as error:

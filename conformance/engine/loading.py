@@ -79,7 +79,7 @@ def _profiled(spec: str, profile: Profile) -> Target:
     target = describe_target(profile.spec)
     if profile.dtypes is not None:
         target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
-    target.unsupported = target.unsupported | profile.unsupported("step").keys()
+    target.declarations += profile.declarations
     target.without(frozenset(profile.unsupported("feature")))
     target.profile, target.probed, target.spec = profile, False, spec
     return target
@@ -95,7 +95,12 @@ def _reason(error: Exception) -> str:
 
 def _check(spec: str, target: Target) -> None:
     """Check the oracles and dtypes that a target declares, since a misspelt one would silently exclude something.
-    `program/unsupported.py` checks the names in `unsupported`."""
+    `program/unsupported.py` checks the names in `declarations`."""
+    if not callable(target.unsupported):
+        raise TargetError(
+            f"target {spec!r}: 'unsupported' is a former form: write declarations = (unsupported(reason, step=...),), "
+            "as docs/targets.md shows"
+        )
     unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
     if unknown or not target.oracles:
         said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.record.names import SPECIALS, VARIANTS
 from conformance.record.result import Outcome, Result
@@ -299,7 +300,7 @@ class TestGradients:
 class Blind(CpuTarget):
     """Target that declares no gradients."""
 
-    unsupported = frozenset({"backward"})
+    declarations = (unsupported("no autograd", step="backward", variant="backward"),)
 
 
 def catalog_has(op: str, variant: str) -> bool:

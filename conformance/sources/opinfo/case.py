@@ -21,7 +21,7 @@ from conformance.engine.aten_ops import AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.judge import first_line
 from conformance.engine.kernel_tables import lacking
-from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, Target
+from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, SPARSE, Target
 from conformance.record.errors import UserError
 from conformance.record.names import NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
@@ -240,7 +240,7 @@ def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
 def _undeclared(target: Target, call: Call) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     found = tensors(call.tree)
-    if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
+    if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in found):
         return "the target declares that it does not support sparse tensors"
     held = target.dtypes
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
