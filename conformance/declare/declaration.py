@@ -1,4 +1,4 @@
-"""Declarations: the one type with which a file or a target says in advance what may differ, and why.
+"""Declarations: one type for all differences that a file or a target declares in advance, with a reason.
 
 Defines `Declaration` with its `Scope`, `read`, `dumps` and `check`. A misspelt word would silently declare too much. So
 every key, property and name must exist, and a mistake is one sentence with the file, the line and the nearest word.
@@ -30,27 +30,28 @@ from conformance.record.names import ORACLES, RUN_ORACLES, nearest
 ANY = "*"
 """The property of a declaration that covers every difference of its subjects."""
 CASES, PROGRAMS, PARTS_OF_TARGET = "cases of op_db", "findings of drawn programs", "parts of a target"
+ANSWERS = "answers of torch CPU"
 """The subjects of a declaration; accuracy and sizes have cases, too."""
 UNSUPPORTED = "unsupported"
 """The property of parts of a target that are not run. Its class declares them, and its profile."""
 
-
-@dataclass(frozen=True)
-class Subject:
-    """The keys that the scope of such subjects may have, and the properties that may differ."""
-
-    keys: tuple[str, ...]
-    properties: tuple[str, ...]
+UNDEFINED = (
+    *("undefined", "order of equal elements", "choice next to nan", "gradient at nan", "sign of zero"),
+    *("spread of inf and nan", "cancellation", "direction of infinity", "singular matrices", "repeated elements"),
+)
+"""The parts of torch CPU's answers that are undefined. `sources/opinfo/undefined.py` has a rule for each."""
 
 
 PARTS = ("op", "step", "layout", "pattern", "error", "kind", "first_wrong_step")
 """The parts of a finding that a scope matches, each by globs."""
 
 SUBJECTS = {
-    CASES: Subject(("op", "variant", "dtype", "layout", "samples"), (*ORACLES, *RUN_ORACLES, ACCURACY, ANY)),
-    PROGRAMS: Subject((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
-    PARTS_OF_TARGET: Subject(("feature", "dtype", "operator", "op", "step"), (UNSUPPORTED,)),
+    CASES: (("op", "variant", "dtype", "layout", "samples"), (*ORACLES, *RUN_ORACLES, ACCURACY, ANY)),
+    PROGRAMS: ((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
+    PARTS_OF_TARGET: (("feature", "dtype", "operator", "op", "step"), (UNSUPPORTED,)),
+    ANSWERS: (("op", "family", "variant"), (*UNDEFINED, "crash")),
 }
+"""The keys that a scope in a file may have, and the properties that may differ, by subject."""
 
 Names = tuple[str, ...]
 
@@ -65,6 +66,8 @@ class Scope:
     A finding has the parts of `PARTS`: the `op` of its cause, its `pattern`, and the parts of its signature. It must
     show in each campaign of at least `programs` programs with this `seed` (any seed if it is None) and these `options`.
     With `program`, the scope covers saved programs of these names only, and the finding must show in each run of them.
+
+    An answer of torch CPU is that of an `op` or a `family` of ops, in a `variant`.
 
     A part of a target in a profile is a `feature` (`FEATURES`), a `dtype`, or an `operator` of the dispatcher with the
     `op`s of op_db and the `step`s that need it. A class may also name a `step` or a family of steps, a `state`, a
@@ -84,6 +87,7 @@ class Scope:
     first_wrong_step: Names = ()
     state: Names = ()
     trait: Names = ()
+    family: Names = ()
     program: Names = ()
     programs: int = 0
     seed: int | None = None
@@ -105,7 +109,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A difference of some subjects that is known in advance.
+    """A known difference of some subjects.
 
     `property` lists the oracles or properties that may differ. `torch` is a PEP 440 specifier: with another version the
     declaration stays in the file and declares nothing. After `until`, a date or a version of torch, the file is
@@ -126,11 +130,13 @@ class Declaration:
         """The subjects that the declaration is about, a key of `SUBJECTS`."""
         if UNSUPPORTED in self.property:
             return PARTS_OF_TARGET
+        if not {*UNDEFINED}.isdisjoint(self.property):
+            return ANSWERS
         return PROGRAMS if self.scope.program or self.scope.programs else CASES
 
     @cached_property
     def where(self) -> str:
-        """The place of the declaration; those of a target's class are in no file."""
+        """The place of the declaration. A declaration of a target's class has no file."""
         return f"{self.file}, line {self.line}" if self.file else "its class"
 
     @cached_property
@@ -154,7 +160,8 @@ class Declaration:
         if not self.holds or self.subject is not (CASES if finding is None else PROGRAMS):
             return False
         if finding is None:
-            return self.scope.selects({"op": result.name} | {k: getattr(result, k) for k in SUBJECTS[CASES].keys[1:4]})
+            names = {key: getattr(result, key) for key in ("variant", "dtype", "layout")}
+            return self.scope.selects({"op": result.name, **names})
         saved = not self.scope.program or any(among(name, self.scope.program) for name in finding.saved)
         return saved and finding.kind in KINDS and self.describes(finding)
 
@@ -210,11 +217,6 @@ def literal(text: str) -> str:
     return "".join(f"[{character}]" if character in "*?[" else character for character in text)
 
 
-def reasons(declarations: Iterable[Declaration]) -> str:
-    """Return the reasons of these declarations, each once."""
-    return "; ".join(dict.fromkeys(one.why for one in declarations))
-
-
 def refuse(problems: Sequence[str]) -> None:
     """Raise ReportError with the first of these sentences, if there is one."""
     if problems:
@@ -253,10 +255,11 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
     return problems
 
 
-def read(path: Path | str) -> list[Declaration]:
-    """Read the declarations of a file; none if there is no file. Raises ReportError with the file and the line."""
+def read(path: Path | str, subjects: Sequence[str] = (CASES, PROGRAMS)) -> list[Declaration]:
+    """Read the declarations of a file, which may be about these subjects; none if there is no file. Raises ReportError
+    with the file and the line."""
     data, lines = parsed(Path(path), {"declare": "[[declare]]"})
-    return declared(Path(path), data, lines, (CASES, PROGRAMS))
+    return declared(Path(path), data, lines, subjects)
 
 
 def dumps(declarations: Iterable[Declaration], head: str) -> str:
@@ -312,8 +315,10 @@ def declared(path: Path, data: Mapping[str, Any], lines: list[str], subjects: Se
     declarations = [_declaration(path, lines, head, table) for table, head in zip(tables, heads, strict=True)]
     for one in declarations:
         if one.subject not in subjects:
-            raise ReportError(f"{one.where}: declarations of {one.subject} do not belong in this file, but in the file "
-                              f"of {'a profile' if one.subject is PARTS_OF_TARGET else 'expectations'}.")  # fmt: skip
+            raise ReportError(
+                f"{one.where}: declarations of {one.subject} do not belong in this file, which is about "
+                f"{' and '.join(subjects)}."
+            )
     return declarations
 
 
@@ -365,16 +370,16 @@ def _list(where: str, key: str, value: Any) -> Names:
 
 def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
     """Check that the scope and the property belong to the same subjects. Raises ReportError."""
-    subject = SUBJECTS[one.subject]
+    allowed, properties = SUBJECTS[one.subject]
     for key in keys:
-        if key not in subject.keys:
+        if key not in allowed:
             more = (
                 f"; {PROGRAMS} need 'programs', the number of programs from which on a campaign must show one, or "
                 "'program', the name of a saved program."
             )
             raise ReportError(
                 f"{one.where}: {key!r} is no part of the scope of {one.subject}"
-                f"{more if key in SUBJECTS[PROGRAMS].keys else '; use ' + ', '.join(subject.keys) + '.'}"
+                f"{more if key in SUBJECTS[PROGRAMS][0] else '; use ' + ', '.join(allowed) + '.'}"
             )
     operators = len(one.scope.operator), bool(one.scope.op or one.scope.step)
     if one.subject is PARTS_OF_TARGET and operators not in ((0, False), (1, True)):
@@ -382,8 +387,8 @@ def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
     if one.subject is CASES and not one.scope.op:
         raise ReportError(f"{one.where}: the scope of {CASES} needs an 'op'.")
     for word in one.property:
-        if word not in subject.properties:
-            hint = nearest(word, subject.properties) or f"; use {', '.join(dict.fromkeys(subject.properties))}."
+        if word not in properties:
+            hint = nearest(word, properties) or f"; use {', '.join(dict.fromkeys(properties))}."
             raise ReportError(f"{one.where}: {one.subject} have no property {word!r}{hint}")
 
 
@@ -391,14 +396,11 @@ def _check_versions(one: Declaration) -> None:
     """Check `torch` and `until`. Raises ReportError, also if `until` has passed."""
     try:
         versions.specifier(one.torch or ">=0")
+        passed = bool(one.until) and _passed(one.until) and one.holds
+    except InvalidVersion:
+        raise ReportError(f"{one.where}: 'until' must be a date (2027-01-31), or a version of torch (2.15).") from None
     except ValueError as error:
         raise ReportError(f"{one.where}: 'torch': {error}.") from None
-    try:
-        passed = bool(one.until) and one.holds and _passed(one.until)
-    except InvalidVersion:
-        raise ReportError(
-            f"{one.where}: 'until' must be a date, such as 2027-01-31, or a version of torch, such as 2.15."
-        ) from None
     if passed:
         raise ReportError(
             f"{one.where}: the entry was valid until {one.until}, which has passed: delete it, or correct 'until' "

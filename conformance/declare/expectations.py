@@ -26,7 +26,6 @@ from conformance.declare.declaration import (
     literal,
     quoted,
     read,
-    reasons,
 )
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
@@ -103,8 +102,8 @@ def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
 
 
 def _known(result: Result, declarations: Sequence[Declaration], outcome: Outcome) -> Result:
-    where = "; ".join(one.where for one in declarations)
-    return result.replace(outcome=outcome, reason=reasons(declarations), declared=where)
+    where, why = ("; ".join(dict.fromkeys(getattr(one, key) for one in declarations)) for key in ("where", "why"))
+    return result.replace(outcome=outcome, reason=why, declared=where)
 
 
 def due(one: Declaration, run: Run) -> bool:

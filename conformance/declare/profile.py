@@ -80,13 +80,6 @@ class Profile:
         missing = self.unsupported("dtype")
         return tuple(name for name in DTYPES if name not in missing) if missing else None
 
-    def check(self, key: str, known: Collection[str]) -> None:
-        """Reject names of unsupported parts that do not exist. Raises TargetError with the file and line."""
-        try:
-            refuse(check(self.declarations, PARTS_OF_TARGET, {key: known}))
-        except ReportError as error:
-            raise TargetError(str(error).removesuffix(".")) from None
-
     def remedy(self, key: str, name: str) -> str:
         """Return the instruction for a part that is supported after all: the entry or name to delete."""
         one = self.unsupported(key)[name]

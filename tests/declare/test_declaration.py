@@ -70,7 +70,7 @@ class TestRead:
             (ADD + "torch = '2.14'\n", "line 1: 'torch': '2.14' is no specifier of versions, such as"),
             (ADD + "torch = 'newer'\n", "line 1: 'torch': 'newer' is no specifier of versions, such as"),
             (ADD + "torch = ''\n", "line 1: an entry needs a non-empty 'torch'."),
-            (ADD + "until = 'soon'\n", "line 1: 'until' must be a date, such as 2027-01-31, or a version of torch"),
+            (ADD + "until = 'soon'\n", "line 1: 'until' must be a date .2027-01-31., or a version of torch"),
             ('\n[[expect]]\nop = "add"\n', r"line 2: 'expect' is a former form: write \[\[declare\]\] with scope"),
             ("[[finding]]\nprograms = 3\n", r"line 1: 'finding' is a former form: write \[\[declare\]\] with scope"),
         ],

@@ -95,7 +95,7 @@ class TestRead:
             (
                 '{feature = "set_"}\nproperty = "unsupported"',
                 '{op = "add"}\nproperty = "value"',
-                "line 11: declarations of cases of op_db do not belong in this file, but in the file of expectations",
+                "line 11: declarations of cases of op_db do not belong in this file, which is about parts",
             ),
             (
                 "[[declare]]\nscope = {f",

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import CASES, Declaration, check, read, refuse
+from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
@@ -95,7 +95,7 @@ def run(
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
             listed(catalog)
             profile = profiles.of(target) or Profile()
-            profile.check("op", [entry.name for entry in catalog])
+            refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": [entry.name for entry in catalog]}))
             missing = () if lacking else profile.unsupported("op")
             asked, left_out = plan.without(plan.select(catalog, selections, shard), missing)
             made.lacking = profile.table(left_out)
