@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,10 @@ class TestApply:
         assert apply([result("add", Outcome.FAIL, "value", samples=compared)], [declared])[0].outcome is Outcome.XFAIL
 
     def test_the_reason_is_shown(self) -> None:
-        """The result of a declared failure has the entry's reason."""
-        assert apply([result("add", Outcome.FAIL, "value")], [entry("add", "value")])[0].reason == "a reason"
+        """The result of a declared failure has the entry's reason and place."""
+        known = replace(entry("add", "value"), file="t.toml", line=3)
+        (judged,) = apply([result("add", Outcome.FAIL, "value")], [known])
+        assert (judged.reason, judged.declared) == ("a reason", "t.toml, line 3")
 
 
 class TestUpdate:

@@ -56,6 +56,22 @@ class TestApply:
         assert (made.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
+        ("cause", "oracle", "word", "known"),
+        [
+            ("aliasing", "value", "aliasing", True), ("aliasing", "value", "value", False),
+            ("aliasing", "storage", "storage", True), ("aliasing", "storage", "alias", False),
+            ("value", "grad", "value", True), ("", "value", "value", True), ("", "storage", "aliasing", False),
+            ("aliasing", "value", "*", True),
+        ],
+    )  # fmt: skip
+    def test_by_property(self, cause: str, oracle: str, word: str, known: bool) -> None:
+        """The property is that of the cause. If the cause is unknown, it is the oracle. An oracle that is no property
+        always matches."""
+        entry = changed(ENTRY, property=(word,))
+        made = apply(campaign(found(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
+        assert (made.results[0].outcome is Outcome.XFAIL) is known
+
+    @pytest.mark.parametrize(
         ("made", "due"),
         [
             (campaign(), True),
