@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, PROGRAMS, Declaration, Scope, check, dumps, literal, read
 from conformance.record.errors import ReportError
 
@@ -132,3 +134,25 @@ class TestCheck:
         assert ["unknown step 'copi_'; did you mean copy_" in problems[0], len(problems)] == [True, 2]
         assert "declared twice" in problems[1]
         assert check(entries, CASES, {"step": ("view",)}) == []
+
+
+ROOT = Path(__file__).parent.parent.parent
+SHOWN = [
+    pytest.param(block, id=f"{page.name}:{number}")
+    for page in sorted(ROOT.glob("docs/**/*.md"))
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL), 1)
+    if "[[declare]]" in block
+]
+
+
+class TestDocumentation:
+    """The files that the documentation shows."""
+
+    def test_there_are_some(self) -> None:
+        assert SHOWN
+
+    @pytest.mark.parametrize("block", SHOWN)
+    def test_is_valid(self, block: str, tmp_path: Path) -> None:
+        """Each block is a file of expectations, or a profile."""
+        (tmp_path / "t.toml").write_text(block)
+        assert profiles.load(tmp_path / "t.toml") if "[target]" in block else read(tmp_path / "t.toml")
