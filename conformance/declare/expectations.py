@@ -69,8 +69,9 @@ def file_of(options: Any, usual: Path) -> Path:
 
 
 def expected(path: Path | str) -> list[Declaration]:
-    """Return the declarations of a target's file, and those for every target. Raises ReportError."""
-    return [*read(path), *read(OP_DB)]
+    """Return the declarations of a target's file, and those for every target, whose place names no path of the machine.
+    Raises ReportError."""
+    return [*read(path), *(dataclasses.replace(one, file=f"conformance/declare/{OP_DB.name}") for one in read(OP_DB))]
 
 
 def apply(run: Run, declarations: Sequence[Declaration], file: Path | str) -> Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.declare.declaration import CASES, Declaration, Scope, check, read
-from conformance.declare.expectations import WORDS, due, judged, update, without_cases
+from conformance.declare.expectations import WORDS, due, expected, judged, update, without_cases
 from conformance.record import result as model
 from conformance.record.result import Drawn, Failure, Finding, Outcome, Result, Run
 from conformance.sources.init import expectations as command
@@ -132,6 +132,10 @@ class TestApply:
         known = replace(entry("add", "value"), file="t.toml", line=3)
         (judged,) = apply([result("add", Outcome.FAIL, "value")], [known])
         assert (judged.reason, judged.declared) == ("a reason", "t.toml, line 3")
+
+    def test_the_declarations_of_the_package_name_no_path_of_the_machine(self, tmp_path: Path) -> None:
+        """Results with their places are the same on every machine."""
+        assert {one.file for one in expected(tmp_path / "none.toml")} == {"conformance/declare/nothing_to_compare.toml"}
 
 
 class TestUpdate:
