@@ -1,88 +1,54 @@
-"""Declared failures of op_db cases: one entry per op glob, variant, dtypes, layouts and oracles, each with a reason.
+"""Declarations applied to a run: declared failures, declared failures that do not show, and updates from a run.
 
-Defines `Expectation`, `load`, `apply` and `update`, for the `[[expect]]` entries of a file, and `dumps` for a whole
-file. `known_findings` handles the file's `[[finding]]` entries. An entry is a promise in both directions. A failure
-that it declares is XFAIL. A case that it covers and that passes is XPASS and fails the run, so an obsolete entry cannot
-stay unnoticed. Nothing here runs an op.
+Defines `judged` and `apply`, `update` and `declare`, and the file of a target. A declaration is a promise in both
+directions. A failure that it covers is XFAIL. A case that it covers and that passes, or a finding that it covers and
+that no program shows, is XPASS and fails the run. So an obsolete declaration cannot stay unnoticed. Nothing here runs
+an op or a program.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from conformance.declare import known_findings
 from conformance.declare import profile as profiles
-from conformance.declare.declared import ALL, Entry, quoted, read, reasons, twice, unexplained
-from conformance.declare.known_findings import KnownFinding
-from conformance.record import result as model
+from conformance.declare.declaration import (
+    ANY,
+    CASES,
+    KINDS,
+    PROGRAMS,
+    Declaration,
+    Scope,
+    among,
+    dumps,
+    literal,
+    quoted,
+    read,
+)
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
-from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, ORACLES, RUN_ORACLES, VARIANTS, nearest
-from conformance.record.result import Outcome, Result, Run
+from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS
+from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
+from conformance.record.result import BROKEN, RERUN, UNEXPLAINED, Finding, Outcome, Result, Run
+from conformance.record.sentences import headline
 
 FOLDER = Path("reports/expectations")
 
 OP_DB = Path(__file__).parent / "nothing_to_compare.toml"
 """Declarations for every target: parts of op_db that leave nothing to compare."""
-WORDS: dict[str, Sequence[str]] = {
-    "variant": tuple(VARIANTS),
-    "layout": tuple(LAYOUTS),
-    "dtype": DTYPES,
-    "oracle": (*ORACLES, *RUN_ORACLES),
-}
-"""The words that the lists of an entry may hold."""
+WORDS: dict[str, Sequence[str]] = {"variant": tuple(VARIANTS), "layout": tuple(LAYOUTS), "dtype": DTYPES}
+"""The names of op_db's cases, by key of a scope."""
+TOGETHER = 3
+"""Least number of operators with one pattern for which `update` writes one declaration."""
 
-_HEAD = """\
-# What is known to fail on {target}, and why. Each [[expect]] covers the cases of op_db that match all of its lists, "*"
-# is all; each [[finding]] the findings of drawn programs whose signature matches its globs. What is covered and passes,
-# or does not show, is XPASS and fails the run. `--update-expectations` adds what fails and removes what passes; give
-# each entry that it adds a reason of yours. With `samples` or `programs`, a run of fewer need not fail; an entry
-# with `torch`, such as ">=2.14", declares nothing where another version is installed.
+HEAD = """\
+# Known failures of {target}. Each [[declare]] covers the cases of op_db, or the findings of drawn programs, in its
+# scope. If a covered case passes, or a covered finding does not show, that is XPASS and fails the run.
+# `--update-expectations` adds failures and removes passes; give each added entry a reason of yours. With `samples` or
+# `programs`, a shorter run need not fail. An entry with `torch`, such as ">=2.14", applies to these versions only.
 """
-
-
-@dataclass(frozen=True)
-class Expectation(Entry):
-    """Cases whose op matches a glob and whose other names are in the lists. `oracle` may hold "*" or "skip". With
-    `samples`, a case that compared fewer samples need not fail, since the declared failure may show only in a later
-    sample."""
-
-    op: str
-    variant: tuple[str, ...] = ALL
-    dtype: tuple[str, ...] = ALL
-    layout: tuple[str, ...] = ALL
-    oracle: tuple[str, ...] = ALL
-    reason: str = ""
-    issue: str = ""
-    samples: int = 0
-    torch: str = ""
-    file: str = field(default="", compare=False)
-    line: int = field(default=0, compare=False)
-
-    KIND: ClassVar = "expect"
-    KEYS: ClassVar = ("op", "variant", "dtype", "layout", "oracle", "torch", "reason", "issue", "samples")
-    NEEDED: ClassVar = ("op", "reason")
-
-    def covers(self, case: Any) -> bool:
-        """Whether the entry declares this result or case (any object with name, variant, dtype, layout)."""
-        return self.holds and self.matches(case.name, dtype=case.dtype, variant=case.variant, layout=case.layout)
-
-    def matches(self, op: str, **lists: str) -> bool:
-        """Whether the entry covers an op of this full name with the dtype, variant and layout, if these are
-        specified."""
-        return fnmatch.fnmatchcase(op, self.op) and all(_within(v, getattr(self, k)) for k, v in lists.items())
-
-    def declares(self, oracle: str) -> bool:
-        return _within(oracle, self.oracle)
-
-
-def _within(name: str, listed: Sequence[str]) -> bool:
-    return name in listed or "*" in listed
 
 
 def path_for(target: str) -> Path:
@@ -102,168 +68,208 @@ def file_of(options: Any, usual: Path) -> Path:
     return file
 
 
-def load(path: Path | str) -> list[Expectation]:
-    """Read the `[[expect]]` entries of a file; none if there is no file. Raises ReportError with the file and the line,
-    also for a mistake in the other entries."""
-    return _load(path)[0]
+def expected(path: Path | str) -> list[Declaration]:
+    """Return the declarations of a target's file, and those for every target, whose place names no path of the machine.
+    Raises ReportError."""
+    return [*read(path), *(dataclasses.replace(one, file=f"conformance/declare/{OP_DB.name}") for one in read(OP_DB))]
 
 
-def findings(path: Path | str) -> list[KnownFinding]:
-    """Read the `[[finding]]` entries of a file, with the same errors."""
-    return _load(path)[1]
+def apply(run: Run, declarations: Sequence[Declaration], file: Path | str) -> Run:
+    """Return the run with each result judged, and with an XPASS for each declared finding that must show and did
+    not."""
+    results = [judged(result, declarations) for result in run.results]
+    shown = {one for result in run.results if result.finding for one in declarations if one.covers(result)}
+    missing = [one for one in declarations if one not in shown and due(one, run)]
+    changes = {"expectations": str(file)} if shown or missing else {}
+    return dataclasses.replace(run, results=[*results, *map(_missing, missing)], **changes)  # type: ignore[arg-type]
 
 
-def _load(path: Path | str) -> tuple[list[Expectation], list[KnownFinding]]:
-    cases, known = read(path, (Expectation, KnownFinding))
-    for one in known:
-        one.check_due(path)
-    return cases, known
+def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
+    """Return the result with a declared failure as XFAIL, and a declared failure that passed as XPASS."""
+    covering = [one for one in declarations if one.covers(result)]
+    if result.finding is not None:
+        return _known(result, covering, Outcome.XFAIL).replace(layer="") if covering else result
+    if not covering or result.outcome in (Outcome.XFAIL, Outcome.XPASS):
+        return result
+    seen = set(result.oracles) or ({NOT_COMPARED} if result.outcome is Outcome.SKIP else set())
+    undeclared = {oracle for oracle in seen if not any(one.names(oracle) for one in covering)}
+    met = [one for one in covering if any(map(one.names, seen))]
+    unmet = [one for one in covering if one not in met and result.samples + result.skipped >= one.scope.samples]
+    if undeclared or not (unmet or met):
+        return result
+    if unmet:
+        return result.replace(outcome=Outcome.XPASS, reason=unmet[0].passes("it passed"))
+    return _known(result, met, Outcome.SKIP if seen == {NOT_COMPARED} else Outcome.XFAIL)
 
 
-def expected(path: Path | str) -> list[Expectation]:
-    """Return the entries of a target's file, and the entries for every target. Raises ReportError."""
-    return [*load(path), *load(OP_DB)]
+def _known(result: Result, declarations: Sequence[Declaration], outcome: Outcome) -> Result:
+    where, why = ("; ".join(dict.fromkeys(getattr(one, key) for one in declarations)) for key in ("where", "why"))
+    return result.replace(outcome=outcome, reason=why, declared=where)
 
 
-def dumps(entries: Iterable[Expectation], target: str, known: Iterable[KnownFinding] = ()) -> str:
-    """Return the entries of a file as TOML, sorted, so that the file changes only where entries change."""
-    cases = sorted(entries, key=lambda e: (e.op, e.variant, e.dtype, e.layout, e.oracle))
-    return "\n".join([_HEAD.format(target=quoted(target)), *(one.toml() for one in [*cases, *sorted(known, key=str)])])
+def due(one: Declaration, run: Run) -> bool:
+    """Whether the run must show a finding of this declaration."""
+    drawn, scope = run.drawn, one.scope
+    sharded = "; shard " in run.environment.get("selection", "")
+    if one.subject is not PROGRAMS or not one.holds or drawn is None or not run.complete or sharded:
+        return False
+    if scope.program:
+        return any(among(name, scope.program) for name in drawn.corpus)
+    enough = drawn.programs - len(drawn.corpus) >= scope.programs and drawn.options == scope.options
+    return enough and bool(drawn.seeds) and scope.seed in (None, *drawn.seeds)
+
+
+def _missing(one: Declaration) -> Result:
+    parts = {name: ", ".join(getattr(one.scope, name)) or ANY for name in ("step", "layout", "error")}
+    finding = Finding(f"declared: {one}", "XPASS", count=0, **parts)  # type: ignore[arg-type]
+    reason = one.passes("no program showed it")
+    return Result(finding.step, "", "program", finding.layout, Outcome.XPASS, reason=reason, finding=finding)
+
+
+def accept(results: Iterable[Result], declarations: Sequence[Declaration]) -> list[Result]:
+    """Apply updated declarations to results of cases that older declarations were already applied to."""
+    undone = (r.replace(outcome=Outcome.PASS, reason="") if r.outcome is Outcome.XPASS else r for r in results)
+    return [judged(result, declarations) for result in undone]
 
 
 def declare(run: Run, path: Path, reason: str = "") -> list[str]:
     """Add the failures of a run, of cases and programs, to the file, remove its passes, and return a summary. Raises
     ReportError."""
-    entries, known = _load(path)
-    entries, done = update(entries, run, reason) if run.cases else (entries, [])
-    known, more = known_findings.update(known, run, reason) if run.drawn else (known, [])
-    write_atomic(path, dumps(entries, run.title, known))
-    return [*done, *more, f"{path}: {len(entries) + len(known)} entries"]
+    kept, done = update(read(path), run, reason)
+    write_atomic(path, dumps(kept, HEAD.format(target=quoted(run.title))))
+    return [*done, f"{path}: {len(kept)} entries"]
 
 
-def accept(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
-    """Apply updated entries to results that older entries were already applied to."""
-    undone = (r.replace(outcome=Outcome.PASS, reason="") if r.outcome is Outcome.XPASS else r for r in results)
-    return apply(undone, entries)
+def update(declarations: Sequence[Declaration], run: Run, reason: str = "") -> tuple[list[Declaration], list[str]]:
+    """Return the declarations with the run's failures added and its passes removed, and the changes in words."""
+    cases = [one for one in declarations if one.subject is CASES]
+    programs = [one for one in declarations if one.subject is not CASES]
+    cases, done = _update_cases(cases, run, reason) if run.cases else (cases, [])
+    programs, more = _update_programs(programs, run, reason) if run.drawn else (programs, [])
+    return [*cases, *programs], [*done, *more]
 
 
-def apply(results: Iterable[Result], entries: Sequence[Expectation]) -> list[Result]:
-    """Return the results with declared failures as XFAIL and declared failures that passed as XPASS."""
-    return [_applied(result, [entry for entry in entries if entry.covers(result)]) for result in results]
-
-
-def _applied(result: Result, entries: list[Expectation]) -> Result:
-    if not entries or result.outcome in (Outcome.XFAIL, Outcome.XPASS):
-        return result
-    seen = set(result.oracles) or ({"skip"} if result.outcome is Outcome.SKIP else set())
-    undeclared = {oracle for oracle in seen if not any(entry.declares(oracle) for entry in entries)}
-    unmet = [entry for entry in entries if not any(entry.declares(oracle) for oracle in seen)]
-    entries = [entry for entry in entries if entry not in unmet]
-    unmet = [entry for entry in unmet if result.samples + result.skipped >= entry.samples]
-    if undeclared or not (unmet or entries):
-        return result
-    if unmet:
-        return result.replace(outcome=Outcome.XPASS, reason=unmet[0].passes("it passed"))
-    return result.replace(outcome=Outcome.SKIP if seen == {"skip"} else Outcome.XFAIL, reason=reasons(entries))
-
-
-def update(entries: Sequence[Expectation], run: Run, reason: str) -> tuple[list[Expectation], list[str]]:
-    """Return the entries with `run`'s failures added and its passes removed, and a list of the changes in words.
-
-    A glob that covers a pass is narrowed to the cases of this run that still fail. Entries for cases outside this run
-    stay as they are.
-    """
-    results = {result.id: result for result in run.results}
-    kept: list[Expectation] = []
+def _update_cases(declarations: Sequence[Declaration], run: Run, reason: str) -> tuple[list[Declaration], list[str]]:
+    """Update from the cases of a run. A glob that covers a pass is narrowed to the cases of this run that still fail.
+    Declarations of cases outside this run stay as they are."""
+    results = {result.id: result for result in run.cases}
+    kept: list[Declaration] = []
     done: list[str] = []
-    for entry in entries:
-        covered = [result for result in results.values() if entry.covers(result)]
-        failing = [r for r in covered if r.outcome in model.BROKEN and any(entry.declares(o) for o in r.oracles)]
-        skipped = [r for r in covered if r.outcome is Outcome.SKIP and entry.declares("skip")]
-        short = [r for r in covered if r.outcome is Outcome.PASS and r.samples + r.skipped < entry.samples]
+    for one in declarations:
+        covered = [result for result in results.values() if one.covers(result)]
+        failing = [r for r in covered if r.outcome in BROKEN and any(map(one.names, r.oracles))]
+        skipped = [r for r in covered if r.outcome is Outcome.SKIP and one.names(NOT_COMPARED)]
+        short = [r for r in covered if r.outcome is Outcome.PASS and r.samples + r.skipped < one.scope.samples]
         if len(failing) + len(skipped) + len(short) == len(covered):
-            kept.append(entry)
+            kept.append(one)
             continue
-        done.append(f"removed: {entry.op} ({', '.join(entry.oracle)}), which no longer fails everywhere it says")
+        done.append(f"removed: {one}, which no longer fails everywhere in its scope")
         for result in failing:
-            oracles = tuple(o for o in result.oracles if entry.declares(o))
-            kept.append(replace(_for(result, oracles, entry.reason), issue=entry.issue, torch=entry.torch))
+            narrowed = _of_case(result, tuple(filter(one.names, result.oracles)), one.reason)
+            kept.append(dataclasses.replace(one, scope=narrowed.scope, property=narrowed.property))
     for result in results.values():
-        if result.outcome not in model.BROKEN or (result.layer and result.outcome is Outcome.XFAIL):
+        if result.outcome not in BROKEN or (result.layer and result.outcome is Outcome.XFAIL):
             continue
-        oracles = tuple(o for o in result.oracles if not any(e.covers(result) and e.declares(o) for e in kept))
+        oracles = tuple(o for o in result.oracles if not any(one.covers(result) and one.names(o) for one in kept))
         if oracles:
-            kept.append(_for(result, oracles, reason or unexplained(result)))
+            kept.append(_of_case(result, oracles, reason or unexplained(result)))
             done.append(f"added: {result.id} ({', '.join(oracles)})")
     return _grouped(kept), done
 
 
-def _for(result: Result, oracles: tuple[str, ...], reason: str) -> Expectation:
+def _of_case(result: Result, oracles: tuple[str, ...], reason: str) -> Declaration:
     # Kernels are counted over all samples, and another mismatch may not be in the first.
     compared = result.samples + result.skipped
     first = [compared if f.oracle == "kernels" else f.sample + 1 for f in result.failures if f.oracle in oracles]
     least = min(first, default=0)
-    names = (result.variant,), (result.dtype,), (result.layout,)
-    return Expectation(result.name, *names, oracles, reason, samples=least if 1 < least <= compared else 0)
+    names: Any = {key: (getattr(result, key),) for key in ("variant", "dtype", "layout")}
+    scope = Scope(op=(result.name,), **names, samples=least if 1 < least <= compared else 0)
+    return Declaration(scope, oracles, reason)
 
 
-def _grouped(entries: Iterable[Expectation]) -> list[Expectation]:
-    """Join entries that differ in one list only: first by dtype, then by layout."""
-    result = list(dict.fromkeys(entries))
+def _grouped(declarations: Iterable[Declaration]) -> list[Declaration]:
+    """Join declarations that differ in one list of their scopes only: first by dtype, then by layout."""
+    result = list(dict.fromkeys(declarations))
     for name in ("dtype", "layout"):
-        groups: dict[Expectation, list[Expectation]] = {}
-        for entry in result:
-            alike: dict[str, Any] = {name: (), "samples": 0}
-            groups.setdefault(replace(entry, **alike), []).append(entry)
+        groups: dict[Declaration, list[Scope]] = {}
+        for one in result:
+            alike: Any = {name: (), "samples": 0}
+            key = dataclasses.replace(one, scope=dataclasses.replace(one.scope, **alike))
+            groups.setdefault(key, []).append(one.scope)
         result = []
-        for key, group in groups.items():
-            listed = tuple(dict.fromkeys(item for entry in group for item in getattr(entry, name)))
-            joined: dict[str, Any] = {name: listed, "samples": max(entry.samples for entry in group)}
-            result.append(replace(key, **joined))
+        for key, scopes in groups.items():
+            listed = tuple(dict.fromkeys(item for scope in scopes for item in getattr(scope, name)))
+            joined: Any = {name: listed if all(getattr(scope, name) for scope in scopes) else ()}
+            scope = dataclasses.replace(scopes[0], samples=max(scope.samples for scope in scopes), **joined)
+            result.append(dataclasses.replace(key, scope=scope))
     return result
 
 
-def check(
-    entries: Sequence[Expectation], ops: Iterable[str], path: Path, words: Mapping[str, Sequence[str]] = WORDS
-) -> list[str]:
-    """Return the mistakes in the entries, one sentence each: unknown names, and cases declared twice."""
-    names = list(ops)
-    problems = []
-    entries = [entry for entry in entries if entry.holds]  # entries for another torch cannot be checked with this one
-    for entry in entries:
-        where = f"{path}, line {entry.line}"
-        if not any(fnmatch.fnmatchcase(name, entry.op) for name in names):
-            problems.append(f"{where}: no op matches {entry.op!r}{nearest(entry.op, names) or '.'}")
-        for part, allowed in words.items():
-            for word in getattr(entry, part):
-                if word != "*" and word not in allowed:
-                    problems.append(
-                        f"{where}: entry {entry.op!r}: unknown {part} {word!r}{nearest(word, allowed) or '.'}"
-                    )
-    keyed = (
-        (entry, key)
-        for entry in entries
-        for key in itertools.product((entry.op,), entry.variant, entry.dtype, entry.layout, entry.oracle)
-    )
-    return [*problems, *twice(keyed, path)]
+def _update_programs(declarations: Sequence[Declaration], run: Run, reason: str) -> tuple[list[Declaration], list[str]]:
+    """Update from the findings of a run. Findings of one pattern in several operators are one declaration.
+
+    Three kinds are not added: flaky findings, faults of the harness, and findings without a known cause because they
+    are not shrunk. Declare a flaky finding by hand."""
+    known = apply(run, declarations, "").results
+    kept = [one for one in declarations if not due(one, run) or any(map(one.covers, run.results))]
+    done = [f"removed: {one}, which no program showed" for one in declarations if one not in kept]
+    fresh: dict[str, list[tuple[Result, Finding]]] = {}
+    for result in known:
+        finding = result.finding
+        if finding and finding.count and finding.kind in KINDS and result.outcome in RERUN:
+            if finding.pattern.startswith(NOT_SHRUNK.format("")):
+                done.append(f"not added: {finding.title()}, whose cause is not known until it is shrunk")
+                continue
+            drawn = finding.first is not None and finding.pattern
+            fresh.setdefault(finding.pattern if drawn else finding.title(), []).append((result, finding))
+    for members in fresh.values():
+        several = len({finding.op for _, finding in members}) >= TOGETHER
+        together = several and members[0][1].pattern not in NOT_ONE_BUG
+        if together:
+            members = [min(members, key=lambda pair: pair[1].first or 0)]
+        for result, finding in members:
+            kept.append(_of_finding(finding, run, reason or unexplained(result), together))
+            done.append(f"added: {finding.pattern if together else finding.title()}")
+    return kept, done
 
 
-def without_cases(entries: Sequence[Expectation], catalog: Sequence[Any], path: Path) -> list[str]:
-    """Return one sentence for each entry whose names exist but which covers no case of op_db. An op may have lost a
-    dtype or a variant. `catalog` is a list of the planner's entries."""
+def _of_finding(finding: Finding, run: Run, reason: str, by_pattern: bool) -> Declaration:
+    usual = ("op", "kind") if finding.property else ("step", "layout", "error", "kind")
+    names = ("pattern",) if by_pattern else usual
+    parts: dict[str, Any] = {name: (literal(text),) for name in names if (text := getattr(finding, name))}
+    wrong = ANY if by_pattern else finding.property or finding.oracle
+    if finding.first is None:
+        scope = Scope(**parts, program=(literal(finding.saved[0]) if finding.saved else ANY,))
+    else:
+        drawn = run.drawn
+        seed = drawn.seeds[0] if drawn and len(drawn.seeds) == 1 else None
+        options = drawn.options if drawn else ""
+        scope = Scope(**parts, programs=finding.first + 1, seed=seed, options=options)
+    return Declaration(scope, (wrong or ANY,), reason)
+
+
+def unexplained(result: Result) -> str:
+    """Return the reason that a command writes into a new declaration of this result."""
+    return f"{UNEXPLAINED}{headline(result) if result.failures else result.id}"[:200]
+
+
+def without_cases(declarations: Sequence[Declaration], catalog: Sequence[Any]) -> list[str]:
+    """Return one sentence for each declaration whose names exist but which covers no case of op_db. An op may have lost
+    a dtype or a variant. `catalog` is a list of the planner's entries."""
     problems = []
-    for entry in (entry for entry in entries if entry.holds):
-        ops = [op for op in catalog if fnmatch.fnmatchcase(op.name, entry.op)]
-        if ops and not any(_has_case(op, entry) for op in ops):
-            what = " ".join(",".join(getattr(entry, part)) for part in ("variant", "dtype"))
-            problems.append(f"{path}, line {entry.line}: {entry.op!r} has no case {what} in op_db; take the entry out.")
+    for one in (one for one in declarations if one.holds and one.subject is CASES):
+        for glob in one.scope.op:
+            ops = [op for op in catalog if among(op.name, (glob,))]
+            if ops and not any(_has_case(op, one.scope) for op in ops):
+                what = " ".join(",".join(part) for part in (one.scope.variant, one.scope.dtype) if part)
+                problems.append(f"{one.where}: {glob!r} has no case {what} in op_db; take it out.")
     return problems
 
 
-def _has_case(op: Any, entry: Expectation) -> bool:
-    for variant in op.variants if "*" in entry.variant else op.variants.intersection(entry.variant):
+def _has_case(op: Any, scope: Scope) -> bool:
+    for variant in (variant for variant in op.variants if among(variant, scope.variant)):
         # Error inputs choose their own dtypes, so a run names them by the requested dtype, whatever it is.
         dtypes = op.backward_dtypes if variant in DIFFERENTIATED else op.dtypes
-        if variant == "error_inputs" or "*" in entry.dtype or dtypes.intersection(entry.dtype):
+        if variant == "error_inputs" or not scope.dtype or any(among(dtype, scope.dtype) for dtype in dtypes):
             return True
     return False

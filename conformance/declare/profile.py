@@ -1,4 +1,4 @@
-"""The profile of a target, `conformance.toml`: how to load it, its dtypes, the features it lacks, and its limits.
+"""The profile of a target, `conformance.toml`: how to load it, its unsupported parts, and its limits.
 
 Defines `Profile`, `load` and `dumps`. A file that the user reads and keeps declares all missing features and operators.
 A run never infers them from an exception, so nothing can hide a bug by calling itself unsupported. A misspelt word
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.declare import declared
-from conformance.declare.declared import quoted
+from conformance.declare import declaration
+from conformance.declare.declaration import FORMER, PARTS_OF_TARGET, Declaration, check, quoted, refuse
+from conformance.declare.features import FEATURES
+from conformance.declare.probed import Probe
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import Lacking, ranked
 from conformance.record.names import BUILTIN, DTYPES, nearest, without_features
@@ -30,41 +32,24 @@ NAME = "conformance.toml"
 TINY, TINY_NEEDS = "tiny", "tinygrad"
 """The target if there is no profile either, and the module that it needs."""
 
-FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "lacking": "[[lacking]]"}
+FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "declare": "[[declare]]"}
 OPTIONS = ("import", "call", "dynamic")
 LIMITS = ("seconds", "compiling", "memory")
-KEYS = {
-    "target": ("kind", "name", *OPTIONS, "lacks", "dtypes"),
-    "limits": LIMITS,
-    "lacking": ("operator", "opinfos", "steps", "said"),
-}
-"""The keys of each table; the keys of [environment] are names of variables."""
-
-
-@dataclass(frozen=True)
-class Missing:
-    """One operator without a kernel, the OpInfos and steps that need it, the error's text, and the line of the
-    entry."""
-
-    operator: str
-    opinfos: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    said: str = ""
-    line: int = 0
+KEYS = {"target": ("kind", "name", *OPTIONS), "limits": LIMITS}
+"""The keys of a table; the keys of [environment] are names of variables."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The contents of a profile. `lacks` are names of features; `dtypes` None means all. Limits are None if the profile
-    does not set them: `seconds` for a program or case, `compiling` for a first kernel, `memory` in GiB."""
+    """The contents of a profile. `declarations` are about features, dtypes and operators that are unsupported. Limits
+    are None if the profile does not set them: `seconds` for a program or case, `compiling` for a first kernel, `memory`
+    in GiB."""
 
     kind: str = "device"
     name: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] | None = None
-    lacking: tuple[Missing, ...] = ()
+    declarations: tuple[Declaration, ...] = ()
     seconds: float | None = None
     compiling: float | None = None
     memory: float | None = None
@@ -80,43 +65,67 @@ class Profile:
         """Set the environment variables, for this process and the processes that it starts."""
         os.environ.update(self.environment)
 
-    @property
-    def opinfos(self) -> dict[str, str]:
-        """The missing operator, by the OpInfo that needs it."""
-        return {name: missing.operator for missing in self.lacking for name in missing.opinfos}
+    def unsupported(self, key: str) -> dict[str, Declaration]:
+        """The declaration of each unsupported part, by its name. `key` is a key of a scope, such as "step"."""
+        return {name: one for one in self.declarations if one.holds for name in getattr(one.scope, key)}
 
     @property
-    def steps(self) -> dict[str, str]:
-        """The missing operator, by the step that needs it."""
-        return {name: missing.operator for missing in self.lacking for name in missing.steps}
+    def operators(self) -> tuple[str, ...]:
+        """The operators of the dispatcher that are declared unsupported."""
+        return tuple(self.unsupported("operator"))
 
-    def check(self, what: str, known: Collection[str]) -> None:
-        """Reject unknown words in `lacks`, `opinfos` or `steps`. Raises TargetError with the file and line."""
-        groups = (
-            [(getattr(entry, what), entry.line) for entry in self.lacking] if what != "lacks" else [(self.lacks, 0)]
-        )
-        for names, line in groups:
-            for name in names:
-                if name not in known:
-                    where = f"{self.file}, line {_line_of(self.file, name, line)}"
-                    raise TargetError(f"{where}: unknown name {name!r} in {what!r}{nearest(name, known)}")
+    @property
+    def dtypes(self) -> tuple[str, ...] | None:
+        """The dtypes that the device holds; None if none is declared unsupported."""
+        missing = self.unsupported("dtype")
+        return tuple(name for name in DTYPES if name not in missing) if missing else None
 
-    def told(self, name: str, what: str) -> str:
-        """Return the instruction for an OpInfo or step whose operator is no longer missing: the entry or name to
-        delete. `what` is "opinfos" or "steps"."""
-        entry = next(entry for entry in self.lacking if name in getattr(entry, what))
-        beside = ""
-        if len(entry.opinfos) + len(entry.steps) > 1:
-            beside = f", or on line {_line_of(self.file, name, entry.line)} {name!r} alone"
-        return f"{self.file}, line {entry.line}: delete the [[lacking]] entry of {entry.operator}{beside}"
+    def remedy(self, key: str, name: str) -> str:
+        """Return the instruction for a part that is supported after all: the entry or name to delete."""
+        one = self.unsupported(key)[name]
+        alone = sum(len(getattr(one.scope, each)) for each in ("feature", "dtype", "op", "step")) == 1
+        return f"{one.where}: delete {'' if alone else f'{name!r} from '}that [[declare]] entry"
 
-    def where(self, key: str, name: str = "") -> str:
-        """Return `FILE, line N` of a key of [target], or of a name in its list. If the key does not exist, the line is
-        the table's."""
-        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
-        table = declared.line_of(lines, r"\[\s*target\s*\]", 0)
-        line = declared.line_of(lines, rf"[\"']?{key}[\"']?\s*=", table)
-        return f"{self.file}, line {_line_of(self.file, name, line) if name else line}"
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """The unsupported features and dtypes, which a probe tries."""
+        return (*self.unsupported("feature"), *self.unsupported("dtype"))
+
+    def contradicted(self, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
+        """Compare the declarations of features and dtypes with a probe of the device. A wrong one silently costs
+        oracles and steps, so it is as strict as that of an operator.
+
+        The first result maps `feature NAME` or `dtype NAME` to a sentence with the line to change: it is declared
+        unsupported, and works. The second lists sentences on missing features and dtypes that are not declared, which
+        only make programs fail, and on declarations that were not probed."""
+        if seen is None:
+            return {}, []
+        if seen.unmade:
+            names = ", ".join(self.tried)
+            return {}, [f"{names}: declared in {self.file} and not tried: {seen.unmade}."] if names else []
+        works = {"feature": FEATURES.keys() - seen.lacks, "dtype": {*seen.dtypes}}
+        there = {
+            f"{key} {name}": f"declared lacking, and works: {self.remedy(key, name)}"
+            for key, names in works.items()
+            for name in self.unsupported(key)
+            if name in names
+        }
+        missing = {
+            f"feature {row.name!r}": f"{row.answer}{f' ({row.detail})' if row.detail else ''}"
+            for row in seen.rows
+            if row.name in seen.lacks - {*self.tried, *seen.declared}
+        }
+        if held := self.dtypes:
+            missing |= {
+                f"dtype {name!r}": "that its values do not survive the way to the device and back"
+                for name in held
+                if name not in seen.dtypes
+            }
+        return there, [
+            f"{self.file} does not declare the {what} unsupported, and the probe's answer is {answer}: mend the "
+            "device, or declare it"
+            for what, answer in missing.items()
+        ]
 
     def table(
         self,
@@ -128,27 +137,21 @@ class Profile:
         op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
         `entries` lists the op_db entries not drawn, by operator."""
         rows = []
-        for one in self.lacking:
-            steps = one.steps if families else ()
+        for operator, one in self.unsupported("operator").items():
+            steps = one.scope.step if families else ()
             row = Lacking(
-                one.operator,
-                sum(cases.get(name, 0) for name in one.opinfos),
+                operator,
+                sum(cases.get(name, 0) for name in one.scope.op),
                 steps,
-                *usage_of(one.operator),
+                *usage_of(operator),
                 entries=tuple(
-                    sorted({*(name for name in one.opinfos if cases.get(name)), *entries.get(one.operator, ())})
+                    sorted({*(name for name in one.scope.op if cases.get(name)), *entries.get(operator, ())})
                 ),
                 families=tuple(sorted({families[name] for name in steps if name in families})),
             )
             if row.cases or row.steps or row.entries:
                 rows.append(row)
         return ranked(rows)
-
-
-def _line_of(file: Path, name: str, after: int) -> int:
-    """Return the first line from `after` on that has this string, or `after` itself."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return next((number for number, line in enumerate(lines, 1) if number >= after and quoted(name) in line), after)
 
 
 def is_profile(spec: str) -> bool:
@@ -211,7 +214,6 @@ class _Table:
 
     values: Mapping[str, Any]
     file: Path
-    lines: list[str]
     head: int
 
     @property
@@ -224,16 +226,6 @@ class _Table:
             raise ReportError(f"{self.where}: {key!r} must be a non-empty string")
         return value
 
-    def names(self, key: str, known: Collection[str] = ()) -> tuple[str, ...]:
-        names = self.values.get(key, [])
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ReportError(f"{self.where}: {key!r} must be a list of names")
-        for name in names if known else ():
-            if name not in known:
-                line = declared.line_of(self.lines, f".*{re.escape(quoted(name))}", self.head)
-                raise ReportError(f"{self.file}, line {line}: unknown name {name!r} in {key!r}{nearest(name, known)}")
-        return tuple(names)
-
     def number(self, key: str) -> float | None:
         value = self.values.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
@@ -244,29 +236,31 @@ class _Table:
 @functools.lru_cache
 def _loaded(path: Path, changed: int) -> Profile:
     try:
-        data, lines = declared.parsed(path, FORMS)
-        tables = {kind: list(_tables(path, lines, data, kind)) for kind in FORMS}
+        data, lines = declaration.parsed(path, FORMS)
+        tables = {kind: list(_tables(path, lines, data, kind)) for kind in FORMS if kind != "declare"}
         if not tables["target"]:
             raise ReportError(f"{path} has no [target] table, which says how the device is loaded")
         environment = {key: table.text(key) for table in tables["environment"] for key in table.values}
         limits: dict[str, Any] = {name: table.number(name) for table in tables["limits"] for name in LIMITS}
-        lacking = tuple(map(_missing, tables["lacking"]))
+        declarations = tuple(declaration.declared(path, data, lines, (PARTS_OF_TARGET,)))
+        refuse(check(declarations, PARTS_OF_TARGET, {"feature": FEATURES, "dtype": DTYPES}))
         target = _target(tables["target"][0])
-        return Profile(**target, **limits, environment=environment, lacking=lacking, file=path)
+        return Profile(**target, **limits, environment=environment, declarations=declarations, file=path)
     except ReportError as error:
         raise TargetError(str(error).removesuffix(".")) from None
 
 
 def _tables(path: Path, lines: list[str], data: Mapping[str, Any], kind: str) -> Iterator[_Table]:
-    many = kind == "lacking"
-    entries = data.get(kind, []) if many else [data[kind]] if kind in data else []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    if kind not in data:
+        return
+    head = declaration.line_of(lines, rf"\[\s*{kind}\s*\]", 0)
+    if not isinstance(data[kind], dict):
         raise ReportError(f"{path}: {kind!r} must be written as {FORMS[kind]}")
-    heads = [at for at, line in enumerate(lines, 1) if re.match(rf"\s*\[+\s*{kind}\s*\]", line)]
-    heads = heads if len(heads) == len(entries) else [0] * len(entries)
-    for head, entry in zip(heads, entries, strict=True):
-        declared.known_keys(path, lines, head, entry, KEYS.get(kind, tuple(entry)))
-        yield _Table(entry, path, lines, head)
+    for key in data[kind].keys() & FORMER.keys():
+        line = declaration.line_of(lines, rf"[\"']?{key}[\"']?\s*=", head)
+        raise ReportError(f"{path}, line {line}: {key!r} is a former form: {FORMER[key]}")
+    declaration.known_keys(path, lines, head, data[kind], KEYS.get(kind, tuple(data[kind])))
+    yield _Table(data[kind], path, head)
 
 
 def _target(table: _Table) -> dict[str, Any]:
@@ -277,16 +271,8 @@ def _target(table: _Table) -> dict[str, Any]:
     name = table.text("name")
     if not name and kind in ("device", "compile", "class"):
         raise ReportError(f"{table.where}: a target of kind {kind!r} needs a 'name'")
-    dtypes = table.names("dtypes", DTYPES) if "dtypes" in table.values else None
     options = {key: table.text(key) for key in OPTIONS if key in table.values}
-    return {"kind": kind, "name": name, "options": options, "dtypes": dtypes, "lacks": table.names("lacks")}
-
-
-def _missing(table: _Table) -> Missing:
-    names = {key: table.names(key) for key in ("opinfos", "steps")}
-    if not any(names.values()) or "operator" not in table.values:
-        raise ReportError(f"{table.where}: an entry needs an 'operator', and 'opinfos' or 'steps' that are not run")
-    return Missing(table.text("operator"), **names, said=table.text("said"), line=table.head)
+    return {"kind": kind, "name": name, "options": options}
 
 
 def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
@@ -294,22 +280,8 @@ def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
     lines = [*(f"# {line}".rstrip() for line in head), "", "[target]"]
     lines += [f"{key} = {quoted(value)}" for key, value in (("kind", profile.kind), ("name", profile.name)) if value]
     lines += [f"{key} = {quoted(value)}" for key, value in profile.options.items()]
-    lines += _list("lacks", profile.lacks)
-    lines += _list("dtypes", profile.dtypes) if profile.dtypes is not None else []
     if profile.environment:
         lines += ["", "[environment]", *(f"{key} = {quoted(value)}" for key, value in profile.environment.items())]
     limits = [f"{name} = {value:g}" for name in LIMITS if (value := getattr(profile, name)) is not None]
     lines += ["", "[limits]", *limits] if limits else []
-    for entry in profile.lacking:
-        lines += ["", "[[lacking]]", f"operator = {quoted(entry.operator)}"]
-        lines += [line for key in ("opinfos", "steps") for line in _list(key, getattr(entry, key))]
-        lines += [f"said = {quoted(entry.said)}"] if entry.said else []
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _list(key: str, names: tuple[str, ...]) -> list[str]:
-    """Return a list as one line, or, if that is too long, with one name a line, so that a user can delete a name."""
-    line = f"{key} = [{', '.join(map(quoted, names))}]"
-    if not names or len(line) <= 100:
-        return [line] if names else []
-    return [f"{key} = [", *(f"    {quoted(name)}," for name in names), "]"]
+    return "\n".join([*lines, "", *(one.toml() for one in profile.declarations)]).lstrip("\n")

@@ -11,7 +11,6 @@ import importlib.metadata
 import torch
 
 from conformance.declare import profile as profiles
-from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
@@ -77,12 +76,11 @@ def describe_target(spec: str) -> Target:
 def _profiled(spec: str, profile: Profile) -> Target:
     """Return the target that a profile names, with the profile's declarations applied."""
     profile.activate()
-    profile.check("lacks", FEATURES)
     target = describe_target(profile.spec)
     if profile.dtypes is not None:
         target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
-    target.unsupported = target.unsupported | profile.steps.keys()
-    target.without(frozenset(profile.lacks))
+    target.declarations += profile.declarations
+    target.without(frozenset(profile.unsupported("feature")))
     target.profile, target.probed, target.spec = profile, False, spec
     return target
 
@@ -97,7 +95,12 @@ def _reason(error: Exception) -> str:
 
 def _check(spec: str, target: Target) -> None:
     """Check the oracles and dtypes that a target declares, since a misspelt one would silently exclude something.
-    `program/unsupported.py` checks the names in `unsupported`."""
+    `program/unsupported.py` checks the names in `declarations`."""
+    if not callable(target.unsupported):
+        raise TargetError(
+            f"target {spec!r}: 'unsupported' is a former form: write declarations = (unsupported(reason, step=...),), "
+            "as docs/targets.md shows"
+        )
     unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
     if unknown or not target.oracles:
         said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"

@@ -1,9 +1,9 @@
 """`Target`, the device or transform under test: one small class, and one file per target in `targets/`.
 
-A target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which steps it does not
-support. So an exception is never read as "unsupported". A target moves tensors (`device`), transforms functions
-(`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything on it. This module
-does not depend on programs, OpInfo or reports.
+A target declares *beforehand* which oracles can judge it (`oracles`), which dtypes it holds and which parts are
+unsupported (`declarations`). So an exception is never read as "unsupported". A target moves tensors (`device`),
+transforms functions (`transforms_program`), or interprets metadata (no oracle "value"). Only the executor runs anything
+on it. This module does not depend on programs, OpInfo or reports.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from conformance.declare.declaration import Declaration, unsupported
 from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
-from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, SPECIALS_BACKWARD, VARIANTS
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, SPECIALS_BACKWARD
 from conformance.standalone.input_layout import lay_out
 from conformance.standalone.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 
@@ -45,6 +46,9 @@ class Capture:
         return NOT_COMPILED if not self.ops else PARTLY if self.breaks else COMPILED
 
 
+SPARSE = "sparse"
+"""A trait of op_db's samples that a target may declare as unsupported: a tensor that is not strided."""
+
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 
 
@@ -59,9 +63,9 @@ class Target:
     oracles: frozenset[str] = frozenset(ORACLES) - {"kernels", "version"}
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
-    unsupported: frozenset[str] = frozenset()
-    """Things that the target declares unsupported: step families, steps, traits (`program/unsupported.py`), OpInfo
-    variants, and "sparse"."""
+    declarations: tuple[Declaration, ...] = ()
+    """The parts that are unsupported, each with a reason, by `declare.declaration.unsupported`. The declarations of the
+    target's profile and of its missing features are added to those of its class."""
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
     lacks: frozenset[str] = frozenset()
@@ -94,10 +98,14 @@ class Target:
 
     @property
     def unsupported_variants(self) -> frozenset[str]:
-        """Variants of op_db that the target does not support. If the target transforms functions, `backward` in
-        `unsupported` names the step of a program only: a sample's gradients are computed outside the function."""
-        named = self.unsupported & VARIANTS.keys() - ({"backward"} if self.transforms_program else set())
+        """Variants of op_db that the target does not support."""
+        named = self.unsupported("variant")
         return named | (SPECIALS_BACKWARD.keys() if "backward" in named else set())
+
+    def unsupported(self, key: str) -> frozenset[str]:
+        """Return the names of unsupported parts. `key` is a key of a scope: "step" (families included), "state",
+        "trait" or "variant"."""
+        return frozenset(name for one in self.declarations if one.holds for name in getattr(one.scope, key))
 
     @property
     def shows_values(self) -> bool:
@@ -122,7 +130,8 @@ class Target:
         for name in lacks:
             without = FEATURES[name].oracles
             self.oracles = self.oracles - without - ({SIGNIFICANT_STRIDE} if "stride" in without else set())
-            self.unsupported = self.unsupported | FEATURES[name].steps
+            if FEATURES[name].steps:
+                self.declarations += (unsupported(f"the device lacks {name}", step=FEATURES[name].steps),)
         if not self.reads_storages:
             self.oracles = self.oracles - {"storage"}
 

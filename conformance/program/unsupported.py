@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable
 
+from conformance.declare.declaration import unknown
 from conformance.engine.aten_ops import Operators
 from conformance.engine.executor import StepFailed
 from conformance.engine.kernel_tables import lacking
-from conformance.engine.target import Target
+from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import Json, Step, dtype_of, walk
@@ -34,22 +35,31 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
 STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
 """States that a target may declare as unsupported, with or without an argument."""
 
+KNOWN = {
+    "step": frozenset({*FAMILIES, *OPS}),
+    "state": STATE_NAMES,
+    "trait": frozenset({*TRAITS, SPARSE}),
+    "variant": frozenset(VARIANTS),
+}
+"""The names of parts that a target may declare as unsupported, by key of a scope."""
+
 
 def unsupported_reason(program: Program, target: Target) -> str:
     """Return the reason why the target does not support the program; "" if it does.
 
     Raises TargetError if the target declares an unknown name as unsupported."""
     _check(target)
+    steps, states, traits = (target.unsupported(key) for key in ("step", "state", "trait"))
     for op in (inner.op for step in program.steps for inner in (step, *step.body)):
         for name in (op, OPS[op].family):
-            if name in target.unsupported:
+            if name in steps:
                 return name
     for name in (state for step in program.steps for inner in (step, *step.body) for state in inner.under):
-        left_out = {name, name.partition(":")[0]} & target.unsupported
+        left_out = {name, name.partition(":")[0]} & states
         if left_out or (target.transforms_program and not STATES[name].compiled):
             return f"under {name}"
     for trait, has in TRAITS.items():
-        if trait in target.unsupported and has(program):
+        if trait in traits and has(program):
             return trait
     if target.dtypes is not None:
         missing = [name for name in dtypes_of(program) if dtype_of(name) not in target.dtypes]
@@ -61,7 +71,7 @@ def lacking_operator(program: Program, target: Target) -> str:
     """Return an operator that the program calls on torch CPU and that the target's profile declares missing, or "".
 
     Runs the program on the CPU if the profile declares missing operators."""
-    if target.profile is None or not target.profile.lacking:
+    if target.profile is None or not target.profile.operators:
         return ""
     return lacking(operators_of(program, program.steps), target)
 
@@ -93,7 +103,7 @@ def dtypes_of(program: Program) -> list[str]:
 def unsupported_steps(target: Target) -> tuple[str, ...]:
     """Return the families and steps that the target does not support. Raises TargetError for unknown names."""
     _check(target)
-    return tuple(sorted(target.unsupported & {*FAMILIES, *OPS}))
+    return tuple(sorted(target.unsupported("step")))
 
 
 def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
@@ -103,11 +113,6 @@ def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
 
 
 def _check(target: Target) -> None:
-    if target.profile is not None:
-        target.profile.check("steps", OPS)
-    unknown = sorted(map(str, {*target.unsupported} - {*FAMILIES, *OPS, *TRAITS, *STATE_NAMES, *VARIANTS, "sparse"}))
-    if unknown:
-        known = ", ".join((*FAMILIES, *TRAITS))
-        raise TargetError(
-            f"target {target.spec!r} leaves out {unknown[0]!r}, which is neither a step nor one of {known}"
-        )
+    problems = unknown(target.declarations, KNOWN)
+    if problems:
+        raise TargetError(f"target {target.spec!r}, {problems[0].removesuffix('.')}")

@@ -72,4 +72,4 @@ def _joined(one: Result, two: Result) -> Result:
         saved=tuple(dict.fromkeys((*one.finding.saved, *two.finding.saved))),
         signatures=tuple(sorted(named - {least.finding.signature if least.finding else ""})),
     )
-    return least.replace(finding=finding, outcome=worst.outcome, reason=worst.reason)
+    return least.replace(finding=finding, outcome=worst.outcome, reason=worst.reason, declared=worst.declared)

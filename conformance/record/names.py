@@ -45,9 +45,10 @@ SIGNIFICANT_STRIDE = "significant_stride"
 of tensors without elements have no meaning. The storage offset of a tensor without elements follows from such strides
 and has no meaning either. A difference is still reported as `stride`."""
 
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", "skip")
-"""Further oracles, which exist only for a run. "skip" is a sample that could not be compared although neither OpInfo
-nor torch CPU nor the target's declarations give a reason."""
+NOT_COMPARED = "not compared"
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", NOT_COMPARED)
+"""Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
+OpInfo nor torch CPU nor the target's declarations give a reason."""
 
 VARIANTS = {
     "forward": "the function, on OpInfo's sample inputs",

@@ -26,7 +26,7 @@ from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import Lacking
-from conformance.record.names import without_features
+from conformance.record.names import NOT_COMPARED, without_features
 from conformance.record.program_stats import Drawn
 
 SCHEMA = 2
@@ -135,7 +135,8 @@ class Result(Named):
     `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
     time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
     fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the result has no script. `layer` is the target
-    without the backend under test that fails in the same way; empty if there is none.
+    without the backend under test that fails in the same way; empty if there is none. `declared` is the file and line
+    of the declarations that cover the result; empty if none does.
     """
 
     op: str
@@ -170,6 +171,7 @@ class Result(Named):
     footprint: Footprint | None = None
     alone: str = ""
     layer: str = ""
+    declared: str = ""
 
     @property
     def scripted(self) -> Failure | None:
@@ -201,7 +203,7 @@ class Result(Named):
     def fails_as(self, other: Result) -> bool:
         """Whether the case fails in the same way in both runs: the same outcome, the same number of failed samples, and
         the same answers in the first sample of each oracle."""
-        compared = self.failures and not {"skip", "harness"} & {*self.oracles}
+        compared = self.failures and not {NOT_COMPARED, "harness"} & {*self.oracles}
         same = (self.outcome, self.failed) == (other.outcome, other.failed)
         return bool(compared) and same and answers(self.failures) == answers(other.failures)
 

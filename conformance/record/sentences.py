@@ -174,7 +174,7 @@ def _accuracy(one: Difference) -> str:
     return f"the error of {one.where} should be {one.expected} and is {one.actual} ({one.detail})"
 
 
-def _skip(one: Difference) -> str:
+def _not_compared(one: Difference) -> str:
     return f"{_named(one)} could not be compared: {one.detail or one.actual}"
 
 
@@ -202,7 +202,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "crash": _death,
     "timeout": _death,
     "accuracy": _accuracy,
-    "skip": _skip,
+    "not compared": _not_compared,
     "harness": _harness,
 }
 

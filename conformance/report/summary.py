@@ -113,12 +113,16 @@ MASKED = 0.1
 
 def masked(run: Run) -> list[str]:
     """The number of programs with steps behind a known finding that were not judged, and the findings that mask
-    them."""
+    them, with the file and line of their declarations."""
     drawn = run.drawn
     if drawn is None or not drawn.masked:
         return []
-    by = [(f.masked, f.title()) for r in run.findings if (f := r.finding) and f.masked and r.outcome is Outcome.XFAIL]
-    named = ", ".join(f"{title} ({count})" for count, title in sorted(by, reverse=True))
+    by = [
+        (f.masked, f.title(), f", declared in {result.declared}" if result.declared else "")
+        for result in run.findings
+        if (f := result.finding) and f.masked and result.outcome is Outcome.XFAIL
+    ]
+    named = ", ".join(f"{title} ({count}{where})" for count, title, where in sorted(by, reverse=True))
     share = drawn.masked / max(drawn.compared, 1)
     have = "has" if drawn.masked == 1 else "have"
     text = f"{counted(drawn.masked, 'program')} ({share:.0%}) {have} steps that known findings mask: {named}"

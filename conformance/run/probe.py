@@ -44,7 +44,7 @@ def resolve(
     profile = profiles.of(spec)
     if profile is not None:
         profile.activate()
-        if not strict or (profile.kind in SURE and not _declares(profile)):
+        if not strict or (profile.kind in SURE and not profile.tried):
             return spec, None
         with place.pool(spec, limits) as pool:
             return spec, probe(pool, spec, min(strict, seconds), place.loading(spec, limits))
@@ -60,11 +60,6 @@ def resolve(
     if made.unmade:
         raise TargetError(f"target {spec!r} was not run: {made.unmade}; give more --minutes")
     return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
-
-
-def _declares(profile: Profile) -> bool:
-    """Whether the profile declares anything lacking that a probe can find."""
-    return bool(profile.lacks) or profile.dtypes is not None
 
 
 def probe(
@@ -138,6 +133,6 @@ def _without_profile(target: Target, profile: Profile) -> tuple[Target, str]:
     bare.lacks = plain.lacks
     if plain.transforms_program:
         return bare, "it transforms functions, and moves nothing to a device"
-    if not (plain.probed or _declares(profile)):
+    if not (plain.probed or profile.tried):
         return bare, "its class says what it lacks"
     return bare, "" if plain.shows_values else "its tensors hold no values"

@@ -158,7 +158,7 @@ class Session:
         strict = min(BUDGET, SHARE * self.seconds)
         self.target, self.seen = resolve(self.spec, self.limits, self.place, strict=strict, seconds=self.seconds)
         if self.seen is not None:
-            declared = self.profile.lacks if self.profile is not None else None
+            declared = self.profile.unsupported("feature") if self.profile is not None else None
             probe.show(self.console, profiles.identity(self.spec), self.seen, declared)
         codes = []
         for number, source in enumerate(sources):
@@ -188,7 +188,7 @@ class Session:
         """Run one source for about `seconds` and return its exit code. Its time counts from `began`. `alone` says that
         the session has no other source."""
         checking = min(scripts.BUDGET, SHARE * seconds) if self.args.check_scripts is None else self.args.check_scripts
-        trying = min(BUDGET, SHARE * seconds) if self.profile is not None and self.profile.lacking else 0.0
+        trying = min(BUDGET, SHARE * seconds) if self.profile is not None and self.profile.operators else 0.0
         kept_back = checking + trying if seconds < math.inf else 0.0
         made = source.execute(self, max(seconds - kept_back, 0.0))
         earlier = made.seconds

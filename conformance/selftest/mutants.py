@@ -113,7 +113,7 @@ class MutantTarget(Target):
         self.spec = f"mutant:{argument}"
         self.mode = PlantedAbove(chosen) if chosen.level == FUNCTION else Planted(chosen)
         self.oracles = self.beneath.oracles - {"kernels", "version"}
-        self.dtypes, self.unsupported = self.beneath.dtypes, self.beneath.unsupported
+        self.dtypes, self.declarations = self.beneath.dtypes, self.beneath.declarations
         self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
 
     def prepare(self) -> None:

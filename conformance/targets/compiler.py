@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.registration import options, register, setup
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import TargetError
@@ -37,18 +38,20 @@ class CompileTarget(Target):
     name = "compile"
     transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "stride"} | {SIGNIFICANT_STRIDE}
-    unsupported = frozenset(
-        {
-            *("same_base", "set_data", "set_view_", "resize_filled_", "empty_filled", "a second backward"),
-            "forward_over_backward",
-            "state",
-        }
+    # `backward` is supported, and so is a step that raises: one compiled function ends there and the next begins.
+    declarations = (
+        unsupported("a functional graph has no bases and addresses of views", step="same_base"),
+        unsupported(
+            "a functional graph cannot replace a storage or read its gaps",
+            step=("set_data", "set_view_", "resize_filled_", "empty_filled"),
+        ),
+        unsupported("state of Python between calls is not part of a graph", step="state"),
+        unsupported(
+            "a compiled function is one node of the autograd graph, which supports only one backward pass",
+            trait="a second backward",
+            variant="forward_over_backward",
+        ),
     )
-    """Steps that a functional graph cannot express. `same_base` reads views' bases and addresses, and the next four
-    steps replace a storage or read its gaps. A compiled function is one node of the autograd graph, which supports only
-    one backward pass. `backward` itself is supported, and so is a step that raises: one compiled function ends there
-    and the next begins.
-    """
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.standalone import torch_compat
 from conformance.standalone.moving import map_tensors, storage_key
@@ -17,8 +18,10 @@ from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 class FakeTarget(Target):
     name = "fake"
     oracles = METADATA
-    unsupported = NEEDS_VALUES | {"thread"}
-    """A mode is local to its thread: tensors that another thread creates are not fake."""
+    declarations = (
+        *NEEDS_VALUES,
+        unsupported("a mode is local to its thread: tensors that another thread creates are not fake", state="thread"),
+    )
 
     def prepare(self) -> None:
         """Create the one mode for all programs."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Capture, Target
 from conformance.record.names import ORACLES
 from conformance.standalone import torch_compat
@@ -23,18 +24,21 @@ class FunctionalizeTarget(Target):
     name = "functionalize"
     transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
-    unsupported = frozenset(
-        {
-            "inputs that share a storage",
-            "a write that raises",
-            *("requires_grad_", "backward", "same_base", "tolist", "set_data", "set_view_", "is_contiguous"),
-            *("resize_filled_", "forward_over_backward", "sparse", "state"),
-        }
+    # The variant `backward` is supported: op_db's gradients are computed outside of the transform.
+    declarations = (
+        unsupported(
+            "the transform treats inputs as independent tensors, and writes them when the function has ended",
+            trait=("inputs that share a storage", "a write that raises"),
+        ),
+        unsupported(
+            "torch documents that the transform refuses these calls",
+            step=("requires_grad_", "backward", "set_data", "set_view_", "resize_filled_"),
+        ),
+        unsupported("strides, and so contiguity, are not promised", step="is_contiguous"),
+        unsupported("the transform has no bases, values and state of Python", step=("same_base", "tolist", "state")),
+        unsupported("the transform has strided tensors only", trait="sparse"),
+        unsupported("forward-mode derivatives do not pass through the transform", variant="forward_over_backward"),
     )
-    """Features that the transform does not support. It treats inputs as independent tensors, and writes them when the
-    function has ended. torch documents that it refuses `requires_grad_`, `backward`, `.data` and `set_`, and a view's
-    `resize_`. Strides, and so contiguity, are not promised. (OpInfo's gradients are computed outside of the transform.)
-    """
 
     _seen = Capture()
 

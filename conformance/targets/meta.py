@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.moving import map_tensors, storage_key
@@ -13,39 +14,37 @@ from conformance.standalone.moving import map_tensors, storage_key
 METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
 """Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""
 
-NEEDS_VALUES = frozenset(
-    {
-        "questions",
-        "item.error",
-        "index_select.range",
-        "as_strided.range",
-        "through_host",
-        "from_host_view",
-        "into_host_view",
-        "nonzero",
-        "masked_select",
-        "masked_select.out",
-        "a write that raises",
-        "error_inputs",
-        "forward_over_backward",
-        "sparse",
-        *("seeded", "generated", "warned", "pickled", "pickled_together", "deepcopied", "deepcopied_together"),
-        "autocast",
-        "op_db",
-    }
+NEEDS_VALUES = (
+    unsupported(
+        "its answer, size or error depends on values",
+        step=("questions", "item.error", "index_select.range", "nonzero", "masked_select", "masked_select.out"),
+    ),
+    unsupported(
+        "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
+        step="as_strided.range",
+        trait="a write that raises",
+        variant="error_inputs",
+    ),
+    unsupported(
+        "copies to the host and of storages need values",
+        step=(
+            *("through_host", "from_host_view", "into_host_view"),
+            *("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+        ),
+    ),
+    unsupported("random numbers and warnings need values", step=("seeded", "generated", "warned")),
+    unsupported("autocast does not support this device", state="autocast"),
+    unsupported("`conformance opinfo` runs op_db, and skips calls whose metadata depends on values", step="op_db"),
+    unsupported("its derivatives need values", variant="forward_over_backward"),
+    unsupported("meta tensors are strided", trait="sparse"),
 )
-"""Steps and features that need values or memory.
-
-The answer, size or error of these steps depends on values, on the number of bytes, or on overlaps, and meta kernels
-check no memory. Copies to the host and of storages, random numbers, and autocast, which does not support this device,
-are excluded too. op_db runs separately (`conformance opinfo`), which skips calls whose metadata depends on values.
-"""
+"""Parts that need values or memory."""
 
 
 class MetaTarget(Target):
     name = "meta"
     oracles = METADATA
-    unsupported = NEEDS_VALUES
+    declarations = NEEDS_VALUES
     device = torch.device("meta")
 
     def fetch(self, tree: Any) -> Any:

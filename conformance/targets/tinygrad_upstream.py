@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import conformance
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES
@@ -78,8 +79,11 @@ class TinygradUpstreamTarget(Target):
             torch.int64,
         }
     )
-    unsupported = frozenset({"set_data", "view_as_complex", "view_as_real", "detach_", "is_contiguous"}) | NOT_WRITTEN
-    """Steps that replace a storage, `detach_`, and complex numbers; bfloat16 cannot be copied to the device."""
+    declarations = (
+        unsupported("it has no complex numbers", step=("view_as_complex", "view_as_real")),
+        unsupported("its tensors cannot change their storage or graph", step=("set_data", "detach_", "is_contiguous")),
+        unsupported("no kernel: PyTorch says \"Could not run 'aten::...' from the 'tiny' backend\"", step=NOT_WRITTEN),
+    )
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()

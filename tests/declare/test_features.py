@@ -17,7 +17,7 @@ class TestDeclared:
         """A lacking feature removes its oracles and the steps that consist of it only."""
         target = load_target("cpu:without=storages")
         assert target.oracles == load_target("cpu").oracles - {"alias", "storage"}
-        assert "set_view_" in target.unsupported and "as_strided" not in target.unsupported
+        assert "set_view_" in target.unsupported("step") and "as_strided" not in target.unsupported("step")
 
     def test_a_device_is_judged_by_strides_that_say_where_an_element_lies(self):
         """A device is judged by significant strides. Regression test: half of the findings on the first foreign device
@@ -28,7 +28,7 @@ class TestDeclared:
         wrong = observe({"a": given.expand(1, 3).as_strided((1, 3), (3, 0))})
         assert "stride" in {one.oracle for one in compare(expected, wrong, oracles=load_target("device:cpu").oracles)}
         lacking = load_target("device:cpu,without=strides")
-        assert not {"stride", SIGNIFICANT_STRIDE} & lacking.oracles and "reshape" in lacking.unsupported
+        assert not {"stride", SIGNIFICANT_STRIDE} & lacking.oracles and "reshape" in lacking.unsupported("step")
 
     def test_names_are_those_of_oracles_and_steps(self):
         """A misspelt name would exclude nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from conformance.declare import profile as profiles
-from conformance.declare.profile import Missing, Profile
+from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
+from conformance.declare.profile import Profile
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
@@ -20,8 +22,6 @@ from conformance.record.errors import TargetError
 PLAIN = """[target]
 kind = "device"
 name = "cpu"
-lacks = ["set_"]
-dtypes = ["float32", "bool"]
 
 [environment]
 CONFORMANCE_ODD = "1"
@@ -29,10 +29,20 @@ CONFORMANCE_ODD = "1"
 [limits]
 seconds = 30
 
-[[lacking]]
-operator = "aten::neg.out"
-opinfos = ["neg"]
-steps = ["neg", "neg_"]
+[[declare]]
+scope = {feature = "set_"}
+property = "unsupported"
+reason = "so"
+
+[[declare]]
+scope = {dtype = ["float16", "bfloat16"]}
+property = "unsupported"
+reason = "so"
+
+[[declare]]
+scope = {operator = "aten::neg.out", op = "neg", step = ["neg", "neg_"]}
+property = "unsupported"
+reason = "so"
 """
 
 
@@ -48,39 +58,67 @@ class TestRead:
     def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
         """A round trip keeps every entry of a profile, with characters that TOML escapes and a list on several
         lines."""
-        missing = (
-            Missing("aten::a", ("x", "y"), (), 'he said "no" \x7f'),
-            Missing("aten::b", (), tuple("abcdefghijk" * 3)),
+        scopes = (
+            Scope(feature=("set_",)),
+            Scope(dtype=("bool",)),
+            Scope(operator=("aten::a",), op=("x", "y")),
+            Scope(operator=("aten::b",), step=tuple(f"a_long_name_{letter}" for letter in "abcdefghijk")),
         )
-        made = Profile(
-            "device", "odd", {"import": "m", "call": "f.g"}, {"A": "1=2"}, ("set_",), ("bool",), missing, 1.5
-        )
+        missing = tuple(Declaration(scope, (UNSUPPORTED,), 'he said "no" \x7f') for scope in scopes)
+        made = Profile("device", "odd", {"import": "m", "call": "f.g"}, {"A": "1=2"}, missing, 1.5)
         path = tmp_path / "p.toml"
         path.write_text(profiles.dumps(made, ["about it"]))
         read = profiles.load(path)
-        assert [entry.line for entry in read.lacking] == [
-            at for at, line in enumerate(path.read_text().splitlines(), 1) if line == "[[lacking]]"
+        assert [entry.line for entry in read.declarations] == [
+            at for at, line in enumerate(path.read_text().splitlines(), 1) if line == "[[declare]]"
         ]
-        assert read == Profile(**{**vars(made), "lacking": read.lacking, "file": path})
-        assert [vars(entry) | {"line": 0} for entry in read.lacking] == [vars(entry) for entry in missing]
+        assert read == dataclasses.replace(made, file=path)
         assert read.spec == "device:odd,import=m,call=f.g"
 
     @pytest.mark.parametrize(
         ("old", "new", "said"),
         [
-            ("seconds = 30", "second = 30", "line 11: unknown key 'second'; did you mean seconds?"),
-            ("[limits]", "[limit]", "line 10: only [target] and [environment] and [limits] and [[lacking]] entries"),
+            ("seconds = 30", "second = 30", "line 9: unknown key 'second'; did you mean seconds?"),
+            ("[limits]", "[limit]", "line 8: only [target] and [environment] and [limits] and [[declare]] entries"),
             ('kind = "device"', 'kind = "devise"', "line 1: there is no kind of target 'devise'; did you mean device?"),
-            ('"float32", "bool"', '"float23"', "line 5: unknown name 'float23' in 'dtypes'; did you mean float"),
+            ('"float16", ', '"float61", ', "line 16: unknown dtype 'float61'; did you mean float"),
             ('name = "cpu"', "", "line 1: a target of kind 'device' needs a 'name'"),
-            ("seconds = 30", "seconds = 0", "line 10: 'seconds' must be a number above 0"),
-            ('operator = "aten::neg.out"', "", "line 13: an entry needs an 'operator'"),
+            ("seconds = 30", "seconds = 0", "line 8: 'seconds' must be a number above 0"),
+            ('operator = "aten::neg.out", ', "", "line 21: an 'operator' needs the 'op' or 'step' that are not run"),
+            (', op = "neg", step = ["neg", "neg_"]', "", "line 21: an 'operator' needs the 'op' or 'step'"),
+            (
+                'feature = "set_"',
+                'feature = "set_", programs = 3',
+                "line 11: 'programs' is no part of the scope of parts",
+            ),
+            ('"unsupported"\nreason', '"value"\nreason', "is no part of the scope of cases of op_db"),
+            (
+                '{feature = "set_"}\nproperty = "unsupported"',
+                '{op = "add"}\nproperty = "value"',
+                "line 11: declarations of cases of op_db do not belong in this file, which is about parts",
+            ),
+            (
+                "[[declare]]\nscope = {f",
+                "[[lacking]]\nscope = {f",
+                "line 11: 'lacking' is a former form: write the profile",
+            ),
+            (
+                'name = "cpu"',
+                'name = "cpu"\nlacks = ["set_"]',
+                "line 4: 'lacks' is a former form: write the profile again, with conformance init --force",
+            ),
             ("[target]", "[[target]]", "'target' must be written as [target]"),
-            ('"1"', "1", "line 7: 'CONFORMANCE_ODD' must be a non-empty string"),
+            ('"1"', "1", "line 5: 'CONFORMANCE_ODD' must be a non-empty string"),
             ("[limits]", "[limits", "is not valid TOML"),
             (PLAIN, "", "has no [target] table"),
-            ('lacks = ["set_"]', 'lacks = ["set"]', "line 4: unknown name 'set' in 'lacks'; did you mean set_?"),
-            ('"neg_"]', '"negg_"]', "line 16: unknown name 'negg_' in 'steps'; did you mean neg_"),
+            ('{feature = "set_"', '{feature = "set"', "line 11: unknown feature 'set'; did you mean set_?"),
+            ('"neg_"]', '"negg_"]', "line 21: unknown step 'negg_'; did you mean neg_"),
+            ('"neg", "neg_"]', '"neg", "neg*"]', "line 21: unknown step 'neg*'"),
+            (
+                'dtype = ["float16"',
+                'feature = "set_", dtype = ["float16"',
+                "line 16: unsupported / set_ / float16 / bfloat16 is declared twice",
+            ),
         ],
     )
     def test_a_typo_is_one_sentence(self, written: Path, old: str, new: str, said: str) -> None:
@@ -102,7 +140,12 @@ class TestTarget:
         """Features, dtypes and steps come from the profile, and no probe runs."""
         target = load_target(str(written))
         assert target.device.type == "cpu" and target.spec == str(written) and not target.probed
-        assert target.lacks == {"set_"} and target.dtypes == {torch.float32, torch.bool}
+        assert (
+            target.lacks == {"set_"}
+            and target.dtypes
+            and not target.dtypes & {torch.float16, torch.bfloat16}
+            and torch.bool in target.dtypes
+        )
         assert {"neg", "neg_", "set_view_"} <= {*unsupported_steps(target)} and "abs" in OPS
         assert torch.equal(target.send(torch.ones(3)[1:]), torch.ones(2))
         assert target.script() == "import os\nos.environ['CONFORMANCE_ODD'] = '1'\nDEVICE = 'cpu'"
@@ -147,8 +190,9 @@ class TestTarget:
         assert profiles.file_name("device:cpu,without=data") == profiles.file_name("conformance.toml") == "device-cpu"
 
     def test_what_to_delete(self, written: Path) -> None:
-        said = profiles.load(written).told("neg_", "steps")
-        assert said == f"{written}, line 13: delete the [[lacking]] entry of aten::neg.out, or on line 16 'neg_' alone"
+        made = profiles.load(written)
+        assert made.remedy("step", "neg_") == f"{written}, line 21: delete 'neg_' from that [[declare]] entry"
+        assert made.remedy("feature", "set_") == f"{written}, line 11: delete that [[declare]] entry"
 
 
 class TestCommands:

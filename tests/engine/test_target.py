@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
 from conformance.program.model import read_program
@@ -29,6 +30,7 @@ def own_targets(tmp_path, monkeypatch) -> str:
     """A module of unsuitable target classes, each with a different fault."""
     (tmp_path / "own_targets.py").write_text(
         textwrap.dedent("""
+        from conformance.declare.declaration import unsupported
         from conformance.targets.cpu import CpuTarget
 
         class Unready(CpuTarget):
@@ -42,7 +44,8 @@ def own_targets(tmp_path, monkeypatch) -> str:
         class Misspelt(CpuTarget): oracles = frozenset({"vlaue"})
         class Blind(CpuTarget): oracles = frozenset()
         class Wordy(CpuTarget): dtypes = frozenset({"float32"})
-        class Careless(CpuTarget): unsupported = frozenset({"autogard"})
+        class Careless(CpuTarget): declarations = (unsupported("so", step="autogard"),)
+        class Former(CpuTarget): unsupported = frozenset({"autograd"})
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -179,15 +182,18 @@ class TestLoadTarget:
         assert main(["--target", own_targets + name, "--programs", "2"]) == 2
 
     def test_leaving_out_what_there_is_not_is_one_sentence(self, own_targets, tmp_path, capsys):
-        """An unknown family in `unsupported` gives a sentence with the existing ones, in a campaign and in a replay.
+        """An unknown family in `declarations` gives a sentence with the nearest one, in a campaign and in a replay.
         Regression test: it was accepted, and its steps were drawn."""
         spec = own_targets + "Careless"
         for words in (["--programs", "2"], ["--replay", str(CORPUS)]):
             assert main(["--target", spec, "--reports", str(tmp_path), *words]) == 2
             said = capsys.readouterr().err
-            assert f"target {spec!r} leaves out 'autogard', which is neither a step nor one of view, " in said
-            assert "autograd" in said
-            assert "an input that requires grad" in said
+            assert f"target {spec!r}, its class: unknown step 'autogard'; did you mean autograd" in said
+
+    def test_the_former_form_is_refused(self, own_targets):
+        """A set of names would declare nothing."""
+        with pytest.raises(TargetError, match=r"'unsupported' is a former form: write declarations = \(unsupported\("):
+            load_target(own_targets + "Former")
 
     def test_the_targets_of_other_packages_are_named(self, monkeypatch):
         """The error for an unknown target lists installed targets of other packages. Regression test: it listed
@@ -225,12 +231,12 @@ class Forward(Target):
 
     name = "forward"
 
-    unsupported = frozenset({"backward"})
+    declarations = (unsupported("no autograd", step="backward", variant="backward"),)
 
 
 def test_variants_that_are_left_out() -> None:
-    """A device that excludes the step `backward` excludes that variant too. `functionalize` keeps it, because op_db
-    computes gradients outside the function. Regression test: it was excluded with the step."""
+    """A device without the variant `backward` has none of the gradient variants. `functionalize` excludes the step
+    only, because op_db computes gradients outside the function. Regression test: the variant was excluded, too."""
     assert Forward().unsupported_variants == {"backward", *SPECIALS_BACKWARD}
     for spec, left_out in {
         "functionalize": {"forward_over_backward"},

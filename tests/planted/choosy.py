@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.selftest.mutants import MutantTarget
 
@@ -13,7 +14,7 @@ class Choosy(MutantTarget):
     def __init__(self, argument: str = "") -> None:
         super().__init__("transpose is stale")
         self.spec = "class:tests.planted.choosy.Choosy"
-        self.unsupported = frozenset({"an input that requires grad", "inputs that share a storage"})
+        self.declarations = (unsupported("so", trait=("an input that requires grad", "inputs that share a storage")),)
 
 
 class Refusing(Target):

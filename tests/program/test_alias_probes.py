@@ -53,6 +53,7 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
         textwrap.dedent("""
         import contextlib
         from torch.utils._python_dispatch import TorchDispatchMode
+        from conformance.declare.declaration import unsupported
         from conformance.engine.target import ORACLES, Target
 
         class Copies(TorchDispatchMode):
@@ -65,7 +66,9 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
             name = "hiding"
             lacks = frozenset({"storages", "set_", "data_ptr", "strides", "version"})
             oracles = frozenset(ORACLES) - {"kernels"}
-            unsupported = frozenset({"autograd", "a step that raises", "an input that requires grad"})
+            declarations = (
+                unsupported("so", step="autograd", trait=("a step that raises", "an input that requires grad")),
+            )
 
             @contextlib.contextmanager
             def active(self):

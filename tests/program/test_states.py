@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.declare.declaration import unsupported
 from conformance.engine.executor import Executor
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.execute import ProgramSubject, RunningProgram
@@ -237,7 +238,7 @@ class TestJudging:
         target = describe_target("cpu")
         given = program(Step("neg", (A,), out=("b",), under=("threads:2",)))
         for name in ("threads", "threads:2"):
-            target.unsupported = frozenset({name})
+            target.declarations = (unsupported("so", state=name),)
             assert unsupported_reason(given, target) == "under threads:2"
 
     def test_a_stale_answer_is_found_in_the_program_that_taught_it(self):

@@ -74,7 +74,8 @@ CASES = [
      "the error should say what torch CPU says, and says: boom"),
     ("harness", "the harness itself", "no error", "KeyError: 1", "",
      "conformance itself failed, not the target: KeyError: 1"),
-    ("skip", "the whole case", "a comparison", "none", "no sample", "the whole case could not be compared: no sample"),
+    ("not compared", "the whole case", "a comparison", "none", "no sample",
+     "the whole case could not be compared: no sample"),
     ("accuracy", "result", "at most 2 ulp", "5 ulp", "torch CPU 0.5 ulp",
      "the error of result should be at most 2 ulp and is 5 ulp (torch CPU 0.5 ulp)"),
 ]  # fmt: skip

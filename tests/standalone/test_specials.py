@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.declare import declaration
+from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.record.names import SPECIALS, VARIANTS
 from conformance.record.result import Outcome, Result
@@ -157,7 +159,6 @@ class TestJudged:
         """Any order of equal elements is correct; an index of a different element is not."""
         swapped = Liar("argsort", lambda made, x: x.flip(-1).argsort().neg() + x.shape[-1] - 1)
         wrong = Liar("argsort", lambda made, x: made.flip(-1))
-        assert undefined.TABLE["ties"]["argsort"] == 0
         [case] = plan.select(catalog.entries(), [Selection(("argsort",), ("float32",), ("specials_ties",), samples=1)])
         assert run_case(case, swapped).outcome is Outcome.PASS
         assert run_case(case, wrong).outcome is Outcome.FAIL
@@ -207,17 +208,19 @@ class TestJudged:
         assert "SIGSEGV" in dies.reason
 
     def test_every_glob_names_an_op(self) -> None:
-        """Every glob of the table matches an op; otherwise it is a typo."""
-        table = undefined.TABLE
-        globs = [*table["ties"], *table["zeros"]["but"], *table["spread"]["ops"], *table["lapack"]["ops"]]
-        globs += [glob for fault in table["fault"] for glob in fault["ops"]]
-        for glob in globs:
-            assert plan.matching([glob], catalog.entries())
-        assert {*table["zeros"]["families"]} <= {entry.family for entry in catalog.entries()}
-        assert {*plan.ADDING_UP, *table["cancels"]["families"]} <= {entry.family for entry in catalog.entries()}
-        assert {*table["unordered"]} <= {*table["ties"]}
-        for op in (*table["loops"]["gradient_at_nan"], *table["direction"]["ops"]):
-            assert plan.matching([op], catalog.entries())
+        """Every name of a declaration exists; otherwise it is a typo."""
+        entries = catalog.entries()
+        names = {name for entry in entries for name in (entry.name, entry.op)}
+        families = {*catalog.FAMILIES, *catalog.CLASS_FAMILY.values(), "other"}
+        known = {"op": names, "family": families, "variant": VARIANTS}
+        assert declaration.check(undefined.DECLARATIONS, declaration.ANSWERS, known) == []
+        assert {*plan.ADDING_UP} <= {entry.family for entry in entries}
+
+    def test_families_with_signed_zeros(self) -> None:
+        """A result element of these families follows from one element of each input."""
+        unsigned = {name for one in undefined.DECLARATIONS if one.names("sign of zero") for name in one.scope.family}
+        signed = {"unary", "binary", "special", "activations", "shape and views", "casts"}
+        assert {*catalog.FAMILIES, *catalog.CLASS_FAMILY.values(), "other"} - unsigned == signed
 
 
 class Calm(Spoils):
@@ -239,6 +242,9 @@ def hooked(change: Any) -> Any:
         return made
 
     return spoil
+
+
+AT_NAN = [op for one in undefined.DECLARATIONS if one.names("gradient at nan") for op in one.scope.op]
 
 
 class TestGradients:
@@ -263,7 +269,7 @@ class TestGradients:
         assert run_case(case, Liar(op, hooked(lambda grad: grad.roll(1, -1) if grad.dim() else grad))
                         ).outcome is Outcome.FAIL  # fmt: skip
 
-    @pytest.mark.parametrize("op", undefined.TABLE["loops"]["gradient_at_nan"])
+    @pytest.mark.parametrize("op", AT_NAN)
     def test_a_gradient_at_nan_that_follows_from_the_loop(self, op: str) -> None:
         """torch CPU's gradient at a nan depends on the length of the tensor, so it is not judged there; at other
         elements it is."""
@@ -299,7 +305,7 @@ class TestGradients:
 class Blind(CpuTarget):
     """Target that declares no gradients."""
 
-    unsupported = frozenset({"backward"})
+    declarations = (unsupported("no autograd", step="backward", variant="backward"),)
 
 
 def catalog_has(op: str, variant: str) -> bool:

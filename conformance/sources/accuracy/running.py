@@ -17,9 +17,7 @@ from typing import Any, Protocol
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
-from conformance.declare.expectations import Expectation
-from conformance.record.accuracy import ACCURACY
+from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Outcome, Result, Run, summary_line
@@ -76,13 +74,11 @@ def expectations_file(name: str, target: str) -> Path:
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
-def declared(name: str, file: Path, ops: Iterable[str]) -> list[Expectation]:
+def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     """Return the known findings in a file, none if it does not exist. Raises ReportError for a name without a row."""
-    oracles = (*expectations.WORDS["oracle"], ACCURACY)
-    words = expectations.WORDS | {"variant": DIRECTIONS, "layout": (name,), "oracle": oracles}
-    entries = expectations.load(file)
-    refuse(expectations.check(entries, ops, file, words))
-    return entries
+    declarations = read(file)
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": [*ops], "variant": DIRECTIONS, "layout": (name,)}))
+    return declarations
 
 
 def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until: float = math.inf) -> Iterator[Result]:
@@ -126,7 +122,7 @@ def run(
     *,
     jobs: int = 1,
     place: Place = LOCAL,
-    expected: Sequence[Expectation] = (),
+    expected: Sequence[Declaration] = (),
     found: Callable[[Result], None] = lambda result: None,
     seconds: float = math.inf,
 ) -> Run:
@@ -150,9 +146,8 @@ def run(
                     f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
                 )
             for result in measured(pool, target, job, left, begin + seconds):
-                (declared,) = expectations.apply([result], expected)
-                made.results.append(declared)
-                found(declared)
+                made.results.append(expectations.judged(result, expected))
+                found(made.results[-1])
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, signals.signal_number()
     late = 0 if made.interrupted else len(left) - len(made.results)
@@ -200,7 +195,7 @@ class MeasuredCases:
     def prepare(self, session: Session) -> None:
         """Select the cases and read the declarations."""
         chosen, self.selection = self.cases(session.args)
-        lacking = set(session.profile.opinfos) if session.profile else set()
+        lacking = set(session.profile.unsupported("op")) if session.profile else set()
         self.chosen = [case for case in chosen if case.op.partition(" ")[0] not in lacking]
         self.lacking = len(chosen) - len(self.chosen)
         self.file = expectations.file_of(session.args, expectations_file(self.stem, session.spec))
@@ -231,7 +226,7 @@ class MeasuredCases:
     def declare(self, session: Session, made: Run) -> list[str]:
         """See `Source.declare`."""
         done = expectations.declare(made, self.file)
-        made.results = expectations.accept(made.results, expectations.load(self.file))
+        made.results = expectations.accept(made.results, read(self.file))
         made.expectations = str(self.file)
         return done
 

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.declare import expectations, known_findings
+from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
+from conformance.declare.declaration import PROGRAMS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import result as model
 from conformance.record.errors import TargetError
-from conformance.record.files import write_atomic
 from conformance.record.finding import MOVE
 from conformance.record.result import Result, Run
 from conformance.record.sentences import headline
@@ -39,7 +38,7 @@ from conformance.sources.fuzzing.replay import corpus_of, expectations_file, ker
 from conformance.sources.fuzzing.results import parts, result_of, run_of, with_counts
 from conformance.sources.fuzzing.terminal import summarize
 
-PROGRAMS = 200
+DRAWN = 200
 """Number of programs, unless the user gives a number or a time."""
 
 SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
@@ -47,7 +46,7 @@ RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scr
 FLAGS = ("target", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
-    "programs": f"{PROGRAMS}, or as many as --minutes allows",
+    "programs": f"{DRAWN}, or as many as --minutes allows",
     "steps": STEPS,
     "dtype": "the dtypes that the target holds",
     "minutes": "no limit",
@@ -81,8 +80,8 @@ class Programs:
         args = session.args
         self.baseline = model.load(args.baseline) if args.baseline else None
         self.expected = expectations_file(args)
-        self.known = expectations.findings(self.expected)
-        refuse(known_findings.check(self.known, parts(), self.expected))
+        self.known = read(self.expected)
+        refuse(check(self.known, PROGRAMS, parts()))
         plan_of(args, session.limits, session.spec)
 
     def execute(self, session: Session, seconds: float) -> Run:
@@ -105,13 +104,12 @@ class Programs:
         return made
 
     def _declared(self) -> Run:
-        return with_counts(self.running, known_findings.apply(self.undeclared, self.known, self.expected))
+        return with_counts(self.running, expectations.apply(self.undeclared, self.known, self.expected))
 
     def declare(self, session: Session, made: Run) -> list[str]:
         """See `Source.declare`."""
-        self.known, done = known_findings.update(self.known, self.undeclared)
-        text = expectations.dumps(expectations.load(self.expected), self.undeclared.title, self.known)
-        write_atomic(self.expected, text)
+        done = expectations.declare(self.undeclared, self.expected)
+        self.known = read(self.expected)
         applied = self._declared()
         made.results, made.drawn, made.expectations = applied.results, applied.drawn, applied.expectations
         return done
@@ -174,14 +172,14 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
     return Plan(
         spec,
         args.seed,
-        args.programs if args.programs is not None or args.minutes is not None else PROGRAMS,
+        args.programs if args.programs is not None or args.minutes is not None else DRAWN,
         minutes,
         Drawing(
             args.steps,
             tuple(args.only),
             (*args.without, *declared),
             held(dtypes, target),
-            lacking=tuple(entry.operator for entry in target.profile.lacking) if target.profile else (),
+            lacking=target.profile.operators if target.profile else (),
         ),
         args.jobs,
         Path(args.reports),

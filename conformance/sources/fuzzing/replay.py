@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from conformance.declare import expectations, known_findings
+from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
+from conformance.declare.declaration import PROGRAMS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
@@ -113,8 +113,8 @@ def replay_folder(folder: Path, args: argparse.Namespace) -> int:
     """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
     XFAIL. Raises ProgramError if the target supports none of the programs."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
-    known = expectations.findings(file)
-    refuse(known_findings.check(known, parts(), file))
+    known = read(file)
+    refuse(check(known, PROGRAMS, parts()))
     found: list[tuple[Finding, str]] = []
     lines: list[Replayed] = []
     with replaying(args) as (_, rerun):
@@ -123,13 +123,12 @@ def replay_folder(folder: Path, args: argparse.Namespace) -> int:
             line = _replayed(path, args, finding, lacks)
             if finding is not None:
                 found.append((finding, path.stem))
-                seen = result_of(finding, saved=(path.stem,)).finding
-                declared = next((entry.reason for entry in known if seen and entry.covers(seen)), "")
-                line = replace(line, kind="XFAIL", about=[declared]) if declared else line
+                result = expectations.judged(result_of(finding, saved=(path.stem,)), known)
+                line = replace(line, kind="XFAIL", about=[result.reason]) if result.declared else line
             lines.append(line)
     skipped = sum(bool(line.lacks) for line in lines)
     run = replayed(args.target, found, [path.stem for path in paths], skipped)
-    run = known_findings.apply(run, known, file)
+    run = expectations.apply(run, known, file)
     for result in run.findings:
         if result.outcome is Outcome.XPASS:
             print(f"XPASS {result.reason}")

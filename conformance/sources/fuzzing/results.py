@@ -15,19 +15,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.record.finding import (
-    CRASH,
-    FAIL,
-    FLAKY,
-    HARNESS,
-    INVALID,
-    MEMORY,
-    MOVE,
-    PROPERTIES,
-    TIMEOUT,
-    from_signature,
-)
-from conformance.record.names import ORACLES, RUN_ORACLES
+from conformance.record.finding import CRASH, FAIL, FLAKY, HARNESS, INVALID, MEMORY, MOVE, TIMEOUT, from_signature
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.program_stats import AXES, Drawn
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
@@ -50,15 +38,13 @@ report shows cells that were never drawn."""
 
 
 def parts() -> dict[str, tuple[str, ...]]:
-    """The valid values of each signature part that has a fixed set of values."""
+    """The names that the parts of a finding can have, for each part with a fixed set of names."""
     steps = (*OPS, *FAMILIES)
     return {
-        "oracle": (*ORACLES, *RUN_ORACLES),
         "step": (*PLACES, *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
         "layout": ("", *CLASSES),
         "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
         "first_wrong_step": ("", *OPS),
-        "property": PROPERTIES,
     }
 
 

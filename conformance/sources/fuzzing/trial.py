@@ -6,12 +6,12 @@ the program depends on the step's name alone.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
 from conformance.declare import profile as profiles
 from conformance.declare.probed import Probe
-from conformance.declare.stale_declarations import stale_declarations
 from conformance.engine.trial import attempt
 from conformance.program.execute import Broken, ProgramSubject
 from conformance.program.model import Program
@@ -49,9 +49,10 @@ def contradictions(
     finds present, or an excluded feature or dtype that the probe has `seen`. The notes name entries that were not tried
     within `seconds`, and features or dtypes that are missing and not declared."""
     profile = profiles.load(spec)
-    tasks = [task(spec, entry.steps[0]) for entry in profile.lacking if entry.steps]
-    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "steps"), seconds, place)
-    more, other = stale_declarations(profile, seen)
+    tasks = [task(spec, one.scope.step[0]) for one in profile.unsupported("operator").values() if one.scope.step]
+    remedy = functools.partial(profile.remedy, "step")
+    there, notes = still_lacking(spec, limits, MODULES, tasks, remedy, seconds, place)
+    more, other = profile.contradicted(seen)
     there, notes = {**more, **there}, [*notes, *other]
     found = [Finding(f"declared lacking: {name}", "XPASS", 0, step=name) for name in there]
     made = [

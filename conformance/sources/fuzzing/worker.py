@@ -335,7 +335,7 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
     program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
-    return program if target.exposes_storages else with_alias_probes(program, target.unsupported)
+    return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 
 @functools.lru_cache

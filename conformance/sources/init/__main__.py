@@ -88,9 +88,8 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         ),
     ]
     write_atomic(args.output, profiles.dumps(made, head))
-    missing_ops.show(
-        console, made.table(families=FAMILY_OF, entries={one.operator: one.opinfos for one in made.lacking})
-    )
+    entries = {operator: one.scope.op for operator, one in made.unsupported("operator").items()}
+    missing_ops.show(console, made.table(families=FAMILY_OF, entries=entries))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.declare import expectations, known_findings
-from conformance.declare.expectations import OP_DB, findings, load
+from conformance.declare import expectations
+from conformance.declare.declaration import CASES, PROGRAMS, Declaration, check, read
+from conformance.declare.expectations import OP_DB, WORDS
 from conformance.record import result as model
 from conformance.record.errors import ReportError, UserError
 from conformance.record.finding import from_title
@@ -66,15 +67,14 @@ def _check(options: argparse.Namespace, path: Path) -> int:
     catalog = _catalog()
     names = [entry.name for entry in catalog]
     problems = []
-    for file in (path, OP_DB):
-        problems += expectations.check(load(file), names, file)
-        problems += expectations.without_cases(load(file), catalog, file)
-    declared = findings(path)
-    if declared:
+    for declarations in (read(path), read(OP_DB)):
+        problems += check(declarations, CASES, WORDS | {"op": names})
+        problems += expectations.without_cases(declarations, catalog)
+    if any(one.subject is PROGRAMS for one in read(path)):
         from conformance.sources.fuzzing.results import parts
 
-        problems += known_findings.check(declared, parts(), path)
-    print("\n".join(problems) or f"{path}: {len(load(path)) + len(declared)} entries, every name exists")
+        problems += check(read(path), PROGRAMS, parts())
+    print("\n".join(problems) or f"{path}: {len(read(path))} entries, every name exists")
     return model.exit_code(len(problems), compared=1)
 
 
@@ -83,11 +83,9 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
     if " / " in name or name == "program":
         return _explain_finding(name if " / " in name else "::".join(rest), path)
     given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
-    found = [entry for entry in expectations.expected(path) if entry.matches(name, **given)]
-    for entry in found:
-        lists = (f"{k} {', '.join(getattr(entry, k))}" for k in ("variant", "dtype", "layout", "oracle"))
-        print(f"{entry.op}: {'; '.join(lists)}\n  {entry.why}")
-    print(_entries(len(found), path, options.case))
+    cases = [one for one in expectations.expected(path) if one.subject is CASES]
+    found = [one for one in cases if one.scope.selects({"op": name, **given})]
+    _print(found, path, options.case)
     names = [] if found else [entry.name for entry in _catalog()]
     if names and name not in names:
         raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names) or '.'}")
@@ -95,17 +93,16 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 
 def _explain_finding(signature: str, path: Path) -> int:
-    found = [known for known in findings(path) if known.describes(from_title(signature))]
-    for known in found:
-        seed = f" of seed {known.seed}" if known.seed is not None else ""
-        when = f"program {known.program}" if known.program else f"{known.programs} programs{seed}"
-        print(f"{known}: shows in {when}\n  {known.why}")
-    print(_entries(len(found), path, signature))
+    programs = [one for one in read(path) if one.subject is PROGRAMS]
+    _print([one for one in programs if one.describes(from_title(signature))], path, signature)
     return 0
 
 
-def _entries(count: int, path: Path, subject: str) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'} in {path} for {subject}"
+def _print(declarations: Sequence[Declaration], path: Path, subject: str) -> None:
+    """Print declarations as they are in their files, with their places, and their number."""
+    for one in declarations:
+        print(f"# {one.where}\n{one.toml()}")
+    print(f"{len(declarations)} {'entry' if len(declarations) == 1 else 'entries'} in {path} for {subject}")
 
 
 _COMMANDS = {"update": _update, "check": _check, "explain": _explain}

@@ -12,17 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.declare.features import FEATURES
 from conformance.declare.probed import Probe
-from conformance.declare.profile import OPTIONS, Missing, Profile
+from conformance.declare.profile import OPTIONS, Profile
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
 from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
 from conformance.run.execution_place import LOCAL, Place
@@ -62,11 +63,12 @@ class Found:
         for (kind, _), trial in self.trials.items():
             if trial.outcome is Outcome.LACKING:
                 by_operator[trial.operator][kind].append(trial)
-        missing = []
+        declarations = _of_probe(self.probe) if self.probe else []
         for operator, kinds in sorted(by_operator.items()):
-            names: dict[str, Any] = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
+            names = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
             said = next(trial.said for made in kinds.values() for trial in made)
-            missing.append(Missing(operator, **names, said=said))
+            scope = Scope(operator=(operator,), op=names["opinfos"], step=names["steps"])
+            declarations.append(Declaration(scope, (UNSUPPORTED,), said or "it has no kernel of the device"))
         kind, _, argument = self.spec.partition(":")
         name, *parts = argument.split(",") if kind in ("device", "compile") else [argument]
         given = dict(part.partition("=")[::2] for part in parts)
@@ -76,13 +78,23 @@ class Found:
             name,
             {key: given[key] for key in OPTIONS if key in given},
             environment,
-            tuple(sorted(self.probe.lacks)) if self.probe else (),
-            self.probe.dtypes if self.probe else None,
-            tuple(missing),
+            tuple(declarations),
             seconds=max(USUAL, float(math.ceil(2 * slowest))),
             memory=memory,
             file=file,
         )
+
+
+def _of_probe(probe: Probe) -> list[Declaration]:
+    """Return one declaration for each missing feature, with the probe's answer, and one for the missing dtypes."""
+    answers = {row.name: f"{row.answer}{': ' if row.detail else ''}{row.detail}" for row in probe.rows}
+    made = [
+        Declaration(Scope(feature=(name,)), (UNSUPPORTED,), f"the probe's answer is {answers[name]}")
+        for name in sorted(probe.lacks)
+    ]
+    lost = tuple(name for name in DTYPES if name not in probe.dtypes)
+    reason = "values do not survive the way to the device and back"
+    return [*made, *([Declaration(Scope(dtype=lost), (UNSUPPORTED,), reason)] if lost else [])]
 
 
 def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:

@@ -21,8 +21,9 @@ from conformance.engine.aten_ops import AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.judge import first_line
 from conformance.engine.kernel_tables import lacking
-from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, Target
+from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, SPARSE, Target
 from conformance.record.errors import UserError
+from conformance.record.names import NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of
@@ -107,7 +108,7 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     if not (tally.compared or tally.failures or _excused(tally)):
         # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
         # it.
-        tally.fail(Failure("skip", "the whole case", "a comparison", "none", reason))
+        tally.fail(Failure(NOT_COMPARED, "the whole case", "a comparison", "none", reason))
     calls, now = _since(before, target.counted_calls()), target.scheduled()
     extents = {"compiled": COMPILED, "partly_compiled": PARTLY, "not_compiled": NOT_COMPILED}
     return case.result(
@@ -189,7 +190,9 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
         # No declaration covers this skip, so it is a failure until an expectation declares it.
         tally.failed += 1
         text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
-        return tally.fail(Failure("skip", "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
+        return tally.fail(
+            Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
+        )
     if error is not None and error.not_implemented:
         return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}")
     if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
@@ -237,13 +240,13 @@ def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
 def _undeclared(target: Target, call: Call) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     found = tensors(call.tree)
-    if "sparse" in target.unsupported and any(tensor.layout is not torch.strided for tensor in found):
+    if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in found):
         return "the target declares that it does not support sparse tensors"
     held = target.dtypes
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
-    if target.profile is not None and target.profile.lacking:
+    if target.profile is not None and target.profile.operators:
         operators = Operators()
         Executor(_Watched(operators)).run(call)
         operator = lacking(operators.names, target)

@@ -67,7 +67,7 @@ def _cases(config: pytest.Config) -> list[Any]:
     config.stash[EXPECTED] = expectations.expected(expectations.file_of(args, expectations.path_for(args.target)))
     config.stash[POOL] = isolation.Cases(args.target, Limits(unit=args.case_timeout, memory=args.case_memory))
     catalog, _ = config.stash[POOL].catalog(beside=plan.asks_beside(selections))
-    return plan.without(plan.select(catalog, selections, shard), profile.opinfos)[0]
+    return plan.without(plan.select(catalog, selections, shard), profile.unsupported("op"))[0]
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conformance.record import result as model
 from conformance.record.errors import UsageError
-from conformance.record.names import DTYPES, LAYOUTS, VARIANTS, nearest
+from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS, nearest
 from conformance.record.result import Outcome, Result, Run
 from conformance.report.replay import Replayed, show
 from conformance.run.options import chosen
@@ -77,7 +77,7 @@ def _one_sample(index: str) -> Iterator[None]:
 
 def _replayed(result: Result, target: str, index: str) -> Replayed:
     name = result.id + (f"#{index}" if index else "")
-    if result.outcome is Outcome.SKIP or result.oracles == ("skip",):
+    if result.outcome is Outcome.SKIP or result.oracles == (NOT_COMPARED,):
         raise UsageError(f"{name}: nothing was compared, since {result.reason or result.failures[0].detail}")
     if result.outcome is Outcome.PASS:
         return Replayed(name, target, f"sample {index}" if index else f"all {result.samples} samples")

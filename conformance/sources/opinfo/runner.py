@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declared import refuse
+from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
@@ -54,7 +54,7 @@ def run(
     variants: Collection[str] = (),
     reruns: int = 0,
     stop_at_first: bool = False,
-    expected: Sequence[expectations.Expectation] = (),
+    expected: Sequence[Declaration] = (),
     times: Mapping[str, float] = MappingProxyType({}),
     finished: Sequence[Result] = (),
     lacking: bool = False,
@@ -86,8 +86,9 @@ def run(
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
             listed(catalog)
             profile = profiles.of(target) or Profile()
-            profile.check("opinfos", [entry.name for entry in catalog])
-            asked, left_out = plan.without(plan.select(catalog, selections, shard), () if lacking else profile.opinfos)
+            refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": [entry.name for entry in catalog]}))
+            left_aside = () if lacking else profile.unsupported("op")
+            asked, left_out = plan.without(plan.select(catalog, selections, shard), left_aside)
             made.lacking = profile.table(left_out)
             chosen = {case.id: case for case in asked}
             started(made, len(chosen))
@@ -96,7 +97,7 @@ def run(
             again: list[Case] = []
 
             def take(result: Result) -> bool:
-                (declared,) = expectations.apply([result], expected)
+                declared = expectations.judged(result, expected)
                 made.results.append(declared)
                 found(declared)
                 if reruns and declared.outcome in RERUN:
@@ -300,8 +301,8 @@ def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
     """
     names = [entry.name for entry in catalog]
     there = plan.is_beside(*names)
-    entries = [entry for entry in expectations.load(file) if there or not plan.is_beside(entry.op)]
-    refuse(expectations.check(entries, names, file))
+    declarations = [one for one in read(file) if there or not plan.is_beside(*one.scope.op)]
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": names}))
 
 
 def _selection(suite: str | None, selections: Sequence[Selection], shard: tuple[int, int]) -> str:

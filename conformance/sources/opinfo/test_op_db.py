@@ -19,7 +19,7 @@ def test_op(opinfo_case: Case, pytestconfig: pytest.Config, record_property: Cal
     """The target agrees with torch CPU, or with the expectations."""
 
     pool, expected = pytestconfig.stash[POOL], pytestconfig.stash[EXPECTED]
-    (result,) = expectations.apply(pool.run([opinfo_case]), expected)
+    (result,) = (expectations.judged(result, expected) for result in pool.run([opinfo_case]))
     for _ in range(pytestconfig.option.rerun_failures):
         if result.outcome in RERUN and next(pool.run([opinfo_case])).outcome is Outcome.PASS:
             result = result.flaky()

@@ -6,11 +6,11 @@ worker.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from conformance.declare import profile as profiles
 from conformance.declare.probed import Probe
-from conformance.declare.stale_declarations import stale_declarations
 from conformance.record import result as model
 from conformance.record.missing_ops import DECLARED, Lacking, Outcome, Trial
 from conformance.record.names import DTYPES
@@ -39,10 +39,11 @@ def contradictions(
     declared.
     """
     profile, operators = profiles.load(spec), {row.operator for row in rows}
-    names = [entry.opinfos[0] for entry in profile.lacking if entry.opinfos and entry.operator in operators]
-    tasks = [task(spec, name) for name in names]
-    there, notes = still_lacking(spec, limits, MODULES, tasks, lambda name: profile.told(name, "opinfos"), place=place)
-    more, other = stale_declarations(profile, seen)
+    declared = [one for operator, one in profile.unsupported("operator").items() if operator in operators]
+    tasks = [task(spec, one.scope.op[0]) for one in declared if one.scope.op]
+    remedy = functools.partial(profile.remedy, "op")
+    there, notes = still_lacking(spec, limits, MODULES, tasks, remedy, place=place)
+    more, other = profile.contradicted(seen)
     made = {
         name: Result(name, "", DECLARED, "", model.Outcome.XPASS, reason=said)
         for name, said in {**more, **there}.items()

@@ -1,58 +1,60 @@
 """Undefined parts of torch CPU's answer on special values: ties, the spread of a nan, and torch CPU's own faults.
 
-Defines `open_to` and `fault_of`, by the table `undefined.toml`. The rules apply to single elements of a result. An op
-that may spread a nan over its result still may not drop one.
+Defines `open_to` and `fault_of`. The declarations in `undefined.toml` say which answers are undefined, and the rules
+here find the elements. An op that may spread a nan over its result still may not drop one.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import tomllib
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from conformance.record.names import TIERS
+from conformance.declare.declaration import ANSWERS, UNDEFINED, Declaration, among, read
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 
-TABLE: dict[str, Any] = tomllib.loads((Path(__file__).parent / "undefined.toml").read_text(encoding="utf-8"))
+DECLARATIONS = [one for one in read(Path(__file__).parent / "undefined.toml", (ANSWERS,)) if one.holds]
+FAULT, TIES, BY_NAN, GRADIENT, ZEROS, SPREAD, CANCELS, DIRECTION, SINGULAR, REPEATED = UNDEFINED
+DIM_SECOND = ("topk", "kthvalue")
+"""Ops whose second argument after the input is `dim`; it is the first argument of the others with ties."""
+
+
+def declared(case: Case, part: str) -> Declaration | None:
+    """Return the declaration that this part of torch CPU's answer is undefined, if there is one."""
+    where = [{"family": case.family, "variant": case.variant, "op": op} for op in (case.op, case.name)]
+    return next((one for one in DECLARATIONS if one.names(part) and any(map(one.scope.selects, where))), None)
 
 
 def fault_of(case: Case) -> tuple[str, bool]:
     """Return why torch CPU is known to be wrong in this case, and whether it ends its process; an empty reason if it is
     right.
     """
-    for fault in TABLE["fault"]:
-        if _among(case, fault["ops"]) and TIERS.get(case.variant) in fault["variants"]:
-            return f"torch CPU is wrong here: {fault['why']}", fault.get("dies", False)
-    return "", False
+    fault = declared(case, FAULT)
+    return (f"torch CPU is wrong here: {fault.why}", fault.names("crash")) if fault else ("", False)
 
 
 def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Return a bool tensor that is true at elements of a result or gradient for which torch CPU's answer decides
     nothing.
     """
-    if case.op in TABLE["loops"]["gradient_at_nan"] and oracle == "grad":
+    if oracle == "grad" and declared(case, GRADIENT):
         given = call.sample.input.detach()
         return given.isnan() if given.shape == want.shape else torch.zeros(want.shape, dtype=torch.bool)
-    if case.op in TABLE["ties"] and oracle == "grad":
-        return _shared(case.op, call, want, got)
-    if case.op in TABLE["ties"]:
-        tied = _tied(call, TABLE["ties"][case.op], want, got)
-        return (
-            tied | _unordered(call, TABLE["unordered"][case.op], want, got) if case.op in TABLE["unordered"] else tied
-        )
-    if _among(case, TABLE["lapack"]["ops"]):
+    if declared(case, TIES):
+        by_nan = declared(case, BY_NAN) is not None
+        if oracle == "grad":
+            return _shared(case.op, call, by_nan, want, got)
+        tied = _tied(case.op, call, want, got)
+        return tied | _unordered(case.op, call, want, got) if by_nan else tied
+    if declared(case, SINGULAR):
         return torch.ones(want.shape, dtype=torch.bool)
     finite = all(bool(one.isfinite().all()) for one in tensors(call.tree) if one.layout is torch.strided)
-    if not finite and (_among(case, TABLE["spread"]["ops"]) or (want.is_complex() and cancels(case))):
+    if not finite and (declared(case, SPREAD) or (want.is_complex() and cancels(case))):
         return ~got.isfinite()
-    if want.is_complex() and case.op in TABLE["direction"]["ops"]:
+    if want.is_complex() and declared(case, DIRECTION):
         return ~got.isfinite() & ~want.isfinite()
     return torch.zeros(want.shape, dtype=torch.bool)
 
@@ -63,19 +65,18 @@ def needs_distinct(name: str) -> bool:
     LAPACK defines no results of a singular matrix, an order defines none among equal elements, and a search none of
     unsorted boundaries.
     """
-    globs = [*TABLE["lapack"]["ops"], *TABLE["ties"], *TABLE["distinct"]["ops"]]
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+    parts = (SINGULAR, TIES, REPEATED)
+    return any(among(name, one.scope.op) for one in DECLARATIONS if any(map(one.names, parts)))
 
 
 def has_signed_zeros(case: Case) -> bool:
     """Whether the sign of a zero is part of the answer."""
-    signed = TABLE["zeros"]
-    return case.variant == "specials_zeros" and case.family in signed["families"] and not _among(case, signed["but"])
+    return case.variant == "specials_zeros" and declared(case, ZEROS) is None
 
 
 def cancels(case: Case) -> bool:
     """Whether results are sums of products, where torch CPU's own rounding may dominate the result."""
-    return case.family in TABLE["cancels"]["families"]
+    return declared(case, CANCELS) is not None
 
 
 def of_rounding(case: Case, expected: Observation, actual: Observation) -> bool:
@@ -83,19 +84,15 @@ def of_rounding(case: Case, expected: Observation, actual: Observation) -> bool:
     only the other side has results and gradients.
     """
     kinds = [side.error.kind if side.error is not None else "" for side in (expected, actual)]
-    return kinds[0] != kinds[1] and "_LinAlgError" in kinds and _among(case, TABLE["lapack"]["ops"])
+    return kinds[0] != kinds[1] and "_LinAlgError" in kinds and declared(case, SINGULAR) is not None
 
 
-def _among(case: Case, globs: Collection[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in (case.op, case.name))
-
-
-def _tied(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+def _tied(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Return a mask of indices that name equal elements of the input on both sides; nan equals nan."""
     given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
     if want.dtype != torch.int64 or call.sample.kwargs.get("stable") or not given.dim():
         return none
-    dim = _dim(call, place)
+    dim = _dim(op, call)
     indices = [side if side.dim() == given.dim() else side.unsqueeze(dim) for side in (want, got)]
     if any(bool(((index < 0) | (index >= given.shape[dim])).any()) for index in indices):
         return none
@@ -103,14 +100,14 @@ def _tied(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torc
     return ((one == two) | (one.isnan() & two.isnan())).view(want.shape)
 
 
-def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+def _unordered(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Return a mask of results chosen among elements that include a nan, if the target's result is one of these
     elements or its index.
     """
     given, none = call.sample.input, torch.zeros(want.shape, dtype=torch.bool)
     if not given.dim() or not given.is_floating_point():
         return none
-    dim = _dim(call, place)
+    dim = _dim(op, call)
     side = got if got.dim() == given.dim() else got.unsqueeze(dim)
     if got.dtype == torch.int64:
         among = (side >= 0) & (side < given.shape[dim])
@@ -119,20 +116,20 @@ def _unordered(call: Call, place: int, want: torch.Tensor, got: torch.Tensor) ->
     return (given.isnan().any(dim, keepdim=True) & among).view(want.shape)
 
 
-def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+def _shared(op: str, call: Call, by_nan: bool, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Return a mask of gradients that may be distributed differently among equal elements; their sums must agree.
 
-    For an op that does not order nan, the same holds among all elements next to a nan.
+    With `by_nan`, the same holds among all elements next to a nan.
     """
-    given, place = call.sample.input.detach(), TABLE["ties"][op]
+    given = call.sample.input.detach()
     if want.shape != given.shape or not given.dim():
         return torch.zeros(want.shape, dtype=torch.bool)
-    named = "dim" in call.sample.kwargs or len(call.sample.args) > place
-    dim = 0 if op == "msort" else _dim(call, place)
+    named = "dim" in call.sample.kwargs or len(call.sample.args) > (op in DIM_SECOND)
+    dim = 0 if op == "msort" else _dim(op, call)
     whole = not named and op in ("median", "nanmedian")
     x, *sides = (one.flatten() if whole else one.transpose(dim, -1) for one in (given, want, got))
     equal = (x.unsqueeze(-1) == x.unsqueeze(-2)) | (x.isnan().unsqueeze(-1) & x.isnan().unsqueeze(-2))
-    if op in TABLE["unordered"]:
+    if by_nan:
         equal |= x.isnan().any(-1)[..., None, None]
     sums = [torch.where(equal, side.unsqueeze(-2), 0).sum(-1) for side in sides]
     # rtol is torch.testing's for float32. The sums have few terms, each of the size of the incoming gradient.
@@ -140,7 +137,7 @@ def _shared(op: str, call: Call, want: torch.Tensor, got: torch.Tensor) -> torch
     return same.view(want.shape) if whole else same.transpose(dim, -1)
 
 
-def _dim(call: Call, place: int) -> int:
-    """Return the dimension that a call names, at `place` among its arguments after the input, or the last one."""
-    args = call.sample.args
+def _dim(op: str, call: Call) -> int:
+    """Return the dimension that a call of an op with ties names, or the last one."""
+    args, place = call.sample.args, int(op in DIM_SECOND)
     return int(call.sample.kwargs.get("dim", args[place] if len(args) > place else -1))

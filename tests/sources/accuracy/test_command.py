@@ -66,7 +66,8 @@ class TestCommand:
         """An op that the target's profile declares lacking does not run, and the output counts it."""
         profile = tmp_path / "conformance.toml"
         profile.write_text(
-            '[target]\nkind = "device"\nname = "cpu"\n\n[[lacking]]\noperator = "aten::exp"\nopinfos = ["exp"]\n'
+            '[target]\nkind = "device"\nname = "cpu"\n\n[[declare]]\nscope = {operator = "aten::exp", op = "exp"}\n'
+            'property = "unsupported"\nreason = "no kernel"\n'
         )
         words = ["--target", f"{profile}", "--op", "exp", "--op", "sqrt", "--variant", "forward"]
         assert main([*words, "--reports", f"{tmp_path}"]) == 0
@@ -97,7 +98,7 @@ class TestCommand:
         words += ["--expectations", f"{declared}"]
         assert main([*words, "--op", "exp", "--update-expectations"]) == 0
         assert outcomes(reports) == {"exp forward": "XFAIL"}
-        entry = '[[expect]]\nop = "expm1"\noracle = ["accuracy"]\nreason = "planted, says this entry"\n'
+        entry = '[[declare]]\nscope = {op = "expm1"}\nproperty = "accuracy"\nreason = "planted, says this entry"\n'
         declared.write_text(f"{declared.read_text()}\n{entry}")
         assert main([*words, "--op", "exp", "--op", "expm1"]) == 1
         assert outcomes(reports) == {"exp forward": "XFAIL", "expm1 forward": "XPASS"}
@@ -105,15 +106,15 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("entry", "said"),
         [
-            ('op = "expp"', "no op matches 'expp'; did you mean exp"),
-            ('op = "exp"\noracle = ["acuracy"]', "did you mean accuracy"),
-            ('op = "exp"\nlayout = ["clean"]', "unknown layout 'clean'"),
+            ('scope = {op = "expp"}\nproperty = "*"', "unknown op 'expp'; did you mean exp"),
+            ('scope = {op = "exp"}\nproperty = ["acuracy"]', "did you mean accuracy"),
+            ('scope = {op = "exp", layout = "clean"}\nproperty = "*"', "unknown layout 'clean'"),
         ],
     )
     def test_a_declaration_of_nothing(self, entry, said, tmp_path, capsys):
         """An entry that matches nothing is rejected. Regression test: a typo in the file silently declared nothing."""
         declared = tmp_path / "known.toml"
-        declared.write_text(f'[[expect]]\n{entry}\nreason = "a typo"\n')
+        declared.write_text(f'[[declare]]\n{entry}\nreason = "a typo"\n')
         assert main(["--target", "cpu", "--op", "exp", "--expectations", f"{declared}"]) == 2
         assert said in capsys.readouterr().err
 

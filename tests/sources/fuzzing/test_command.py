@@ -160,8 +160,9 @@ class TestBadUsage:
         """`--only` with a family that the target does not support is an error. Regression test: the campaign ran views
         only, and all of them passed."""
         (tmp_path / "quiet_target.py").write_text(
+            "from conformance.declare.declaration import unsupported\n"
             "from conformance.targets.cpu import CpuTarget\n\n\nclass Quiet(CpuTarget):\n"
-            "    unsupported = frozenset({'questions'})\n"
+            "    declarations = (unsupported('so', step='questions'),)\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
         words = ("--target", "class:quiet_target.Quiet", "--programs", 2)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conformance.declare.known_findings import update
+from conformance.declare.expectations import update
 from conformance.declare.probed import Answer, Probe, Row
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.declare import expectations
+from conformance.declare.declaration import read
 from conformance.engine.loading import load_target
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
@@ -175,17 +175,23 @@ class TestWarning:
 
         return lines
 
-    def test_more_than_a_tenth(self, lines):
+    def test_more_than_a_tenth(self, lines, tmp_path):
+        """The line names the masking finding, and the file and line of its declaration."""
         [line] = lines(MASKED, MASKED, *[RIGHT] * 8)
+        where = f"{tmp_path / 'known.toml'}, line {self.declared(tmp_path)}"
         assert line == (
-            "warning: 2 programs (20%) have steps that known findings mask: value / neg (2); new faults in these "
-            "steps stay unseen, so mend or narrow the declared ones"
+            f"warning: 2 programs (20%) have steps that known findings mask: value / neg (2, declared in {where}); "
+            "new faults in these steps stay unseen, so mend or narrow the declared ones"
         )
 
+    def declared(self, folder: Path) -> int:
+        """The line of the only declaration."""
+        (line,) = [at for at, line in enumerate((folder / "known.toml").read_text().splitlines(), 1) if line[:1] == "["]
+        return line
+
     def test_a_tenth(self, lines):
-        assert lines(MASKED, JUDGED, *[RIGHT] * 8) == [
-            "1 program (10%) has steps that known findings mask: value / neg (1)"
-        ]
+        [line] = lines(MASKED, JUDGED, *[RIGHT] * 8)
+        assert line.startswith("1 program (10%) has steps that known findings mask: value / neg (1, declared in")
 
     def test_steps_judged_behind_a_difference_are_not_masked(self, lines):
         assert lines(JUDGED, JUDGED) == []
@@ -247,8 +253,8 @@ class TestDeclaredFault:
         """With 42 declared findings of the copies, the lost `add_` was not seen: exit code 0."""
         code, run, _ = fuzz("copies", *COMPILER, "--update-expectations")
         assert (code, run.failing_programs) == (0, 0)
-        known = expectations.findings(tmp_path / "known.toml")
-        assert [entry.pattern for entry in known] == ["results are copies instead of views"]
+        known = read(tmp_path / "known.toml")
+        assert [entry.scope.pattern for entry in known] == [("results are copies instead of views",)]
         code, run, said = fuzz("copies,lost_add_", *COMPILER)
         assert code == 1
         assert [cause.pattern for cause in causes_of(run.unexpected)] == ["value of add"]

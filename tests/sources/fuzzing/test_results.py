@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.declare import expectations
+from conformance.declare.declaration import read
 from conformance.program.verdict import Signature
 from conformance.record import result as model
 from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from_signature
@@ -112,7 +112,7 @@ class TestCampaign:
         capsys.readouterr()
         assert self.fuzz(tmp_path, FAULT, "--baseline", str(earlier)) == 0
         known = sum(result.outcome is Outcome.XFAIL for result in model.load(before).results)
-        assert 0 < len(expectations.findings(tmp_path / "t.toml")) <= known
+        assert 0 < len(read(tmp_path / "t.toml")) <= known
         said = capsys.readouterr().out
         assert f"{known} known finding" in said
         assert "not yet explained" in said
@@ -135,29 +135,33 @@ class TestCampaign:
         (tmp_path / "corpus" / "saved.json").write_text(json.dumps(json.loads(program.read_text())))
         words = ("--replay", str(tmp_path / "corpus"))
         assert self.fuzz(tmp_path, FAULT, *words) == 1
-        (tmp_path / "t.toml").write_text('[[finding]]\nprogram = "saved"\nreason = "a known bug"\n')
+        (tmp_path / "t.toml").write_text(
+            '[[declare]]\nscope = {program = "saved"}\nproperty = "*"\nreason = "a known bug"\n'
+        )
         capsys.readouterr()
         assert self.fuzz(tmp_path, FAULT, *words) == 0
         said = capsys.readouterr().out
         assert "XFAIL saved\n     a known bug" in said
         assert "1 known finding in 1 program, declared in" in said
         assert self.fuzz(tmp_path, "cpu", *words) == 1
-        told = f"{tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[finding]]"
+        told = f"{tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[declare]]"
         assert told in capsys.readouterr().out
 
     def test_a_typo_stops_before_anything_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """An unknown key gives one sentence with file, line and the nearest key, and exit code 2."""
-        (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracel = "value"\n')
+        (tmp_path / "t.toml").write_text('[[declare]]\nscope = {programs = 3}\nreason = "r"\nproprety = "value"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'oracel'; did you mean oracle?\n"
+        told = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'proprety'; did you mean property?\n"
         assert capsys.readouterr().err == told
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 
     def test_a_misspelt_oracle_is_refused(self, tmp_path, capsys):
         """An unknown oracle gives one sentence with the nearest name. Regression test: an entry with an oracle that
         does not exist was treated as a finding that no longer showed."""
-        (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracle = "valeu"\n')
+        (tmp_path / "t.toml").write_text('[[declare]]\nscope = {programs = 3}\nproperty = "valeu"\nreason = "r"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = f"{tmp_path / 't.toml'}, line 1: no finding has the oracle 'valeu'; did you mean value?"
+        told = (
+            f"{tmp_path / 't.toml'}, line 1: findings of drawn programs have no property 'valeu'; did you mean value?"
+        )
         assert told in capsys.readouterr().err
         assert not (tmp_path / "reports" / "fuzz.json").exists()

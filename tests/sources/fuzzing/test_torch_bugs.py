@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.declare import expectations
+from conformance.declare.declaration import read
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
@@ -155,9 +155,9 @@ class TestCampaign:
             assert json.loads(saved.read_text())["alone"] == SHOWS
             assert f"# In a fresh process: {SHOWS}\n" in saved.with_suffix(".py").read_text()
         known = tmp_path / "known.toml"
-        entry = '[[finding]]\nprogram = "{}"\nproperty = "value"\nreason = "known"\n'
+        entry = '[[declare]]\nscope = {{program = "{}"}}\nproperty = "value"\nreason = "known"\n'
         known.write_text(entry.format("own") + entry.format("torch"))
-        assert len(expectations.findings(known)) == 2
+        assert len(read(known)) == 2
         assert main([*words, "--expectations", str(known)]) == 0
         declared = model.load(tmp_path / "reports" / "fuzz.json")
         assert declared.counts() == {"XFAIL": 2}

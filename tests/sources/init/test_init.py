@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from conformance.declare import profile as profiles
+from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.record.missing_ops import Outcome, Trial
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
@@ -137,7 +138,8 @@ class TestFound:
             ("steps", "d"): Trial("d", Outcome.DIED),
         })  # fmt: skip
         made = found.profile({"A": "1"}, 8, Path("p.toml"))
-        assert made.lacking == (profiles.Missing("aten::x", ("a", "b"), ("a",), "no"),)
+        scope = Scope(operator=("aten::x",), op=("a", "b"), step=("a",))
+        assert made.declarations == (Declaration(scope, (UNSUPPORTED,), "no"),)
         assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}
         assert made.seconds == 100  # twice the seconds of the slowest trial
 
@@ -173,7 +175,9 @@ class TestOddDevices:
         assert "what a device prints" not in said
         assert "had no time, so nothing is declared of them: give more --minutes" in said
         made = profiles.load(folder / "conformance.toml")
-        assert made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and made.lacks == ()
+        assert (
+            made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and not made.unsupported("feature")
+        )
         assert "float32" in (made.dtypes or ())
 
     @pytest.mark.parametrize(

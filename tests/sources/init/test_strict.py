@@ -9,7 +9,6 @@ import pytest
 
 from conformance.declare import profile as profiles
 from conformance.declare.probed import Answer, Probe, Row
-from conformance.declare.stale_declarations import stale_declarations
 from conformance.record import result as model
 from conformance.record.merge import merge
 from conformance.record.missing_ops import Lacking, removed
@@ -28,18 +27,25 @@ LACKS_EXP = """[target]
 kind = "class"
 name = "planted.PlantedTarget"
 
-[[lacking]]
-operator = "aten::exp"
-opinfos = ["exp"]
+[[declare]]
+scope = {operator = "aten::exp", op = "exp"}
+property = "unsupported"
+reason = "no kernel"
 """
 WORKS = """[target]
 kind = "cpu"
 
-[[lacking]]
-operator = "aten::neg"
-opinfos = ["neg"]
-steps = ["neg_", "neg"]
+[[declare]]
+scope = {operator = "aten::neg", op = "neg", step = ["neg_", "neg"]}
+property = "unsupported"
+reason = "no kernel"
 """
+
+
+def unsupported(**scope: str) -> str:
+    """A declaration of a profile; the values are in the form of TOML."""
+    inner = ", ".join(f"{key} = {value}" for key, value in scope.items())
+    return f'\n[[declare]]\nscope = {{{inner}}}\nproperty = "unsupported"\nreason = "so"\n'
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def test_what_works_is_reported_by_op_db(profile: Path, capsys: pytest.CaptureFi
     profile.write_text(WORKS)
     assert opinfo(["--op", "neg", "--op", "abs", "--samples", "1"]) == 1
     (found,) = [result for result in model.load("reports/opinfo.json").results if result.outcome == "XPASS"]
-    where = "conformance.toml, line 4: delete the [[lacking]] entry of aten::neg, or on line 6 'neg' alone"
+    where = "conformance.toml, line 4: delete 'neg' from that [[declare]] entry"
     assert (found.op, found.reason) == ("neg", f"declared lacking, and works: {where}")
     assert "declared lacking, and works" in capsys.readouterr().out
 
@@ -99,7 +105,8 @@ def test_a_program_that_calls_it_otherwise_is_left_out(profile: Path) -> None:
 def test_only_dtypes_that_it_holds_are_drawn(profile: Path) -> None:
     """The dtypes restrict inputs and conversions. Masks, indices and some results, such as complex ones of fft, may
     have other dtypes; such programs do not run."""
-    profile.write_text('[target]\nkind = "cpu"\ndtypes = ["float32"]\n')
+    names = [name for name in DTYPES if name != "float32"]
+    profile.write_text('[target]\nkind = "cpu"\n' + unsupported(dtype=f"{names}"))
     fuzz(["--programs", "30"])
     drawn = model.load("reports/fuzz.json").drawn
     assert drawn is not None and not drawn.options
@@ -108,10 +115,10 @@ def test_only_dtypes_that_it_holds_are_drawn(profile: Path) -> None:
 
 
 SAID = {
-    "feature set_": "declared lacking, and works: conformance.toml, line 3: delete 'set_' from 'lacks'",
-    "feature storages": "declared lacking, and works: conformance.toml, line 3: delete 'storages' from 'lacks'",
-    "dtype int16": "left out, and its values survive the way to the device and back: conformance.toml, line 4: "
-    "add 'int16' to 'dtypes'",
+    "feature set_": "declared lacking, and works: conformance.toml, line 4: delete 'set_' from that [[declare]] entry",
+    "feature storages": "declared lacking, and works: conformance.toml, line 4: delete 'storages' from that "
+    "[[declare]] entry",
+    "dtype int16": "declared lacking, and works: conformance.toml, line 9: delete that [[declare]] entry",
 }
 """Reasons of the findings for `TestFeatures.FALSE`."""
 
@@ -120,9 +127,7 @@ class TestFeatures:
     """A profile that excludes supported features or dtypes fails. Regression test: with such a profile of torch CPU,
     the run was green and no output mentioned the reduced checks. Only operators were tried again."""
 
-    FALSE = '[target]\nkind = "cpu"\nlacks = ["set_", "storages"]\ndtypes = [\n{}]\n'.format(
-        "".join(f'"{name}",\n' for name in DTYPES if name != "int16")
-    )
+    FALSE = '[target]\nkind = "cpu"\n' + unsupported(feature='["set_", "storages"]') + unsupported(dtype='"int16"')
 
     def test_by_the_fuzzer(self, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """The probe's table is printed and saved, with the effects of the profile's entries marked."""
@@ -146,7 +151,7 @@ class TestFeatures:
     def test_a_true_profile_is_green(self, profile: Path) -> None:
         """A feature that the probe finds lacking, as `init` did, gives no contradiction and no note."""
         profile.write_text(
-            '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\nlacks = ["unfold"]\n'
+            '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\n' + unsupported(feature='"unfold"')
         )
         fuzz(["--programs", "3"])
         made = model.load("reports/fuzz.json")
@@ -156,27 +161,28 @@ class TestFeatures:
     def test_what_is_lacking_and_undeclared(self, profile: Path) -> None:
         """An undeclared missing feature is a note, since programs fail anyway. Entries of the target's class count as
         declared."""
-        profile.write_text('[target]\nname = "cpu"\nlacks = ["set_"]\ndtypes = ["float32", "bool"]\n')
+        lost = [name for name in DTYPES if name not in ("float32", "bool")]
+        profile.write_text('[target]\nname = "cpu"\n' + unsupported(feature='"set_"') + unsupported(dtype=f"{lost}"))
         rows = Row("set_", Answer.NO, "no"), Row("views", Answer.WRONG, "t"), Row("unfold", Answer.NO, "no")
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
-        there, notes = stale_declarations(profiles.load("conformance.toml"), seen)
+        there, notes = profiles.load("conformance.toml").contradicted(seen)
         assert there == {}
         assert notes == [
-            "conformance.toml, line 3: the feature 'views' is not in 'lacks', and the probe's answer is wrong (t): "
-            "mend the device, or add 'views'",
-            "conformance.toml, line 4: values of bool do not survive the way to the device and back: mend the device, "
-            "or delete 'bool' from 'dtypes'",
+            "conformance.toml does not declare the feature 'views' unsupported, and the probe's answer is wrong (t): "
+            "mend the device, or declare it",
+            "conformance.toml does not declare the dtype 'bool' unsupported, and the probe's answer is that its values "
+            "do not survive the way to the device and back: mend the device, or declare it",
         ]
 
     @pytest.mark.parametrize("kind", ["meta", "functionalize"])
     def test_what_cannot_be_tried(self, profile: Path, kind: str) -> None:
         """A profile that cannot be tried gives a note and no failure."""
-        profile.write_text(f'[target]\nkind = "{kind}"\nlacks = ["set_"]\n')
+        profile.write_text(f'[target]\nkind = "{kind}"\n' + unsupported(feature='"set_"'))
         seen = resolve("conformance.toml", Limits(), strict=60)[1]
         assert seen is not None and seen.unmade
-        assert stale_declarations(profiles.load("conformance.toml"), seen) == (
+        assert profiles.load("conformance.toml").contradicted(seen) == (
             {},
-            [f"'lacks' of conformance.toml were not tried: {seen.unmade}."],
+            [f"set_: declared in conformance.toml and not tried: {seen.unmade}."],
         )
 
     def test_shards_say_it_once(self) -> None:
@@ -190,13 +196,13 @@ def test_an_unknown_op_in_the_profile(profile: Path, capsys: pytest.CaptureFixtu
     """Only a worker can check op_db's names; the sentence is the same."""
     profile.write_text(LACKS_EXP.replace('"exp"', '"expm"'))
     assert opinfo(["--op", "log"]) == 2
-    assert "conformance.toml, line 7: unknown name 'expm' in 'opinfos'; did you mean" in capsys.readouterr().err
+    assert "conformance.toml, line 5: unknown op 'expm'; did you mean" in capsys.readouterr().err
 
 
 def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A campaign prints the number of entries that a declaration removes. Regression test: a wrong declaration silently
     removed 604 of 626 entries of op_db, although the profile named nine."""
-    profile.write_text('[target]\nkind = "cpu"\n\n[[lacking]]\noperator = "aten::view"\nopinfos = ["view"]\n')
+    profile.write_text('[target]\nkind = "cpu"\n' + unsupported(operator='"aten::view"', op='"view"'))
     assert fuzz(["--programs", "6", "--only", "op_db"]) == 0
     made = model.load("reports/fuzz.json")
     (row,) = made.lacking
@@ -247,15 +253,9 @@ kind = "device"
 name = "foreign"
 import = "foreign_device"
 call = "without_convolution"
-
-[[lacking]]
-operator = "aten::convolution_overrideable"
-steps = ["nn.functional.conv2d"]
-
-[[lacking]]
-operator = "aten::exp.out"
-opinfos = ["exp"]
 """
+        + unsupported(operator='"aten::convolution_overrideable"', step='"nn.functional.conv2d"')
+        + unsupported(operator='"aten::exp.out"', op='"exp"')
     )
     with LocalPool(str(profile), Limits(), 1) as pool:
         needing = pool.ask(needing_of, str(profile))

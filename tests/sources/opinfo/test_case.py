@@ -211,15 +211,16 @@ class TestSkip:
 
     def test_a_whole_case_must_be_declared(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A case without a sample fails, until the expectations declare the skip."""
-        from conformance.declare.expectations import Expectation, apply
+        from conformance.declare.declaration import Declaration, Scope
+        from conformance.declare.expectations import judged
         from conformance.sources.opinfo import case as module
 
         monkeypatch.setattr(module, "samples", lambda *_: iter(()))
         result = run_case(cpu, "sin")
-        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 0)
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("not compared",), 0)
         assert "no sample" in result.failures[0].detail
-        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "has no samples")
-        assert apply([result], [entry])[0].outcome is Outcome.SKIP
+        entry = Declaration(Scope(op=("sin",)), ("not compared",), "has no samples")
+        assert judged(result, [entry]).outcome is Outcome.SKIP
 
     def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A dtype that the target declares as unsupported is a skip, and no failure."""
@@ -227,10 +228,12 @@ class TestSkip:
         assert run_case(cpu, "sin").outcome is Outcome.SKIP
 
     def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An input that cannot be moved fails the oracle `skip`, even if other samples pass, until it is declared."""
+        """An input that cannot be moved fails the oracle `not compared` until it is declared, even if other samples
+        pass."""
         import torch
 
-        from conformance.declare.expectations import Expectation, apply
+        from conformance.declare.declaration import Declaration, Scope
+        from conformance.declare.expectations import judged
         from conformance.sources.opinfo import case as module
         from conformance.sources.opinfo.sampling import Sample
 
@@ -238,10 +241,10 @@ class TestSkip:
         drawn = [Sample(0, torch.ones(2), (), {}), Sample(1, opaque, (), {})]
         monkeypatch.setattr(module, "samples", lambda *_: iter(drawn))
         result = run_case(cpu, "sin")
-        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("skip",), 1)
+        assert (result.outcome, result.oracles, result.samples) == (Outcome.FAIL, ("not compared",), 1)
         assert Run("cpu", [result]).exit_code() == 1
-        entry = Expectation("sin", ("*",), ("*",), ("*",), ("skip",), "opaque tensors cannot be looked at")
-        (declared,) = apply([result], [entry])
+        entry = Declaration(Scope(op=("sin",)), ("not compared",), "opaque tensors cannot be looked at")
+        declared = judged(result, [entry])
         assert (declared.outcome, Run("cpu", [declared]).exit_code()) == (Outcome.SKIP, 0)
-        (passed,) = apply([result.replace(outcome=Outcome.PASS, failures=())], [entry])
+        passed = judged(result.replace(outcome=Outcome.PASS, failures=()), [entry])
         assert passed.outcome is Outcome.XPASS

@@ -39,7 +39,7 @@ class TestItems:
         """Item ids are case ids. A fault fails, a crash affects its own item only, a declared failure is xfailed, and
         the other case passes."""
         declared = tmp_path / "expected.toml"
-        declared.write_text('[[expect]]\nop = "exp"\noracle = ["error"]\nreason = "known error"\n')
+        declared.write_text('[[declare]]\nscope = {op = "exp"}\nproperty = "error"\nreason = "known error"\n')
         words = [word for op in ("add", "atan", "exp", "sin") for word in ("--op", op)]
         done = items(tmp_path, "--target", "planted", *words, "--expectations", str(declared), "-rx")
         assert done.returncode == 1, done.stderr

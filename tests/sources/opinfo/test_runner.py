@@ -45,17 +45,14 @@ class TestExpectationsFile:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ('op = "sni"', "t.toml, line 1: no op matches 'sni'; did you mean sin?"),
-            (
-                'op = "sin"\nvariant = ["forwrad"]',
-                "line 1: entry 'sin': unknown variant 'forwrad'; did you mean forward",
-            ),
-            ('op = "ops.aten.sni"', ""),  # outside op_db, so this run cannot check the name
+            ('{op = "sni"}', "t.toml, line 1: unknown op 'sni'; did you mean sin?"),
+            ('{op = "sin", variant = ["forwrad"]}', "line 1: unknown variant 'forwrad'; did you mean forward"),
+            ('{op = "ops.aten.sni"}', ""),  # outside op_db, so this run cannot check the name
         ],
     )
     def test_a_misspelt_name(self, line: str, message: str, tmp_path: Path) -> None:
         """The error names the line and similar names."""
-        (tmp_path / "t.toml").write_text(f'[[expect]]\n{line}\nreason = "r"\n')
+        (tmp_path / "t.toml").write_text(f'[[declare]]\nscope = {line}\nproperty = "*"\nreason = "r"\n')
         catalog = [plan.Entry("sin", "", "unary", frozenset({"float32"}), frozenset(), frozenset({"forward"}))]
         with pytest.raises(errors.ReportError, match=re.escape(message)) if message else contextlib.nullcontext():
             runner.check_names(tmp_path / "t.toml", catalog)
@@ -63,9 +60,9 @@ class TestExpectationsFile:
     @pytest.mark.slow
     def test_the_command_refuses_it(self, command: Command, tmp_path: Path) -> None:
         """The command exits with code 2 and writes nothing."""
-        (tmp_path / "t.toml").write_text('[[expect]]\nop = "sni"\nreason = "r"\n')
+        (tmp_path / "t.toml").write_text('[[declare]]\nscope = {op = "sni"}\nproperty = "*"\nreason = "r"\n')
         done = command("--target", "cpu", "--op", "sin", "--expectations", str(tmp_path / "t.toml"))
-        assert (done.returncode, "no op matches 'sni'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+        assert (done.returncode, "unknown op 'sni'" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
         assert not list(command.reports.glob("conformance.html"))
 
 
@@ -231,7 +228,7 @@ class TestCommand:
         ("name", "text", "said"),
         [
             (f"reports/baseline/{TORCH}/cpu.json.gz", "no gzip", "cpu.json.gz cannot be read"),
-            ("reports/expectations/cpu.toml", "[[expect]]\nop = 3\n", "cpu.toml, line 1: an entry needs"),
+            ("reports/expectations/cpu.toml", "[[declare]]\nscope = 3\n", "cpu.toml, line 1: an entry needs"),
             (
                 "reports/expectations/cpu.toml",
                 "a = 1\n= 2\n",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.declare.expectations import Expectation
+from conformance.declare.declaration import Declaration, Scope
 from conformance.declare.expectations import update as declared
 from conformance.record import result as model
 from conformance.record.result import SHOWS, WITHOUT_BACKEND, Failure, Outcome, Result, Run
@@ -53,7 +53,7 @@ class TestFailsAs:
 
     def test_where_nothing_was_compared(self) -> None:
         """If nothing was compared, no run can excuse the case."""
-        nothing = failed(Failure("skip", "the whole case", "a comparison", "none"))
+        nothing = failed(Failure("not compared", "the whole case", "a comparison", "none"))
         assert not nothing.fails_as(nothing)
 
     def test_they_are_not_declared(self) -> None:
@@ -61,7 +61,7 @@ class TestFailsAs:
         excused = failed(self.VALUE).without_backend("compile:aot_eager", fails=False)
         assert (excused.outcome, excused.layer) == (Outcome.XFAIL, "compile:aot_eager")
         assert declared([], Run(SPEC, [excused]), "a reason") == ([], [])
-        entry = Expectation("relu", ("forward",), ("float32",), ("as_sampled",), ("value",), "known")
+        entry = Declaration(Scope(op=("relu",), variant=("forward",)), ("value",), "known")
         assert declared([entry], Run(SPEC, [excused]), "a reason") == ([entry], [])
 
 
@@ -88,6 +88,6 @@ class TestRun:
         selections = [Selection(("nn.functional.dropout",), samples=8)]
         (result,) = run(SPEC, selections=selections, fail_on_torch_bugs=True).results
         assert (result.outcome, result.layer) == (Outcome.FAIL, "compile:aot_eager")
-        entry = Expectation("nn.functional.dropout", ("*",), ("*",), ("*",), ("alias",), "known")
+        entry = Declaration(Scope(op=("nn.functional.dropout",)), ("alias",), "known")
         (result,) = run(SPEC, selections=selections, expected=[entry]).results
         assert (result.outcome, result.reason, result.layer) == (Outcome.XFAIL, "known", "")

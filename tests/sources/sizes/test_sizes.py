@@ -222,9 +222,9 @@ class TestCommand:
     def test_a_declaration_of_nothing(self, tmp_path, capsys):
         """An entry for an unknown row is rejected. Regression test: a typo in the file silently declared nothing."""
         declared = tmp_path / "known.toml"
-        declared.write_text('[[expect]]\nop = "cloone"\nreason = "a typo"\n')
+        declared.write_text('[[declare]]\nscope = {op = "cloone"}\nproperty = "*"\nreason = "a typo"\n')
         assert main(["--target", "cpu", "--expectations", f"{declared}"]) == 2
-        assert "no op matches 'cloone'; did you mean clone" in capsys.readouterr().err
+        assert "unknown op 'cloone'; did you mean clone" in capsys.readouterr().err
 
     def test_bad_words(self, capsys):
         """An unknown scale or variant gives one sentence."""

@@ -1,4 +1,4 @@
-"""Known findings of programs: strict in both directions; damaged entries are rejected."""
+"""Declared findings of drawn programs: strict in both directions, and updated from a campaign."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from conformance.declare import expectations
-from conformance.declare.known_findings import KnownFinding, apply, check, update
+from conformance.declare.declaration import Declaration, Scope, dumps, read
+from conformance.declare.expectations import apply, update
 from conformance.record import result as model
-from conformance.record.errors import ReportError
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.record.program_stats import Drawn
 from conformance.record.result import UNEXPLAINED, Outcome, Run
 from conformance.sources.init import expectations as command
 from tests.report.runs import campaign, found, result, run
 
-ENTRY = KnownFinding("a reason", oracle="value", step="copy_", programs=300, seed=0)
+ENTRY = Declaration(Scope(step=("copy_",), programs=300, seed=0), ("value",), "a reason")
+
+
+def changed(entry: Declaration, **scope: Any) -> Declaration:
+    """The declaration with another scope. Names become tuples."""
+    names = {key: (value,) if isinstance(value, str) and key != "options" else value for key, value in scope.items()}
+    property = names.pop("property", entry.property)
+    return dataclasses.replace(entry, scope=dataclasses.replace(entry.scope, **names), property=property)
 
 
 def outcomes(made: Run) -> list[Outcome]:
@@ -39,14 +45,30 @@ class TestApply:
         [
             ({"step": "c*"}, True), ({"layout": "gaps"}, True), ({"layout": "[a-g]*"}, True), ({"kind": "FAIL"}, True),
             ({"first_wrong_step": "copy_"}, True), ({"step": "*"}, True),
-            ({"oracle": "storage"}, False), ({"layout": "contiguous"}, False), ({"kind": "CRASH"}, False),
+            ({"property": "storage"}, False), ({"layout": "contiguous"}, False), ({"kind": "CRASH"}, False),
             ({"error": "Key*"}, False), ({"first_wrong_step": "add_"}, False), ({"program": "a-program"}, False),
         ],
     )  # fmt: skip
     def test_by_parts_of_the_signature(self, changes: dict[str, Any], known: bool) -> None:
         """Every part that an entry names must match, as a glob."""
-        entry = dataclasses.replace(ENTRY, **changes)
+        entry = changed(ENTRY, **changes)
         made = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
+        assert (made.results[0].outcome is Outcome.XFAIL) is known
+
+    @pytest.mark.parametrize(
+        ("cause", "oracle", "word", "known"),
+        [
+            ("aliasing", "value", "aliasing", True), ("aliasing", "value", "value", False),
+            ("aliasing", "storage", "storage", True), ("aliasing", "storage", "alias", False),
+            ("value", "grad", "value", True), ("", "value", "value", True), ("", "storage", "aliasing", False),
+            ("aliasing", "value", "*", True),
+        ],
+    )  # fmt: skip
+    def test_by_property(self, cause: str, oracle: str, word: str, known: bool) -> None:
+        """The property is that of the cause. If the cause is unknown, it is the oracle. An oracle that is no property
+        always matches."""
+        entry = changed(ENTRY, property=(word,))
+        made = apply(campaign(found(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
         assert (made.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
@@ -72,12 +94,12 @@ class TestApply:
 
     def test_any_seed(self) -> None:
         """Without a seed, the finding must show in any campaign with that number of programs."""
-        entry = dataclasses.replace(ENTRY, seed=None)
+        entry = changed(ENTRY, seed=None)
         assert outcomes(apply(campaign(drawn=Drawn((7,), 300)), [entry], "f")) == [Outcome.XPASS]
 
     def test_a_saved_program(self) -> None:
         """An entry for a saved program matches that program only, and is due in every run of it."""
-        entry = KnownFinding("a reason", program="swap-*")
+        entry = Declaration(Scope(program=("swap-*",)), ("*",), "a reason")
         replayed = Drawn(programs=2, corpus=("swap-rows", "other"))
         assert outcomes(apply(campaign(drawn=replayed), [entry], "f")) == [Outcome.XPASS]
         assert outcomes(apply(campaign(found(saved=("swap-rows",)), drawn=replayed), [entry], "f")) == [Outcome.XFAIL]
@@ -87,7 +109,7 @@ class TestApply:
 
     def test_a_fault_of_the_harness_is_never_declared(self) -> None:
         """A program without a defined meaning is a fault of the harness, so no entry excuses it."""
-        entry = KnownFinding("all", programs=1)
+        entry = Declaration(Scope(programs=1), ("*",), "all")
         assert outcomes(apply(campaign(found("invalid / x", "INVALID")), [entry], "f"))[0] is Outcome.FAIL
 
 
@@ -99,21 +121,20 @@ class TestUpdate:
         made = campaign(
             found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
         )
-        entries, done = update([dataclasses.replace(ENTRY, step="gone")], made)
+        entries, done = update([changed(ENTRY, step="gone")], made)
         assert done[0] == "removed: value / gone, which no program showed"
         assert len(done) == 4
         assert apply(made, entries, "f").exit_code() == 0
         assert update(entries, made) == (entries, [])
-        assert [(entry.programs, entry.seed, entry.program) for entry in entries] == [
-            (13, 0, ""),
-            (1, 0, ""),
-            (0, None, "s"),
+        assert [(entry.scope.programs, entry.scope.seed, entry.scope.program) for entry in entries] == [
+            (13, 0, ()),
+            (1, 0, ()),
+            (0, None, ("s",)),
         ]
         assert all(entry.reason.startswith(UNEXPLAINED) for entry in entries)
         path = tmp_path / "t.toml"
-        path.write_text(expectations.dumps([], "t", entries))
-        assert sorted(map(str, expectations.findings(path))) == sorted(map(str, entries))
-        assert set(expectations.findings(path)) == set(entries)
+        path.write_text(dumps(entries, "# t"))
+        assert set(read(path)) == set(entries)
 
     def test_flaky_ones_are_not_added(self) -> None:
         """A flaky finding may not show again, so it is not declared."""
@@ -139,7 +160,7 @@ class TestPatterns:
         """The entry has the lowest number of programs that shows one of the operators."""
         made = campaign(copying("t", 30), copying("select", 12), copying("expand", 25))
         [entry], done = update([], made)
-        assert (entry.pattern, entry.property, entry.op, entry.programs) == (COPIES, "*", "*", 13)
+        assert (entry.scope, entry.property) == (Scope(pattern=(COPIES,), programs=13, seed=0), ("*",))
         assert done == [f"added: {COPIES}"]
         assert apply(made, [entry], "f").exit_code() == 0
         assert update([entry], made) == ([entry], [])
@@ -157,28 +178,30 @@ class TestPatterns:
     def test_two_operators_are_two_entries(self) -> None:
         """Two operators are no pattern: each is declared by its cause, and a third is new."""
         entries, _ = update([], campaign(copying("t"), copying("select")))
-        assert [(entry.pattern, entry.op) for entry in entries] == [("*", "t"), ("*", "select")]
+        assert [(entry.scope.pattern, entry.scope.op) for entry in entries] == [((), ("t",)), ((), ("select",))]
         assert outcomes(apply(campaign(copying("expand")), entries, "f"))[0] is Outcome.FAIL
 
     def test_one_operator_in_three_findings(self) -> None:
         """The number of operators decides, not the number of findings."""
         made = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
-        assert {entry.pattern for entry in update([], made)[0]} == {"*"}
+        assert {entry.scope.pattern for entry in update([], made)[0]} == {()}
 
     @pytest.mark.parametrize("name", sorted(NOT_ONE_BUG))
     def test_a_pattern_of_different_bugs(self, name: str) -> None:
         """One entry for all operators would hide a new bug whose wrong numbers look the same."""
         entries, _ = update([], campaign(*(copying(op, pattern=name) for op in ("exp", "log", "sin"))))
-        assert [(entry.pattern, entry.op) for entry in entries] == [("*", "exp"), ("*", "log"), ("*", "sin")]
+        assert [(entry.scope.pattern, entry.scope.op) for entry in entries] == [
+            ((), (op,)) for op in ("exp", "log", "sin")
+        ]
 
     def test_saved_programs_are_declared_one_by_one(self) -> None:
         """Each entry is due when its own program runs."""
         made = campaign(*(copying(op, None, saved=(op,)) for op in ("t", "select", "expand")))
-        assert [entry.program for entry in update([], made)[0]] == ["t", "select", "expand"]
+        assert [entry.scope.program for entry in update([], made)[0]] == [("t",), ("select",), ("expand",)]
 
     def test_a_pattern_that_nothing_shows(self) -> None:
         """A pattern that no program shows is XPASS, and an update removes it."""
-        entry = KnownFinding("a reason", pattern=COPIES, programs=100, seed=0)
+        entry = Declaration(Scope(pattern=(COPIES,), programs=100, seed=0), ("*",), "a reason")
         judged = apply(campaign(found("value / add_")), [entry], "t.toml")
         assert outcomes(judged) == [Outcome.FAIL, Outcome.XPASS]
         assert judged.results[1].finding is not None
@@ -189,11 +212,11 @@ class TestPatterns:
         """The file keeps a pattern, even with the characters of a glob."""
         name = "raises KeyError: [a*] is no key?"
         made = campaign(*(copying(op, pattern=name) for op in ("t", "select", "expand")))
-        (tmp_path / "t.toml").write_text(expectations.dumps([], "t", update([], made)[0]))
-        read = expectations.findings(tmp_path / "t.toml")
-        assert apply(made, read, "f").exit_code() == 0
+        (tmp_path / "t.toml").write_text(dumps(update([], made)[0], "# t"))
+        known = read(tmp_path / "t.toml")
+        assert apply(made, known, "f").exit_code() == 0
         assert (
-            outcomes(apply(campaign(copying("t", pattern="raises KeyError: a is no key.")), read, "f"))[0]
+            outcomes(apply(campaign(copying("t", pattern="raises KeyError: a is no key.")), known, "f"))[0]
             is Outcome.FAIL
         )
 
@@ -206,40 +229,7 @@ class TestPatterns:
         assert done == [f"not added: aliasing / {op}, whose cause is not known until it is shrunk" for op in
                         ("t", "select", "expand")]  # fmt: skip
         entries, _ = update([], campaign(copying("t"), copying("select"), copying("expand", shrunk=False)))
-        assert [entry.pattern for entry in entries] == [COPIES]
-
-
-class TestFile:
-    """The `[[finding]]` entries of a file."""
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ('[[finding]]\nreason = "r"\n', "line 1: a finding needs 'programs'"),
-            ('[[finding]]\nprograms = 3\n', "non-empty 'reason'"),
-            ('[[finding]]\nprograms = 0\nreason = "r"\n', "'programs' must be a whole number, 1 or more"),
-            ('[[finding]]\nprograms = 3\nreason = "r"\nseed = "0"\n', "'seed' must be a whole number"),
-            ('[[finding]]\nprograms = 3\nreason = "r"\nstep = ["a"]\n', "'step' must be a string"),
-            ('[[finding]]\nreason = "r"\n\nstpe = "add_"\n', "line 4: unknown key 'stpe'; did you mean step"),
-            ("finding = 3\n", r"must be written as \[\[finding\]\] entries"),
-        ],
-    )  # fmt: skip
-    def test_damage_is_named(self, tmp_path: Path, text: str, message: str) -> None:
-        """A damaged file gives one sentence with the file, the line, and the nearest key for an unknown one. That also
-        holds for commands that read the other entries only."""
-        (tmp_path / "t.toml").write_text(text)
-        for read in (expectations.findings, expectations.load):
-            with pytest.raises(ReportError, match=message) as raised:
-                read(tmp_path / "t.toml")
-            assert "t.toml" in str(raised.value)
-            assert "\n" not in str(raised.value)
-
-    def test_check(self) -> None:
-        """Unknown names and duplicate entries are reported."""
-        entries = [dataclasses.replace(ENTRY, oracle="valeu"), ENTRY, ENTRY]
-        problems = check(entries, {"oracle": ("value", "storage"), "step": ("copy_",)}, Path("t.toml"))
-        assert ["no finding has the oracle 'valeu'; did you mean value" in problems[0], len(problems)] == [True, 2]
-        assert "declared twice" in problems[1]
+        assert [entry.scope.pattern for entry in entries] == [(COPIES,)]
 
 
 class TestCommand:
@@ -248,15 +238,15 @@ class TestCommand:
     def test_update_keeps_the_other_kind(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A campaign's update keeps the op cases, and a run's update keeps the findings."""
         path, file = tmp_path / "t.toml", ["--file", str(tmp_path / "t.toml")]
-        path.write_text('[[expect]]\nop = "add"\noracle = "value"\nreason = "known"\n')
+        path.write_text('[[declare]]\nscope = {op = "add"}\nproperty = "value"\nreason = "known"\n')
         model.save(campaign(found(first=4)), tmp_path / "fuzz.json")
         assert command.main([*file, "update", str(tmp_path / "fuzz.json"), "--reason", "why"]) == 0
         assert "added: value / copy_ / gaps" in capsys.readouterr().out
         model.save(run(result("sub", Outcome.PASS)), tmp_path / "opinfo.json")
         assert command.main([*file, "update", str(tmp_path / "opinfo.json")]) == 0
-        assert [entry.op for entry in expectations.load(path)] == ["add"]
-        assert [(entry.step, entry.programs, entry.reason) for entry in expectations.findings(path)] == [
-            ("copy_", 5, "why")
+        assert [(entry.scope.op, entry.scope.step, entry.scope.programs, entry.reason) for entry in read(path)] == [
+            (("add",), (), 0, "known"),
+            ((), ("copy_",), 5, "why"),
         ]
 
     def test_explain(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,6 +255,7 @@ class TestCommand:
         file = ["--file", str(tmp_path / "t.toml")]
         assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0
         told = capsys.readouterr().out
-        assert "value / copy_: shows in 300 programs of seed 0\n  a reason https://example.org/1\n1 entry in" in told
+        assert f'# {tmp_path / "t.toml"}, line 1\n[[declare]]\nscope = {{step = "copy_", programs = 300' in told
+        assert 'reason = "a reason"' in told and "1 entry in" in told
         assert command.main([*file, "explain", "crash / copy_"]) == 0
         assert "0 entries" in capsys.readouterr().out
