@@ -29,6 +29,8 @@ BITS_READ = "a number becomes subnormal, as if its bits were those of another dt
 LESS_PRECISE = "values are less precise"
 PERMUTED = "strides are permuted"
 NOT_RESIZED = "out= has another shape"
+VALUE = "value of {}"
+"""The pattern of a wrong value that no several operators share, and of an operator that others call."""
 NOT_SHRUNK = "not shrunk: {}"
 """The pattern of findings whose programs are not shrunk yet, so that their causes are unknown."""
 

@@ -155,9 +155,11 @@ class Workers(PlacedPool):
         seconds, early = 60 + trials * 10.0, until - TO_ANSWER
         try:
             small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
-            return small
         except (WorkerDied, OutOfTime):
             return finding
+        with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
+            small = self.ask(worker.attributed, self.target, small, early, until=until)
+        return small
 
     def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
         """Return the smaller finding if it fails in a fresh worker too.

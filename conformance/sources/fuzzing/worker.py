@@ -23,6 +23,7 @@ from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.alias_probes import with_alias_probes
+from conformance.program.attribution import culprit
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
@@ -47,7 +48,7 @@ from conformance.record.finding import (
     property_of,
     with_signal_number,
 )
-from conformance.record.patterns import pattern_of
+from conformance.record.patterns import LESS_PRECISE, VALUE, base_operator, pattern_of
 from conformance.run.messages import COMPILING, Death, ExitReason, OutOfTime
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
@@ -77,7 +78,9 @@ class Finding:
     harness itself failed while it judged the program. These kinds have no known cause. `before` is the program that the
     same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
     under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
-    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks."""
+    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks.
+    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program; empty if
+    unknown."""
 
     kind: str
     seed: int
@@ -93,6 +96,7 @@ class Finding:
     part: int = 0
     unjudged: int = 0
     layer: str = ""
+    culprit: str = ""
 
     def cause(self) -> str:
         """The wrong property and the op to blame; the empty string if they are unknown."""
@@ -130,6 +134,8 @@ class Finding:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
         pattern = pattern_of(self.difference, self.property, self.op, is_view)
+        if self.culprit and pattern != LESS_PRECISE and base_operator(self.culprit) != base_operator(self.op):
+            pattern = VALUE.format(base_operator(self.culprit))
         return f"flaky: {pattern}" if self.kind == FLAKY else pattern
 
     def death(self) -> str:
@@ -156,6 +162,7 @@ class Finding:
             "part": self.part,
             "unjudged": self.unjudged,
             "layer": self.layer,
+            "culprit": self.culprit,
             "first_bad_step": self.step,
             "mismatches": [vars(mismatch) for mismatch in self.mismatches],
             "program": self.program.to_json(),
@@ -166,7 +173,7 @@ class Finding:
         """The finding that `to_json` wrote."""
         kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        names = ("property", "op", "before", "said", "part", "unjudged", "layer")
+        names = ("property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
         cause = {name: data[name] for name in names if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
         return cls(kind, seed, number, group, program, mismatches, step, **cause)
@@ -461,6 +468,16 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         property=cause.property,
         op=cause.op,
     )
+
+
+def attributed(spec: str, finding: Finding, until: float = math.inf) -> Finding:
+    """Return the finding with its culprit, if one is known by `until`, in seconds since the epoch. Whatever a device
+    raises while its operators are replaced, the finding stays."""
+    if finding.kind != FAIL or not finding.mismatches:
+        return finding
+    with contextlib.suppress(UnitTimeout, Exception), at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
+        return replace(finding, culprit=culprit(finding.program, loaded(spec), finding.difference))
+    return finding
 
 
 def fails(spec: str, program: Program, limit: float) -> bool:

@@ -1,0 +1,125 @@
+"""Attribution by replacement: the operator inside a wrong step whose answer by torch CPU makes the program right.
+
+Defines `culprit`. One lost `copy_` of a device is a wrong value in each operator that calls `copy_` internally, and no
+difference tells so. The program runs again with one of the called operators computed by torch CPU. If the program is
+right then, that operator is to blame. The mode sees the calls of torch's composite kernels, but not those inside a
+kernel of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from conformance.engine.aten_ops import is_metadata_only, name_of
+from conformance.engine.kernel_tables import key_of
+from conformance.engine.target import Target
+from conformance.program.model import Program
+from conformance.program.verdict import Verdict, judge_program
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.torch_compat import TorchDispatchMode, has_kernel, run_kernel, tree_leaves, tree_map
+
+ATTRIBUTED = ("value", "storage", "grad")
+"""Oracles whose differences are attributed."""
+
+MOST_TRIED = 20
+"""Largest number of operators that replace torch CPU's answer for one program."""
+
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def culprit(program: Program, target: Target, first: Mismatch) -> str:
+    """Return the operator to blame for a difference of the program, such as `copy_`. Return "" if no single operator
+    mends the program, and for targets that transform programs."""
+    key = None if target.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
+    if key is None:
+        return ""
+    watching = _Replacing(target, key)
+    if not _wrong(watching.judged(program), first):
+        return ""  # the program is right, or raises, as soon as its calls are watched
+    deepest = sorted(watching.depths, key=lambda name: -watching.depths[name])
+    for operator in deepest[:MOST_TRIED]:
+        verdict = _Replacing(target, key, operator).judged(program)
+        if not (_wrong(verdict, first) or any(one.oracle == "error" for one in verdict.mismatches)):
+            return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
+    return ""
+
+
+def _wrong(verdict: Verdict, first: Mismatch) -> bool:
+    """Whether a verdict has a difference like the first one. Torch CPU's answer may have other strides."""
+    return any(one.oracle == first.oracle for one in verdict.mismatches)
+
+
+class _Replacing(TorchDispatchMode):
+    """Runs one operator of the device on torch CPU, and records the operators that compute on the device, each with its
+    depth below the program's own calls."""
+
+    def __init__(self, target: Target, key: str, operator: str = "") -> None:
+        super().__init__()
+        self.target, self.key, self.operator = target, key, operator
+        self.depths: dict[str, int] = {}
+        self._calling: list[str] = []
+
+    def judged(self, program: Program) -> Verdict:
+        """The verdict on a program whose steps run under this mode."""
+        target = copy.copy(self.target)
+
+        @contextlib.contextmanager
+        def active() -> Iterator[None]:
+            with self.target.active(), self:
+                yield
+
+        target.active = active  # type: ignore[method-assign]
+        return judge_program(program, target, locate=False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, name_of(func)
+        if is_metadata_only(func) or not any(map(self._there, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        if name == self.operator:
+            return self._on_cpu(func, args, kwargs)
+        self.depths[name] = max(len(self._calling), self.depths.get(name, 0))
+        composite = not has_kernel(name, self.key) and any(has_kernel(name, each) for each in COMPOSITE)
+        if not composite or name in self._calling:
+            return func(*args, **kwargs)
+        self._calling.append(name)
+        try:
+            with self:
+                return run_kernel(func, self.key, *args, **kwargs)
+        finally:
+            self._calling.pop()
+
+    def _there(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.target.device.type
+
+    def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return torch CPU's answer, on the device; write it into the arguments that the operator writes."""
+        hosts: dict[int, torch.Tensor] = {}
+
+        def host(value: Any) -> Any:
+            if isinstance(value, torch.device) and value.type == self.target.device.type:
+                return torch.device("cpu")
+            return hosts.setdefault(id(value), value.detach().cpu()) if self._there(value) else value
+
+        on_cpu = tree_map(host, (args, kwargs))
+        result = func(*on_cpu[0], **on_cpu[1])
+        written = {}
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.is_write:
+                values = [all_args[at] if at < len(all_args) else named.get(argument.name)
+                          for all_args, named in ((args, kwargs), on_cpu)]  # fmt: skip
+                for there, here in zip(*map(tree_leaves, values), strict=True):
+                    if self._there(there):
+                        there.copy_(here)
+                        written[id(here)] = there
+
+        def back(value: Any) -> Any:
+            if id(value) in written:
+                return written[id(value)]
+            return value.to(self.target.device) if isinstance(value, torch.Tensor) else value
+
+        return tree_map(back, result)

@@ -1,0 +1,118 @@
+"""Attribution by replacement: one fault of an operator is found inside the operators that call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.program.attribution import culprit
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+from conformance.program.verdict import judge_program
+from conformance.record import result as model
+from conformance.record.causes import causes_of
+from conformance.record.patterns import LESS_PRECISE
+from conformance.selftest.mutants import MutantTarget
+from conformance.sources.fuzzing.worker import Finding
+from conformance.standalone.oracles import Mismatch
+
+PLANTED = Path(__file__).parents[1] / "planted"
+CELLS = Storage("float32", 6, [-1.0, 2.0, -3.0, 4.0, -5.0, 6.0])
+PROGRAMS = {
+    name: Program((CELLS,), (Input("a", 0, "float32", (2, 3), (3, 1)),), (step,))
+    for name, step in {
+        "clone": Step("clone", (tensor("a"),), out=("b",)),
+        "to": Step("to", (tensor("a"), {"dtype": "float64"}), out=("b",)),
+        "rot90": Step("rot90", (tensor("a"), 0), out=("b",)),
+        "neg": Step("neg", (tensor("a"),), out=("b",)),
+        "relu": Step("relu", (tensor("a"),), out=("b",)),
+    }.items()
+}
+"""Programs on the toy device. With both faults, the first three are wrong by `copy_`, `relu` by itself."""
+
+SCRIPT = """
+import json, sys
+from conformance.engine.loading import load_target
+from conformance.program.attribution import culprit
+from conformance.program.model import Program
+from conformance.program.verdict import judge_program
+target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), {}
+for name, program in json.load(sys.stdin).items():
+    program = Program.from_json(program)
+    wrong = judge_program(program, target).mismatches
+    found[name] = culprit(program, target, wrong[0]) if wrong else "right"
+print(json.dumps(found))
+"""
+
+
+def on_toy_device(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python with the toy device, which loses some copies and has a leaky relu."""
+    folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "TOY_FAULTS": "lost_copy_,relu", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    return subprocess.run(
+        [sys.executable, *words], input=given, text=True, capture_output=True, check=False, env=environment,
+        cwd=PLANTED.parent.parent,
+    )  # fmt: skip
+
+
+class TestCulprit:
+    def test_inside_other_operators(self) -> None:
+        """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself."""
+        given = json.dumps({name: program.to_json() for name, program in PROGRAMS.items()})
+        said = on_toy_device("-c", SCRIPT, given=given)
+        assert json.loads(said.stdout or said.stderr) == {
+            "clone": "copy_", "to": "copy_", "rot90": "copy_", "neg": "right", "relu": "relu",
+        }  # fmt: skip
+
+    def test_only_devices(self) -> None:
+        """A mutant of torch CPU has no dispatch key of its own, so nothing is replaced."""
+        target = MutantTarget("zero_ clears the storage")
+        slice_ = Input("a", 0, "float32", (2,), (1,))
+        zero = Program((CELLS,), (slice_,), (Step("zero_", (tensor("a"),)),))
+        (wrong, *_) = judge_program(zero, target).mismatches
+        assert culprit(zero, target, wrong) == ""
+
+
+FIRST = "1 of 1 elements differ (tolerance), first at (0,): expected 1.0, got {}"
+
+
+class TestPattern:
+    @pytest.mark.parametrize(
+        ("detail", "op", "blamed", "pattern"),
+        [
+            ("", "clone", "copy_", "value of copy"),
+            ("", "clone", "", "value of clone"),
+            ("", "relu_", "relu", "value of relu"),
+            (FIRST.format("nan"), "std", "copy_", "value of copy"),
+            (FIRST.format("1.001"), "std", "sum", LESS_PRECISE),
+        ],
+    )
+    def test_of_a_culprit(self, detail: str, op: str, blamed: str, pattern: str) -> None:
+        """Findings of one culprit are one cause. Values that are only less precise are one already."""
+        wrong = Mismatch("value", "b", "1.0", "7.0", detail)
+        found = Finding("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
+        assert found.pattern == pattern
+        assert Finding.from_json(found.to_json()).pattern == pattern
+        assert replace(found, kind="FLAKY").pattern == f"flaky: {pattern}"
+
+
+class TestCampaign:
+    @pytest.mark.timeout(300)
+    def test_one_cause(self, tmp_path: Path) -> None:
+        """A campaign lists one lost `copy_` in three operators as one cause. Regression test: on the toy device it was
+        one cause for each of 45 operators."""
+        (tmp_path / "corpus").mkdir()
+        for name in ("clone", "to", "rot90", "relu"):
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(PROGRAMS[name]))
+        words = ["-m", "conformance.fuzz", "--target", "device:toy,import=toy_device", "--programs", "0", "--corpus"]
+        words += [str(tmp_path / "corpus"), "--check-scripts", "0", "--reports", str(tmp_path)]
+        said = on_toy_device(*words)
+        assert said.returncode == 1, said.stderr
+        causes = causes_of(model.load(tmp_path / "fuzz.json").unexpected)
+        assert {cause.pattern: len(cause.results) for cause in causes} == {"value of copy": 3, "value of relu": 1}
