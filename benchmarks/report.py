@@ -28,7 +28,7 @@ def run(count: int) -> Run:
         script = f"# {i}\n" + "x = torch.arange(6.0).reshape(2, 3)\n" * 40
         values = tuple((f"[{n}]", "1.0", "2.0", n == 3) for n in range(32))
         layout = {"size": [4, 8], "stride": [8, 1], "offset": 0}
-        failure = Failure("value", "result", "1.0", "2.0", "one element differs", 0, "call", script, values, "",
+        failure = Failure("value", "result", "1.0", "2.0", "one element differs", 0, "call", script, values,
                           {"expected": layout, "actual": layout})  # fmt: skip
         results.append(
             Result(

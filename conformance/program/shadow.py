@@ -321,11 +321,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Answer of torch CPU for a program: the observation, the names that must agree bit by bit, and the shadow."""
+    """Answer of torch CPU for a program: the observation, and the names that must agree bit by bit."""
 
     observation: Observation
     exact: frozenset[str]
-    shadow: Shadow
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
@@ -361,7 +360,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
     ops = aten_ops_of(program) if count else None
     seen = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
-    return Reference(seen, shadow.exact_names(), shadow)
+    return Reference(seen, shadow.exact_names())
 
 
 def aten_ops_of(program: Program) -> int | None:

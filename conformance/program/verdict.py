@@ -212,7 +212,7 @@ def first_bad_beginning(
     expected = []
     for step in program.steps:
         shadow.step(step)
-        expected.append(Reference(shadow.observe(), shadow.exact_names(), shadow))
+        expected.append(Reference(shadow.observe(), shadow.exact_names()))
 
     def wrong(number: int) -> Mismatch | None:
         beginning = program.with_steps(program.steps[:number])
@@ -232,7 +232,7 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
     shadow = Shadow(program)
     for number, (step, actual) in enumerate(zip(program.steps, seen, strict=False), 1):
         shadow.step(step)
-        expected = Reference(shadow.observe(), shadow.exact_names(), shadow)
+        expected = Reference(shadow.observe(), shadow.exact_names())
         wrong = _difference(program.with_steps(program.steps[:number]), target, expected, actual)
         if wrong is not None:
             return number, wrong

@@ -79,7 +79,6 @@ class Failure:
     call: str = ""
     script: str = ""
     values: tuple[tuple[str, str, str, bool], ...] = ()
-    differing: str = ""
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -165,12 +165,12 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     return text + "".join(rows[:fitting]) + (f"\n{left} more failures are in the HTML report.\n" if left else "")
 
 
-def error_lines(run: Run, limit: int = 10) -> list[str]:
+def error_lines(run: Run) -> list[str]:
     """`::error` lines, which GitHub shows as annotations of a job. GitHub keeps ten of them."""
     return [
         f"::error title={_command(escape_control_characters(result.id), True)}::"
         + _command(escape_control_characters(_headline(result)))
-        for result in run.unexpected[:limit]
+        for result in run.unexpected[:10]
     ]
 
 

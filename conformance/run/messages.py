@@ -73,11 +73,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Note:
-    """Last progress of a task: the worker's pid, the number and text of the current unit, its steps so far, and the
-    phase. `reason` says how the worker ended itself, if it did.
+    """Last progress of a task: the number and text of the current unit, its steps so far, and the phase. `reason` says
+    how the worker ended itself, if it did.
     """
 
-    pid: int
     number: int = 0
     unit: str = ""
     steps: tuple[str, ...] = ()
@@ -92,11 +91,11 @@ class Note:
         lines = [json.loads(line) for line in text.split("\n")[:-1]]
         if not lines:
             return None
-        pid, number, unit = lines[0]
+        number, unit = lines[0]
         steps = tuple(line["step"] for line in lines[1:] if "step" in line)
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
         reason = next((ExitReason(line["reason"]) for line in lines[1:] if "reason" in line), None)
-        return cls(pid, number, unit, steps, phase, reason)
+        return cls(number, unit, steps, phase, reason)
 
     @classmethod
     def read(cls, path: Path) -> Note | None:

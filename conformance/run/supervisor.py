@@ -82,10 +82,3 @@ class Supervisor:
             found.append(pickle.loads(path.read_bytes()))
             path.unlink()
         return found
-
-    def end(self) -> None:
-        """End the worker and delete its files."""
-        self._pool.close()
-        for path in self._spool.iterdir():
-            path.unlink()
-        self._spool.rmdir()

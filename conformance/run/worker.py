@@ -266,7 +266,7 @@ def _begin(text: str) -> None:
     _State.units, _State.phase = _State.units + 1, ""
     if _State.note is not None:
         os.ftruncate(_State.note, 0)
-        _write([os.getpid(), _State.units, text])
+        _write([_State.units, text])
 
 
 def _write(line: Any) -> None:

@@ -117,7 +117,6 @@ def observe(
     *,
     target: Side | None = None,
     error: BaseException | None = None,
-    kernels: int | None = None,
     versions: Mapping[int, int] | None = None,
 ) -> Observation:
     """Observe an outcome and the inputs after it, fetched with one copy per storage.
@@ -142,7 +141,6 @@ def observe(
         others,
         host_grads,
         Raised.of(error) if error else None,
-        kernels,
         versions,
         target.key if target else storage_key,
     )
@@ -161,7 +159,6 @@ def _seen(
     others: dict[str, Any],
     grads: dict[str, torch.Tensor | None],
     error: Raised | None,
-    kernels: int | None,
     versions: Mapping[int, int] | None,
     key_of: Callable[[torch.Tensor], int],
 ) -> Observation:
@@ -184,7 +181,7 @@ def _seen(
         )
         if name in kept:
             storages.setdefault(alias, _flat(host))
-    return Observation(seen, others, storages, grads, error, kernels)
+    return Observation(seen, others, storages, grads, error)
 
 
 def _flat(host: torch.Tensor) -> torch.Tensor:

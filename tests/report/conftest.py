@@ -13,7 +13,7 @@ from tests.report.runs import HOSTILE, result, run
 def hostile() -> Run:
     """A run with hostile text in every field from outside."""
     failure = Failure(
-        "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),), "",
+        "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),),
         {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},
     )  # fmt: skip
     bad = result(HOSTILE, Outcome.FAIL, family=HOSTILE, reason=HOSTILE, failures=(failure,), fallbacks={HOSTILE: 1})

@@ -45,7 +45,7 @@ def failed(op: str = "mul", text: str = "1", script: str = "print('script')", **
         for side, stride, offset in (("expected", [3, 1], 0), ("actual", [1, 2], 1))
     }
     values = (("[0]", text, "2", True), ("[1]", "3", "3", False))
-    failure = Failure("value", "result", text, "2", text, 1, text, script, values, "", layouts)
+    failure = Failure("value", "result", text, "2", text, 1, text, script, values, layouts)
     return passed(op, outcome=Outcome.FAIL, failures=(failure,), failed=1, **changes)
 
 

@@ -70,6 +70,7 @@ class TestLoad:
             ({"results": []}, "is not a conformance result"),
             (fuzz_json(schema=3), "schema 3"),
             ({"kind": "fuzz", "schema": 1, "target": "tiny"}, "older result schema"),
+            ({"kind": "conformance.opinfo", "schema": 1, "target": "tiny"}, "older result schema"),
             ({"kind": "conformance", "schema": 2}, "target"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": 3}}}), "damaged"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": {"bool": "<b>"}}}}), "damaged"),

@@ -292,24 +292,24 @@ class TestOverdue:
         running, limits = self.running(tmp_path), Limits(unit=5)
         for number in range(50):
             clock[0] += 4
-            assert running.overdue(limits, Note(os.getpid(), number, "a program")) is None
+            assert running.overdue(limits, Note(number, "a program")) is None
         clock[0] += limits.unit + limits.grace - 1
-        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1",))) is None
+        assert running.overdue(limits, Note(49, "a program", ("1",))) is None
         clock[0] += 2
-        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
+        assert running.overdue(limits, Note(49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
 
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
         """A task that has not started a unit has no limit."""
         running = self.running(tmp_path)
-        assert running.overdue(Limits(), Note(os.getpid(), 1)) is None
+        assert running.overdue(Limits(), Note(1)) is None
         clock[0] += 10_000
-        assert running.overdue(Limits(), Note(os.getpid(), 1)) is None
+        assert running.overdue(Limits(), Note(1)) is None
         assert running.overdue(Limits(), None) is None
 
     def test_compiling(self, tmp_path: Path, clock: list[float]) -> None:
         """The compile limit counts from the start of compilation."""
         running, limits = self.running(tmp_path), Limits(unit=5, compiling=100)
-        compiling = Note(os.getpid(), 1, "a program", ("1",), COMPILING)
+        compiling = Note(1, "a program", ("1",), COMPILING)
         assert running.overdue(limits, compiling) is None
         clock[0] += 100
         assert running.overdue(limits, compiling) is None
@@ -320,10 +320,10 @@ class TestOverdue:
 class TestNote:
     def test_whole_lines_count(self) -> None:
         """Only complete lines count, since a worker may be writing its note."""
-        text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"reason": "MEM'
-        assert Note.parse(text) == Note(7, 3, "a program", ("1", "2"), COMPILING)
+        text = '[3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"reason": "MEM'
+        assert Note.parse(text) == Note(3, "a program", ("1", "2"), COMPILING)
         assert Note.parse(text + 'ORY"}\n').reason is ExitReason.MEMORY  # type: ignore[union-attr]
-        assert Note.parse("[7, 3") is None
+        assert Note.parse("[3") is None
 
 
 class TestStop:

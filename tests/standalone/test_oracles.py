@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.standalone.observation import Raised, observe
+from conformance.standalone.observation import Observation, Raised, observe
 from conformance.standalone.oracles import compare
 
 
@@ -211,6 +211,6 @@ class TestGrads:
 class TestKernels:
     def test_fewer_is_fine_and_more_is_not(self):
         """The target may run as many kernels as CPU runs aten ops, and no more."""
-        assert not compare(observe(kernels=3), observe(kernels=3))
-        assert not compare(observe(kernels=3), observe(kernels=None))
-        assert [m.oracle for m in compare(observe(kernels=3), observe(kernels=4))] == ["kernels"]
+        assert not compare(Observation(kernels=3), Observation(kernels=3))
+        assert not compare(Observation(kernels=3), Observation(kernels=None))
+        assert [m.oracle for m in compare(Observation(kernels=3), Observation(kernels=4))] == ["kernels"]

@@ -120,7 +120,7 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
     else:
         given = widened_inputs(inputs(), dtype)
     subject = Measured(case, given, program)
-    exact, cpu = _exact(subject), _on_cpu(subject, dtype)
+    exact, cpu = _exact(subject), _on_cpu(subject)
     short = short_of_memory(HELD_TIMES * peak_memory())
     execution = Executor(target).run(subject, watch=watch)
     require_answer(execution, short)
@@ -152,7 +152,7 @@ def _exact(subject: Measured) -> Exact:
     return {name: (x.detach(), torch.zeros_like(x)) for name, x in wide.items()}
 
 
-def _on_cpu(subject: Measured, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _on_cpu(subject: Measured) -> dict[str, torch.Tensor]:
     """Return torch CPU's answers. Raises Unmeasured."""
     try:
         return {name: x.detach() for name, x in subject.on(_copied(subject.given), subject.program).items()}
