@@ -44,6 +44,7 @@ from conformance.run.worker_log import kept
 from conformance.sources.opinfo import plan, terminal, trial
 from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.journal import Journal
+from conformance.sources.opinfo.minimize import minimize
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.replay import replay
 
@@ -138,6 +139,7 @@ def run(
                 else result
                 for result in made.results
             ]
+        minimize(made, chosen, limits, jobs, place)
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, signals.signal_number()
     except TargetError as error:
