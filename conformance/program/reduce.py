@@ -7,14 +7,20 @@ reducer handles wrong values in this process and segmentation faults in another 
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from conformance.program.execute import Broken
+import torch
+
+from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.execute import Broken, make_inputs
 from conformance.program.model import LOOP, Input, Program, ProgramError, Storage
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
-from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of
+from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, walk
 from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
@@ -30,9 +36,11 @@ def reduce_program(
     fails: Callable[[Program], bool],
     trials: int = MOST_TRIALS,
     passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
+    until: float = math.inf,
 ) -> Program:
     """Return a smaller program for which `fails` still holds. At most `trials` candidates run, all with a meaning on
-    CPU. `passes` propose the candidates; the default is `PASSES`."""
+    CPU, and none begins after `until`, in seconds since the epoch. `passes` propose the candidates; the default is
+    `PASSES`."""
     seen = {repr(program.to_json())}
     left = trials
 
@@ -40,7 +48,7 @@ def reduce_program(
         """Return the first candidate that fails and was not tried before."""
         nonlocal left
         for settled in map(settle, candidates):
-            if left <= 0:
+            if left <= 0 or time.time() >= until:
                 return None
             if settled is not None and repr(settled.to_json()) not in seen:
                 seen.add(repr(settled.to_json()))
@@ -127,10 +135,21 @@ def fewer_inputs(program: Program) -> Iterator[Program]:
         if one.name not in used and len(program.inputs) > 1:
             yield tidy(replace(program, inputs=tuple(other for other in program.inputs if other is not one)))
     for number, storage in enumerate(program.storages):
-        for size in (storage.size // 2, storage.size - 1):
-            if size >= 0:
+        for size in dict.fromkeys((_needed(program, number), storage.size // 2, storage.size - 1)):
+            if 0 <= size < storage.size:
                 values = storage.values[:size] if isinstance(storage.values, list) else storage.values
                 yield with_storage(program, number, replace(storage, size=size, values=values))
+
+
+def _needed(program: Program, number: int) -> int:
+    """Return the number of cells of a storage that its inputs use, up to the last one."""
+    width = dtype_of(program.storages[number].dtype).itemsize
+    ends = [
+        (one.offset + 1 + sum((n - 1) * st for n, st in zip(one.size, one.stride))) * dtype_of(one.dtype).itemsize
+        for one in program.inputs
+        if one.storage == number and 0 not in one.size
+    ]
+    return -(-max(ends, default=0) // width)
 
 
 def plainer_values(program: Program) -> Iterator[Program]:
@@ -175,11 +194,21 @@ def tidy(program: Program) -> Program:
     )
 
 
+def plainer_geometry(program: Program) -> Iterator[Program]:
+    """Yield the program with one input's geometry or requires_grad made simpler."""
+    for one in program.inputs:
+        yield from _plainer_geometry(program, one)
+
+
+def _plainer_geometry(program: Program, one: Input) -> Iterator[Program]:
+    for plainer in plainer_input(one):
+        yield replace(program, inputs=tuple(plainer if other is one else other for other in program.inputs))
+
+
 def plainer_inputs(program: Program) -> Iterator[Program]:
-    """Yield the program with one input's geometry, dtype or requires_grad made simpler."""
-    for at, one in enumerate(program.inputs):
-        for plainer in plainer_input(one):
-            yield replace(program, inputs=(*program.inputs[:at], plainer, *program.inputs[at + 1 :]))
+    """Yield the program with one input's geometry, requires_grad or dtype made simpler."""
+    for one in program.inputs:
+        yield from _plainer_geometry(program, one)
         if one.dtype != "float32":
             for dtype in ("float32", "int64"):
                 storage = replace(program.storages[one.storage], dtype=dtype)
@@ -262,6 +291,13 @@ def _written(step: Step) -> list[Json]:
     return list(out["tuple"]) if isinstance(out, dict) and "tuple" in out else [out] if out is not None else []
 
 
+def written_names(step: Step) -> list[str]:
+    """Return the names of the tensors that a call writes."""
+    found: list[str] = []
+    walk(_written(step), lambda marker: found.append(marker["t"]) if "t" in marker else None)
+    return found
+
+
 def _negated(step: Step) -> Iterator[Step]:
     """Yield `neg` of each tensor argument, if the step returns a single new tensor."""
     row = OPS[step.op]
@@ -303,3 +339,96 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
 
 
 PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs, plainer_values)
+
+
+def fewer_elements(program: Program) -> Iterator[Program]:
+    """Yield the program with shorter or fewer dimensions, each cut in all inputs alike. The remaining elements keep
+    their values, and a dense input stays dense."""
+    for index in _cuts([one.size for one in program.inputs]):
+        tensors = make_inputs(program)
+        cut = {name: _cut(tensor, index.get(tuple(tensor.size()), ())) for name, tensor in tensors.items()}
+        if any(
+            cut[name].numel() < tensor.numel() or cut[name].dim() < tensor.dim() for name, tensor in tensors.items()
+        ):
+            yield from _on(program, cut)
+
+
+def _cuts(sizes: Sequence[tuple[int, ...]]) -> Iterator[dict[tuple[int, ...], tuple[slice | int, ...]]]:
+    """Yield indices by size: first of every dimension, then of the dimensions of one length, then of one size."""
+    for most in (1, 2):
+        yield {size: (*(slice(most) for _ in size),) for size in sizes}
+    for n in sorted({n for size in sizes for n in size if n > 1}, reverse=True):
+        for start, stop in dict.fromkeys(((0, 1), (0, n // 2), (n // 2, n), (0, n - 1), (1, n))):
+            yield {size: (*(slice(start, stop) if n == m else slice(m) for m in size),) for size in sizes}
+    for size in dict.fromkeys(sizes):
+        for dim, n in enumerate(size):
+            for at in dict.fromkeys((0, n - 1)) if n else ():
+                yield {size: (*(slice(None) for _ in range(dim)), at)}
+
+
+def _cut(tensor: torch.Tensor, index: tuple[slice | int, ...]) -> torch.Tensor:
+    part = tensor.detach()[index]
+    return (part.clone() if tensor.is_contiguous() else part).requires_grad_(tensor.requires_grad)
+
+
+def _on(program: Program, tensors: dict[str, torch.Tensor]) -> Iterator[Program]:
+    """Yield the program on other inputs, if these can be inputs."""
+    with contextlib.suppress(NotAnInput):
+        storages, inputs = inputs_of(tensors)
+        yield replace(program, storages=storages, inputs=inputs)
+
+
+def dense_inputs(program: Program) -> Iterator[Program]:
+    """Yield the program with dense inputs of the same values, each on a storage of its own: all inputs, then each."""
+    odd = [one.name for one in program.inputs if one.stride != dense(one.size) or one.offset]
+    keys = [one.storage for one in program.inputs]
+    odd += [one.name for one in program.inputs if keys.count(one.storage) > 1 and one.name not in odd]
+    for names in ([odd] if len(odd) > 1 else []) + [[name] for name in odd]:
+        tensors = make_inputs(program)
+        copies = {name: tensors[name].detach().contiguous().clone() for name in names}
+        wanted = {name: copy.requires_grad_(tensors[name].requires_grad) for name, copy in copies.items()}
+        yield from _on(program, {**tensors, **wanted})
+
+
+def merged_inputs(program: Program) -> Iterator[Program]:
+    """Yield the program without an input, whose users use another input of the same dtype and size instead."""
+    for at, one in enumerate(program.inputs):
+        for other in program.inputs[:at]:
+            if (one.dtype, one.size) == (other.dtype, other.size):
+                steps = tuple(rename(step, {one.name: other.name}) for step in program.steps)
+                inputs = tuple(kept for kept in program.inputs if kept is not one)
+                yield tidy(replace(program, inputs=inputs, steps=steps))
+
+
+def fewer_arguments(program: Program) -> Iterator[Program]:
+    """Yield the program with one call that has fewer arguments: without a keyword, or without its last positional
+    argument."""
+    for at, step in enumerate(program.steps):
+        fewer = [
+            replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
+            for key in step.kwargs
+            if key not in ("out", "device")
+        ]
+        if len(step.args) > max(OPS[step.op].least, 1):
+            fewer.append(replace(step, args=step.args[:-1]))
+        for other in fewer:
+            yield program.with_steps((*program.steps[:at], other, *program.steps[at + 1 :]))
+
+
+def fewer_last_steps(program: Program) -> Iterator[Program]:
+    """Yield the beginnings of the program, the shortest first."""
+    yield from (program.with_steps(program.steps[:count]) for count in range(1, len(program.steps)))
+
+
+SAMPLE_PASSES = (
+    fewer_last_steps,
+    fewer_elements,
+    dense_inputs,
+    fewer_arguments,
+    fewer_inputs,
+    merged_inputs,
+    plainer_geometry,
+    plainer_values,
+)
+"""Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
+last pass only."""

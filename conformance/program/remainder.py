@@ -14,17 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from conformance.engine.executor import StepFailed
+from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken, RunningProgram
-from conformance.program.model import Input, Program, ProgramError, Storage
+from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import without
 from conformance.program.shadow import Shadow
-from conformance.program.steps.op import StepError, dtype_name
-from conformance.program.steps.op import number as json_number
-from conformance.standalone.moving import storage_key, whole_storage
-
-LARGEST = 10_000
-"""Largest number of cells of a storage that becomes an input. With a larger storage, the remainder is the whole program
-without the wrong step."""
+from conformance.program.steps.op import StepError
+from conformance.standalone.moving import storage_key
 
 
 @dataclass(frozen=True)
@@ -61,39 +57,17 @@ def _from_state(program: Program, step: int) -> Program | None:
     tensors = {name: tensor for name, tensor in running.env.items() if storage_key(tensor) in keys}
     if not all(map(_can_be_input, tensors.values())):
         return None
-    storages: dict[int, tuple[int, Storage]] = {}
-    inputs = []
-    for name, tensor in tensors.items():
-        key = storage_key(tensor)
-        if key not in storages:
-            storages[key] = len(storages), _storage(tensor)
-        geometry = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
-        inputs.append(Input(name, storages[key][0], dtype_name(tensor.dtype), *geometry, tensor.requires_grad))
-    made = replace(program, storages=tuple(s for _, s in storages.values()), inputs=tuple(inputs), steps=later)
     try:
+        storages, inputs = inputs_of(tensors)
+        made = replace(program, storages=storages, inputs=inputs, steps=later)
         made.with_steps(()).check()
-    except ProgramError:
+    except (NotAnInput, ProgramError):
         return None
     return made
 
 
 def _can_be_input(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
-    leaf = tensor.is_leaf and tensor.grad is None
-    return plain and leaf and whole_storage(tensor.detach()).numel() <= LARGEST
-
-
-def _storage(tensor: torch.Tensor) -> Storage:
-    """Return a storage with the same bits as the tensor's: numbers of its dtype if these keep the bits, else uint8."""
-    flat = whole_storage(tensor.detach())
-    as_numbers = Storage(dtype_name(flat.dtype), flat.numel(), [json_number(value) for value in flat.tolist()])
-    data = flat.view(torch.uint8)
-    if flat.numel() * flat.element_size() == tensor.untyped_storage().nbytes() and torch.equal(
-        as_numbers.make().view(torch.uint8), data
-    ):
-        return as_numbers
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return Storage("uint8", whole.numel(), whole.tolist())
+    return tensor.is_leaf and tensor.grad is None
 
 
 def _meaningful(program: Program) -> Program:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.engine.executor import Executor, Watch
@@ -69,6 +69,8 @@ class Verdict:
     arbitrated: bool = False
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
+    sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
+    """Observations of torch CPU and of the target at the end of the program."""
 
     @property
     def passed(self) -> bool:
@@ -142,7 +144,14 @@ def judge_program(
         mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels), detail))
     ran, allowed = actual.kernels, expected.observation.kernels
     verdict = Verdict(
-        tuple(mismatches), execution.failed_step, False, ran, allowed, baseline=before, arbitrated=arbitrated
+        tuple(mismatches),
+        execution.failed_step,
+        False,
+        ran,
+        allowed,
+        baseline=before,
+        arbitrated=arbitrated,
+        sides=(expected.observation, actual),
     )
     if (
         verdict.passed

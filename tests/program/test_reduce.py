@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from conformance.engine.loading import load_target
 from conformance.program.execute import make_inputs
 from conformance.program.model import Input, Program, Storage
-from conformance.program.reduce import PASSES, plainer_values, reduce_program, settle
+from conformance.program.reduce import (
+    PASSES,
+    SAMPLE_PASSES,
+    dense_inputs,
+    fewer_arguments,
+    fewer_elements,
+    fewer_inputs,
+    plainer_values,
+    reduce_program,
+    settle,
+)
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program, signature
@@ -152,3 +164,99 @@ class TestValues:
         assert str(signature(small, judge_program(small, mutant))) == str(
             signature(before, judge_program(before, mutant))
         )
+
+
+def matrices(**inputs):
+    """A program that adds two tensors, with these geometries on separate storages."""
+    made = [Input(name, at, "float32", *one) for at, (name, one) in enumerate(inputs.items())]
+    names = [tensor(name) for name in inputs]
+    storages = tuple(Storage("float32", 24) for _ in made)
+    return Program(storages, tuple(made), (Step("op_db:add", (*names,), {"alpha": 2}, out=("result",)),))
+
+
+class TestSample:
+    """The passes for a sample of op_db: one call, whose operator, dtypes and values stay until the last pass."""
+
+    def test_keeps_the_operator(self):
+        """Without a condition on the call, the smallest call of the operator remains."""
+        small = reduce_program(matrices(a=((2, 3, 4), (12, 4, 1)), b=((3, 4), (1, 3))), one_step, passes=SAMPLE_PASSES)
+        assert small.steps == (Step("op_db:add", (tensor("a"), tensor("a")), out=("result",)),)
+        assert small.inputs == (Input("a", 0, "float32", (), ()),) and small.storages == (Storage("float32", 1, [0]),)
+
+    def test_shorter_dimensions_keep_values(self):
+        """A dimension is cut in all inputs alike, and the elements left over keep their values and their layout."""
+        program = matrices(a=((4, 3), (3, 1)), b=((4, 3), (1, 4)))
+        whole = make_inputs(program)
+        for cut in fewer_elements(program):
+            left = make_inputs(cut)
+            assert left["a"].size() == left["b"].size() and left["a"].numel() < 12
+            assert left["a"].is_contiguous()
+            for name in left:
+                assert set(left[name].flatten().tolist()) <= set(whole[name].flatten().tolist())
+        sizes = {tuple(make_inputs(cut)["a"].size()) for cut in fewer_elements(program)}
+        assert {(1, 1), (2, 2), (4, 1), (2, 3), (3,), (4,)} <= sizes
+
+    def test_wrong_element_stays(self):
+        """A failure at the value of the last element keeps that element."""
+        program = matrices(a=((4, 3), (3, 1)), b=((4, 3), (3, 1)))
+
+        def fails(one):
+            return 11.0 in make_inputs(one).get("b", torch.empty(0)).flatten()
+
+        small = reduce_program(program, fails, passes=SAMPLE_PASSES[:-1])
+        assert [one.size for one in small.inputs] == [(), ()]
+        assert make_inputs(small)["b"].item() == 11.0
+
+    def test_plain_layout(self):
+        """Strides, offset and shared storage go, and the values stay."""
+        program = matrices(a=((2, 3), (1, 2), 5), b=((2, 3), (0, 7)))
+        shared = replace(program, inputs=(program.inputs[0], replace(program.inputs[1], storage=0)))
+        plain = next(dense_inputs(shared))
+        assert [one.stride for one in plain.inputs] == [(3, 1), (3, 1)] and len(plain.storages) == 2
+        for name, value in make_inputs(shared).items():
+            assert torch.equal(make_inputs(plain)[name], value)
+
+    def test_layout_stays_where_it_matters(self):
+        """A failure that needs gaps keeps gaps."""
+        program = matrices(a=((3, 4), (8, 2), 1), b=((3, 4), (4, 1)))
+
+        def fails(one):
+            return not make_inputs(one)["a"].is_contiguous() and len(one.steps) == 1
+
+        small = reduce_program(program, fails, passes=SAMPLE_PASSES)
+        assert (small.inputs[0].size, small.inputs[0].stride) == ((2,), (2,))
+
+    def test_gradient(self):
+        """A gradient keeps its graph. Without a condition on the gradient, the backward step goes."""
+        program = replace(holding("arange"), steps=())
+        wants = replace(program.inputs[0], requires_grad=True)
+        steps = (Step("op_db:sin", (tensor("a"),), out=("b",)), Step("backward", (tensor("b"), tensor("c"))))
+        storages = (*program.storages, Storage("float32", 4, [0.5, 1.5, 2.5, 3.5]))
+        program = Program(storages, (wants, Input("c", 1, "float32", (4,), (1,))), steps)
+
+        def differentiates(one):
+            return one.steps[-1].op == "backward" and one.steps[-1].raises is None
+
+        small = reduce_program(program, differentiates, passes=SAMPLE_PASSES)
+        assert small.steps == (steps[0], Step("backward", (tensor("b"),)))
+        assert [(one.name, one.size, one.requires_grad) for one in small.inputs] == [("a", (), True)]
+        small = reduce_program(program, lambda one: len(one.steps) >= 1, passes=SAMPLE_PASSES)
+        assert [step.op for step in small.steps] == ["op_db:sin"]
+
+    def test_arguments(self):
+        """Keywords and positional arguments go if the call runs without them; a needed one stays."""
+        program = holding("arange").with_steps((Step("op_db:sum", (tensor("a"), 0, True), {}, out=("b",)),))
+        small = reduce_program(program, one_step, passes=(fewer_arguments,))
+        assert small.steps[0].args == (tensor("a"),)
+        program = holding("arange").with_steps((Step("op_db:cumsum", (tensor("a"),), {"dim": 0}, out=("b",)),))
+        assert reduce_program(program, one_step, passes=(fewer_arguments,)) == program
+
+    def test_deadline(self):
+        """No trial begins after the deadline."""
+        assert reduce_program(holding([3, 4, 5, 6]), lambda one: True, until=0.0) == holding([3, 4, 5, 6])
+
+
+def test_a_storage_is_cut_to_its_inputs():
+    """The first smaller storage ends with the last cell of an input."""
+    program = replace(holding("arange", size=20), inputs=(Input("a", 0, "float32", (2, 2), (4, 1), 3),))
+    assert next(fewer_inputs(program)).storages[0].size == 9

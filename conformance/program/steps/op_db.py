@@ -20,7 +20,7 @@ from conformance.standalone.torch_compat import is_operator
 
 FAMILY = "op_db"
 
-MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.", "ops.aten.")
+MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.")
 """Modules below `torch` that are searched for functions."""
 
 CALL = Op("op_db", FAMILY, LOSSY, lambda k: None, FUNCTION, fits=lambda t: False, settled=True)
@@ -34,6 +34,7 @@ KINDS = {
     "op_db.method.many": replace(METHOD_CALL, results=0),
     "op_db.method.query": replace(METHOD_CALL, effect=QUERY, results=0),
     "op_db.inplace": replace(METHOD_CALL, writes=0),
+    "op_db.function.inplace": replace(CALL, writes=0),
     "op_db.attribute": replace(CALL, form=ATTRIBUTE),
 }
 """Rows by the form of the call and the kind of its result: one tensor, several, or a Python value."""
@@ -71,8 +72,10 @@ def _gappy(out: torch.Tensor | None) -> bool:
     return out is not None and not out.is_contiguous()
 
 
-def _repeats(one: torch.Tensor) -> bool:
-    return any(step == 0 and size > 1 for step, size in zip(one.stride(), one.size(), strict=True))
+def _repeats(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and any(
+        step == 0 and size > 1 for step, size in zip(one.stride(), one.size(), strict=True)
+    )
 
 
 @functools.cache
@@ -86,7 +89,12 @@ def row_of(name: str) -> Op:
 
 
 def has_function(path: str) -> bool:
-    """Return whether this path below `torch` is the function of an operator, so not, for example, `torch.load`."""
+    """Return whether this path below `torch` is the function of an operator, so not, for example, `torch.load`. A path
+    below `ops.aten` may end with an overload."""
+    if path.startswith("ops.aten."):
+        packet, _, overload = path.removeprefix("ops.aten.").partition(".")
+        found = getattr(torch.ops.aten, packet, None) if packet.isidentifier() else None
+        return callable(found) and (not overload or overload in found.overloads())
     module, _, name = path.rpartition(".")
     home = f"{module}." if module else ""
     if home not in MODULES or not name.isidentifier():

@@ -7,11 +7,19 @@ worker. This module makes no decisions; the oracles have decided.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.execute import RunningProgram
+from conformance.program.model import Program
+from conformance.program.script import script as program_script
+from conformance.program.steps.op import FUNCTION
+from conformance.program.steps.table import OPS
+from conformance.program.verdict import Verdict
+from conformance.record.finding import MOVE
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
 from conformance.sources.opinfo import catalog, script
@@ -19,6 +27,9 @@ from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, differing
+
+LONGEST_LINES = 25
+"""Limit on the lines of a minimized script before its comparison part."""
 
 LONGEST_TEXT = 2_000
 """Limit in characters on an exception's text and on printed values."""
@@ -33,18 +44,6 @@ def failure_of(
     actual: Observation,
     dtype: torch.dtype,
 ) -> Failure:
-    want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
-    rows: tuple[tuple[str, str, str, bool], ...] = ()
-    if want is not None and got is not None and mismatch.oracle == "value":
-        rows = _rows(want.value, got.value, *catalog.tolerances(catalog.find(case), dtype))
-    elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
-        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
-    geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
-    layouts = {
-        name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
-        for name, seen in (("expected", want), ("actual", got))
-        if geometry and seen is not None
-    }
     where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
     return Failure(
         oracle=mismatch.oracle,
@@ -66,9 +65,58 @@ def failure_of(
             undefined=_undefined(case, call),
             sparse=any(name.endswith("['layout']") for name in expected.others),
         ),
-        values=rows,
-        layouts=layouts,
+        **_shown(mismatch, expected, actual, catalog.tolerances(catalog.find(case), dtype)),
     )
+
+
+def failure_of_program(case: Case, target: Target, failure: Failure, program: Program, verdict: Verdict) -> Failure:
+    """Return the failure of a sample as its minimized program shows it: by the first mismatch of the verdict, or as
+    before for a failure that ends the process."""
+    first, death = next(iter(verdict.mismatches), failure), ""
+    if not verdict.mismatches:
+        death = sentence(failure)
+    again = f"Again: {script.again(case, target.spec, failure.sample)}"
+    notes = [f"Minimized from {program.note}", *(["Finding: " + death] if death else []), again]
+    text = program_script(program, target, verdict.mismatches, notes, verdict.bad_step, death)
+    made = replace(failure, call=_summary(program), script=text)
+    if not isinstance(first, Mismatch):
+        return made
+    texts = {name: getattr(first, name)[:LONGEST_TEXT] for name in ("expected", "actual", "detail")}
+    shown: dict[str, Any] = {}
+    if verdict.sides is not None:
+        wide = program.tolerance.get(case.dtype, (None, None))
+        shown = _shown(first, *verdict.sides, wide)
+    return replace(made, oracle=first.oracle, where=first.where, **texts, **{"values": (), "layouts": {}, **shown})
+
+
+def _summary(program: Program) -> str:
+    """Return the first call of a program in one line."""
+    if not program.steps:
+        return MOVE
+    step = program.steps[0]
+    op, running = OPS[step.op], RunningProgram(program)
+    args, kwargs = running.arguments(step)
+    name = f"torch.{'Tensor.' * (op.form is not FUNCTION)}{op.call or op.name}"
+    return script.summary(name, {"input": args[0], "args": args[1:], "kwargs": kwargs})
+
+
+def _shown(
+    mismatch: Mismatch, expected: Observation, actual: Observation, tolerances: tuple[float | None, float | None]
+) -> dict[str, Any]:
+    """Return the fields of a failure that show values and layouts of both sides."""
+    want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
+    rows: tuple[tuple[str, str, str, bool], ...] = ()
+    if want is not None and got is not None and mismatch.oracle == "value":
+        rows = _rows(want.value, got.value, *tolerances)
+    elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
+        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
+    geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
+    layouts = {
+        name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+        for name, seen in (("expected", want), ("actual", got))
+        if geometry and seen is not None
+    }
+    return {"values": rows, "layouts": layouts}
 
 
 def _undefined(case: Case, call: Call) -> list[str]:

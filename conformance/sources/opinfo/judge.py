@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from conformance.engine.arbitration import subject, widened
-from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.judge import Judgement, Policy, first_line, judge
 from conformance.engine.target import Target
@@ -24,12 +23,11 @@ from conformance.record.names import TIERS
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.truth import truth_of
-from conformance.sources.opinfo.variants import Call, reference
+from conformance.sources.opinfo.variants import Call, draws_numbers, reference
 from conformance.standalone.layouts import laid_out
-from conformance.standalone.moving import MARKER, leaves, map_leaves, moved, storage_key, tensors
+from conformance.standalone.moving import MARKER, leaves, map_leaves, storage_key, tensors
 from conformance.standalone.observation import Observation, observe
 from conformance.standalone.oracles import Mismatch, compare, differing, show
-from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 _PROCESSED = "processed"
 
@@ -119,11 +117,8 @@ class CallPolicy(Policy):
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether the op draws random numbers; a device with its own generator draws other numbers than the CPU."""
-        tree = moved(self.call.sample.tree, reference().send, reference().device, self.call.sample.kept)
-        with Tagged(DRAWS_NUMBERS) as seen:
-            self.op.op(tree["input"], *tree["args"], **tree["kwargs"])
-        return seen.found
+        """Whether the op draws random numbers."""
+        return draws_numbers(self.op, self.call.sample)
 
     def processed(
         self, expected: Observation, actual: Observation, found: Sequence[Mismatch]

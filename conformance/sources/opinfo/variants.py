@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Transform, signature_of
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
@@ -26,7 +27,7 @@ from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import map_leaves, moved, observable, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe
-from conformance.standalone.torch_compat import with_memory
+from conformance.standalone.torch_compat import DRAWS_NUMBERS, with_memory
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
 NO_GRADIENT = "no input requires a gradient"
@@ -145,6 +146,14 @@ class Skip(Exception):
 def reference() -> Target:
     """Return torch CPU, the reference."""
     return load_target("cpu")
+
+
+def draws_numbers(op: Any, sample: Sample) -> bool:
+    """Whether the op draws random numbers; a device with its own generator draws other numbers than the CPU."""
+    tree = moved(sample.tree, reference().send, reference().device, sample.kept)
+    with Tagged(DRAWS_NUMBERS) as seen:
+        op.op(tree["input"], *tree["args"], **tree["kwargs"])
+    return seen.found
 
 
 def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:

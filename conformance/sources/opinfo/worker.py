@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from conformance.record.errors import TargetError
 from conformance.record.names import VARIANTS
-from conformance.record.result import Result
+from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
 from conformance.sources.opinfo.plan import Case, Entry
@@ -65,6 +65,19 @@ def run(target: str, case: Case) -> tuple[Result, float]:
         result = run_case(case, under_test, note)
     _cases_run += 1
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
+
+
+def minimized(
+    target: str, case: Case, failure: Failure, until: float, program: str, skipped: Collection[str]
+) -> Failure | str:
+    """Return the minimized failure, or the reason why the failure stays as it is.
+
+    No trial begins after `until`, in seconds since the epoch. `program` is the smallest failing program so far, as
+    JSON, or "" before the first trial. `skipped` are programs that ended a worker."""
+    under_test = loaded(target)
+    from conformance.sources.opinfo.smaller import Trials
+
+    return Trials(under_test, case, failure, until, program, skipped).smallest()
 
 
 _cases_run = 0

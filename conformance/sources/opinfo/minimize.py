@@ -1,0 +1,102 @@
+"""Minimization of failing op_db samples: the first failing sample of each cause becomes a small failing program.
+
+Defines `minimize`. A sample becomes a program (`sample_program`), and the reducer of programs shrinks it in a worker
+that may die. The worker notes each candidate before it runs it. After a death, the pool's owner therefore knows the
+candidate that ended the worker: the smaller program, if the failure is a death, or else a candidate to skip.
+
+This module runs in the process that collects results, which does not import torch. So programs are JSON text here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from conformance.record.causes import pattern_of_result
+from conformance.record.names import NOT_COMPARED
+from conformance.record.patterns import base_operator
+from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
+from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.messages import Death, ExitReason, Limits, Task
+from conformance.sources.opinfo import worker
+from conformance.sources.opinfo.plan import Case
+
+BUDGET = 120.0
+"""Limit in seconds on the minimization of all failures of a run."""
+
+TRIAL = 10.0
+"""Limit in seconds on one trial. A longer one counts as a hang."""
+
+MOST_DEATHS = 8
+"""Limit on the workers that may die of the trials of one failure."""
+
+UNSHOWN = ("kernels", "harness", NOT_COMPARED, "memory", "message", "device")
+"""Oracles that the verdict on a program does not have, or that no script can show."""
+
+DEATHS = {"crash": ExitReason.CRASH, "timeout": ExitReason.TIMEOUT}
+"""Oracles of failures that end a worker."""
+
+
+def minimize(
+    run: Run, cases: Mapping[str, Case], limits: Limits, jobs: int = 1, place: Place = LOCAL, seconds: float = BUDGET
+) -> None:
+    """Replace the first failure of a result by its minimized form, for the first undeclared result of each pattern and
+    operator, the worst first. `cases` are the run's cases by id. The run's notes count the failures that stay as they
+    are, with the reasons.
+    """
+    until, chosen = time.time() + seconds, _chosen(run, cases)
+    if not chosen:
+        return
+    small: dict[str, Failure] = {}
+    reasons, deaths = Counter[str](), Counter[str]()
+    modules = (worker.__name__, "conformance.sources.opinfo.smaller")
+    limits = replace(limits, unit=min(limits.unit, TRIAL))
+    with PlacedPool(place, run.target, limits, min(jobs, len(chosen)), modules) as pool:
+        for id, failure in chosen.items():
+            pool.submit(Task(id, worker.minimized, (run.target, cases[id], failure, until, "", frozenset())))
+        for task, answer in pool.ended(seconds + limits.unit):
+            if isinstance(answer, Death):
+                deaths[task.name] += 1
+                if answer.reason is not ExitReason.NEVER_STARTED and deaths[task.name] <= MOST_DEATHS:
+                    pool.submit(_after(task, answer))
+                else:
+                    reasons["its worker dies too often"] += 1
+            elif isinstance(answer.value, Failure):
+                small[task.name] = answer.value
+            else:
+                reasons[answer.value or f"{type(answer.error).__name__}: {answer.error}"] += 1
+    run.results = [_with(result, small.get(result.id)) for result in run.results]
+    reasons["no time left"] += len(chosen) - len(small) - reasons.total()
+    told = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
+    if told:
+        run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({told})")
+
+
+def _after(task: Task, death: Death) -> Task:
+    """Return the rest of a task after the death of its worker."""
+    target, case, failure, until, best, skipped = task.args
+    candidate = ""
+    with contextlib.suppress(ValueError, TypeError):
+        best, candidate = json.loads(death.note.unit if death.note is not None else "")
+    if candidate and death.reason is DEATHS.get(failure.oracle):
+        best = candidate
+    return replace(task, args=(target, case, failure, until, best, skipped | {candidate}))
+
+
+def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
+    """Return the first failure of each pattern and operator, by the id of its result."""
+    found: dict[tuple[str, str], tuple[str, Failure]] = {}
+    for result in sorted(run.results, key=severity):
+        if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
+            first = result.failures[0]
+            if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where == "the target"):
+                found.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
+    return dict(found.values())
+
+
+def _with(result: Result, failure: Failure | None) -> Result:
+    return result if failure is None else result.replace(failures=(failure, *result.failures[1:]))

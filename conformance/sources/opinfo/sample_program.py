@@ -1,0 +1,249 @@
+"""A sample of op_db in a variant and a layout as a program: its tensors are the inputs, its call is a step.
+
+Defines `program_of`, and the encoding of a call's arguments that drawing shares. An entry is often a wrapper around the
+user's call. So a call is written with a public name: a function, a method or an attribute. `program_of` runs both on
+torch CPU and accepts the program only if every observed fact agrees. A gradient variant has one more step for each
+differentiated result, and its cotangents are inputs.
+
+A call that no program can hold has a reason (`Unwritable`), and runs only as a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conformance.engine.executor import Executor
+from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.execute import Broken
+from conformance.program.model import Program, ProgramError, fresh_names
+from conformance.program.shadow import reference as program_reference
+from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, number, tensor
+from conformance.program.steps.op_db import has_function, has_method
+from conformance.record.names import SPECIALS_BACKWARD
+from conformance.sources.opinfo import catalog
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.variants import Call, draws_numbers, reference
+from conformance.standalone.moving import MARKER, storage_key, tensors
+from conformance.standalone.observation import Observation, names_of
+from conformance.standalone.oracles import compare
+
+RESULT = "result"
+"""Name of the single result of a call; several results are `result_0`, `result_1`, ..."""
+
+UNWRITTEN = {"error_inputs": "an input that must raise", "forward_over_backward": "a derivative in forward mode"}
+"""Variants that no step calls, with the reason."""
+
+BACKWARD = ("backward", *SPECIALS_BACKWARD)
+
+
+class Unwritable(Exception):
+    """A sample that no program can hold. The message is the reason."""
+
+
+def program_of(case: Case, call: Call) -> Program:
+    """Return the call as a program with OpInfo's tolerances. Runs the call and the program on torch CPU. Raises
+    Unwritable."""
+    op = catalog.find(case)
+    if case.variant in UNWRITTEN:
+        raise Unwritable(UNWRITTEN[case.variant])
+    if call.sample.process is not None:
+        raise Unwritable("a result whose sign or phase is free")
+    if not catalog.has_value(op):
+        raise Unwritable("a result without a defined value")
+    names = _Names(call)
+    args = tuple(encoded(value, names.marker) for value in (call.tree["input"], *call.tree["args"]))
+    kwargs = {key: encoded(value, names.marker) for key, value in call.tree["kwargs"].items()}
+    if "out" in call.tree:
+        kwargs["out"] = encoded(call.tree["out"], names.marker)
+    run = Executor(reference()).run(call)
+    if run.last.error is not None:
+        raise Unwritable("a call that torch CPU refuses")
+    if draws_numbers(op, call.sample):
+        raise Unwritable("a call that draws random numbers")
+    results, ending = _results(run.outcome)
+    backward = _backward(case, names, call, results)
+    try:
+        storages, inputs = inputs_of(names.tensors)
+        bare = Program(storages, inputs, note=f"{case.id}, sample {call.sample.index}")
+    except NotAnInput as error:
+        raise Unwritable(str(error)) from error
+    reason = ""
+    for step in _calls(case, op, ending, args, kwargs):
+        written = step.op.startswith(("op_db.out:", "op_db.inplace"))
+        made = {} if written else results
+        program = bare.with_steps((replace(step, out=tuple(made)), *backward))
+        try:
+            answer = program_reference(program).observation
+        except (ProgramError, Broken) as error:
+            reason = reason or f"a program without a defined meaning: {_cause(str(error))}"
+            continue
+        expected = _renamed(run.last, names.of_observation(run.outcome, results, made), answer)
+        if not compare(expected, answer):
+            return replace(program, tolerance=_tolerance(case, op, answer))
+        reason = reason or "a public function that answers differently from the entry"
+    raise Unwritable(reason or "a call without a public name")
+
+
+class _Names:
+    """Names of a call's tensors in the program, in the order of the call's arguments."""
+
+    def __init__(self, call: Call) -> None:
+        self.kept, self.fresh = call.sample.kept, fresh_names({})
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.known: dict[int, str] = {}
+        self.places = {name: leaf for key, part in call.tree.items() for name, leaf in names_of(part, key).items()}
+
+    def name(self, value: torch.Tensor) -> str:
+        """Return the name of a tensor, and make it an input if it is new."""
+        if id(value) not in self.known:
+            self.known[id(value)] = name = next(self.fresh)
+            self.tensors[name] = value
+        return self.known[id(value)]
+
+    def marker(self, value: torch.Tensor) -> Json:
+        """Return the marker of a tensor. A tensor that stays on the CPU is a constant."""
+        stays = value.layout is torch.strided and not value.is_meta and storage_key(value) in self.kept
+        return on_host(value) if stays else tensor(self.name(value))
+
+    def of_observation(
+        self, outcome: Any, results: Mapping[str, torch.Tensor], made: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return the program's names by the names in an observation of the call. `made` are results with a name."""
+        found = {name: self.known[id(leaf)] for name, leaf in self.places.items() if id(leaf) in self.known}
+        if not results:
+            return found if outcome is None else {**found, RESULT: "step 1"}
+        for place, name in zip(names_of(outcome, RESULT), results, strict=True):
+            found[place] = name
+        if not made:  # the results are the operands that the call writes
+            written = [leaf for name, leaf in self.places.items() if name.partition("[")[0] == "out"]
+            written = written or tensors(self.places["input"] if "input" in self.places else list(self.places.values()))
+            for place, leaf in zip(names_of(outcome, RESULT), written, strict=False):
+                found[place] = self.known[id(leaf)]
+        return found
+
+
+def _results(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the result tensors by name, and the ending of the step's kind. Raises Unwritable."""
+    if isinstance(outcome, torch.Tensor):
+        made, ending = {RESULT: outcome}, ""
+    elif isinstance(outcome, (tuple, list)) and outcome and all(isinstance(one, torch.Tensor) for one in outcome):
+        made, ending = {f"{RESULT}_{at}": one for at, one in enumerate(outcome)}, ".many"
+    elif tensors(outcome):
+        raise Unwritable("a result that is no tensor or row of tensors")
+    else:
+        made, ending = {}, ".query"
+    if any(one.layout is not torch.strided for one in made.values()):
+        raise Unwritable("a sparse result")
+    return made, ending
+
+
+def _backward(case: Case, names: _Names, call: Call, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
+    """Return the steps that differentiate the results with the cotangents of the call's last run."""
+    if case.variant not in BACKWARD:
+        return ()
+    found = [name for name, one in results.items() if one.requires_grad]
+    steps = [Step("backward", (tensor(name), tensor(names.name(one)))) for name, one in zip(found, call.draws.last)]
+    return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
+
+
+def _calls(case: Case, op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
+    """Yield the ways to make the call by public names."""
+    if case.variant in ("method", "inplace"):
+        place = case.variant == "inplace"
+        name = getattr(op.inplace_variant if place else op.method_variant, "__name__", "")
+        if has_method(name, METHOD):
+            yield Step(f"op_db.inplace:{name}" if place else f"op_db.method{ending}:{name}", args, kwargs)
+        if has_function(name):
+            yield Step(f"op_db.function.inplace:{name}" if place else f"op_db{ending}:{name}", args, kwargs)
+    elif case.variant == "out":
+        for step in forms(op, "", args, kwargs):
+            if step.op.startswith("op_db:"):
+                yield replace(step, op=step.op.replace(":", ".out:", 1))
+    else:
+        yield from forms(op, ending, args, kwargs)
+
+
+def forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
+    """Yield the ways to call the entry by public names: as a function, as a method, as an attribute."""
+    name = op.name.removeprefix("torch.")
+    if has_function(name):
+        yield Step(f"op_db{ending}:{name}", args, kwargs)
+        if len(args) > 1:
+            yield Step(f"op_db{ending}:{name}", (args[1], args[0], *args[2:]), kwargs)
+    if has_method(name, METHOD):
+        yield Step(f"op_db.method{ending}:{name}", args, kwargs)
+    if has_method(name, ATTRIBUTE) and not args[1:] and not kwargs:
+        yield Step(f"op_db.attribute:{name}", args)
+
+
+def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
+    """Return an argument as JSON; `marker` encodes its tensors. Raises Unwritable."""
+    if isinstance(value, torch.Tensor):
+        return marker(value)
+    if isinstance(value, torch.device):
+        return {"device": 0} if value == MARKER else str(value)
+    for kind, name in ((torch.dtype, "dtype"), (torch.memory_format, "memory_format"), (torch.layout, "layout")):
+        if isinstance(value, kind):
+            return {name: str(value).removeprefix("torch.")}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) in (float, complex):
+        return number(value)
+    if isinstance(value, slice):
+        return {"slice": [encoded(part, marker) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"ellipsis": 0}
+    if isinstance(value, (tuple, list)):
+        parts = [encoded(part, marker) for part in value]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise Unwritable(f"an argument of type {type(value).__name__}")
+
+
+def on_host(value: torch.Tensor) -> Json:
+    """Return a tensor that stays on the CPU as a constant. Raises Unwritable."""
+    if not value.is_contiguous() or value.requires_grad or (value.dim() > 1 and not value.numel()):
+        raise Unwritable("a tensor on the CPU with a layout")
+
+    def row(values: Any) -> Json:
+        return list(map(row, values)) if isinstance(values, list) else number(values)
+
+    return {"tensor": row(value.tolist()), "dtype": dtype_name(value.dtype), "host": True}
+
+
+def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) -> Observation:
+    """Return the call's observation under the program's names. The cotangents, which no call observes, are the
+    program's."""
+    made = {
+        names[name]: replace(one, alias=names.get(one.alias, one.alias))
+        for name, one in seen.tensors.items()
+        if name in names
+    }
+    others = {names[name]: one for name, one in seen.others.items() if names.get(name, "").startswith("step ")}
+    storages = {names[name]: one for name, one in seen.storages.items() if name in names}
+    grads = {names[name]: one for name, one in seen.grads.items() if name in names}
+    more = {name: one for name, one in program.tensors.items() if name not in made}
+    return replace(
+        seen,
+        tensors={**made, **more},
+        others=others,
+        storages={**storages, **{name: program.storages[name] for name in more if name in program.storages}},
+        grads=grads,
+    )
+
+
+def _tolerance(case: Case, op: Any, answer: Observation) -> dict[str, tuple[float, float]]:
+    """Return OpInfo's tolerances of the case for the floating dtypes of the answer; empty if it grants none."""
+    rtol, atol = catalog.tolerances(op, getattr(torch, case.dtype))
+    dtypes = {one.dtype for one in answer.tensors.values() if one.dtype.is_floating_point or one.dtype.is_complex}
+    if rtol is None or atol is None:
+        return {}
+    return {dtype_name(dtype): (rtol, atol) for dtype in sorted(dtypes, key=str)}
+
+
+def _cause(text: str) -> str:
+    """Return an error's text without the place of the step."""
+    return text.partition(": ")[2].partition("\n")[0][:80] or text[:80]

@@ -1,0 +1,119 @@
+"""Minimization of failing samples: planted faults end as short scripts that show the same headline in a new process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
+from conformance.record.sentences import sentence
+from conformance.run.messages import Death, ExitReason, Limits, Note, Task
+from conformance.run.scripts import run_alone, said_of
+from conformance.sources.opinfo import minimize, worker
+from conformance.sources.opinfo.finding import LONGEST_LINES
+from conformance.sources.opinfo.plan import Case, Selection
+from conformance.sources.opinfo.runner import run
+from conformance.standalone.script import own_part
+from tests.sources.opinfo.conftest import PLANTED
+
+LIMITS = Limits(unit=20.0, compiling=20.0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PLANTED))
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+
+
+def results(*ops: str, variants: Sequence[str] = ("forward",), layouts: Sequence[str] = ("as_sampled",)) -> Run:
+    """The run of these ops on the planted target."""
+    selection = Selection(ops, ("float32",), tuple(variants), tuple(layouts), 3)
+    return run("planted", selections=[selection], limits=LIMITS)
+
+
+@pytest.mark.usefixtures("here")
+class TestPlanted:
+    @pytest.mark.parametrize(
+        ("op", "variant", "layout", "call", "line"),
+        [
+            ("add", "forward", "transposed", "torch.add(Tensor[] float32, Tensor[] float32)", "torch.add(a, a)"),
+            ("sub", "method", "gaps", "torch.Tensor.sub(Tensor[2, 1] float32, Tensor[2] float32)", "a.sub(b)"),
+            ("mul", "backward", "as_sampled", "torch.mul(Tensor[] float32, Tensor[] float32)", "torch.mul(a, a)"),
+            (
+                "cos",
+                "out",
+                "expanded",
+                "torch.cos(Tensor[2] float32 stride (0,), out=Tensor[] float32)",
+                "torch.cos(a, out=b)",
+            ),
+        ],
+    )
+    def test_smallest_script(self, op: str, variant: str, layout: str, call: str, line: str) -> None:
+        """The script has plain inputs, and at most 25 lines before the comparison part. Run alone, it exits with code 1
+        and reports the headline, which is the sentence of its docstring."""
+        (result,) = results(op, variants=[variant], layouts=[layout]).results
+        first = result.failures[0]
+        own = own_part(first.script)
+        assert first.call == call and line in own
+        assert len(own.splitlines()) <= LONGEST_LINES
+        assert own.startswith(f'"""{sentence(first)}"""')
+        ended = run_alone(first.script, 60.0)
+        assert ended.code == 1 and said_of(result, ended, 60.0) == SHOWS, ended
+
+    def test_crash(self) -> None:
+        """A crash is minimized by candidates that end their workers."""
+        (result,) = results("atan").results
+        assert result.outcome is Outcome.CRASH
+        assert result.failures[0].call == "torch.atan(Tensor[] float32)"
+        assert said_of(result, run_alone(result.failures[0].script, 60.0), 60.0) == SHOWS
+
+    def test_once_for_each_operator_and_pattern(self) -> None:
+        """The cases of one operator and pattern are minimized once; the others keep the script of their sample."""
+        made = results("add", variants=["forward", "method"], layouts=["as_sampled", "gaps"])
+        small = [one for one in made.results if "the first wrong step" in one.failures[0].script]
+        assert (len(made.results), len(small)) == (4, 1)
+
+    def test_reason(self) -> None:
+        """A failure that the program does not show keeps its script, and the notes of the run say why."""
+        made = results("add", variants=["out"])
+        assert made.notes == ["0 of 1 failure minimized (the program does not show the failure: 1)"]
+        assert made.results[0].failures[0].script.startswith('"""out ')
+
+
+class TestOwner:
+    """The process that owns the pool, which does not import torch."""
+
+    def test_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run without an undeclared failure starts no worker."""
+        monkeypatch.setattr(minimize, "PlacedPool", None)
+        passed = Result("add", "float32", "forward", "as_sampled", Outcome.PASS)
+        known = passed.replace(op="mul", outcome=Outcome.XFAIL, failures=(Failure("value", "result", "1", "2"),))
+        layer = known.replace(op="sub", outcome=Outcome.FAIL, layer="compile:eager")
+        kernels = known.replace(op="div", outcome=Outcome.FAIL, failures=(Failure("kernels", "the whole run"),))
+        made = Run("cpu", [passed, known, layer, kernels])
+        cases = {one.id: Case(one.op, "", "", one.dtype, one.variant, one.layout) for one in made.results}
+        minimize.minimize(made, cases, LIMITS)
+        assert made.results == [passed, known, layer, kernels] and not made.notes
+
+    @pytest.mark.parametrize(("oracle", "best"), [("crash", "smaller"), ("value", "best")])
+    def test_after_a_death(self, oracle: str, best: str) -> None:
+        """The candidate that ended a worker is the smallest failing program of a crash. Of a wrong value it is not,
+        and no worker tries it again."""
+        case = Case("add", "", "", "float32", "forward", "as_sampled")
+        task = Task("", worker.minimized, ("cpu", case, Failure(oracle), 1.0, "", frozenset()))
+        note = Note(1, 1, json.dumps(["best", "smaller"]))
+        after: Any = minimize._after(task, Death(ExitReason.CRASH, "died", note)).args
+        assert after[4:] == (best, frozenset({"smaller"}))
+        unknown: Any = minimize._after(replace(task, args=after), Death(ExitReason.CRASH, "died")).args
+        assert unknown[4] == best
+
+    def test_no_time(self, cpu: Any) -> None:
+        """Without time no trial begins."""
+        case = Case("add", "", "", "float32", "forward", "as_sampled")
+        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, "", frozenset()) == ""

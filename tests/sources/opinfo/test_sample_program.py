@@ -1,0 +1,151 @@
+"""Samples of op_db as programs: every variant and layout, the exact geometry, and the calls that cannot be written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.engine.loading import load_target
+from conformance.program.execute import make_inputs
+from conformance.program.model import Program
+from conformance.program.verdict import judge_program
+from conformance.record.names import LAYOUTS, SPECIALS, SPECIALS_BACKWARD
+from conformance.sources.opinfo import catalog
+from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sample_program import Unwritable, program_of
+from conformance.sources.opinfo.sampling import samples
+from conformance.sources.opinfo.variants import VARIANTS, Call
+from conformance.standalone.moving import tensors
+
+
+def calls(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32", count: int = 2
+          ) -> list[tuple[Case, Call]]:  # fmt: skip
+    """The calls of an entry's first samples, each with its case."""
+    op, _, overload = name.partition("/")
+    case = Case(op, overload, "", dtype, variant, layout)
+    info = catalog.find(case)
+    drawn = samples(info, variant, getattr(torch, dtype), layout, count)
+    return [(case, call) for sample in drawn for call in VARIANTS[variant](info, sample)]
+
+
+def programs(*args: str, **options: str) -> list[Program]:
+    return [program_of(case, call) for case, call in calls(*args, **options)]  # type: ignore[arg-type]
+
+
+def text(program: Program) -> list[str]:
+    return [step.op for step in program.steps]
+
+
+class TestVariants:
+    @pytest.mark.parametrize(
+        ("variant", "steps"),
+        [
+            ("forward", ["op_db:add"]),
+            ("reference_inputs", ["op_db:add"]),
+            ("method", ["op_db.method:add"]),
+            ("inplace", ["op_db.inplace:add_"]),
+            ("out", ["op_db.out:add"]),
+            ("backward", ["op_db:add", "backward"]),
+            *((tier, ["op_db:add"]) for tier in SPECIALS),
+            *((tier, ["op_db:add", "backward"]) for tier in SPECIALS_BACKWARD),
+        ],
+    )
+    def test_steps(self, variant: str, steps: list[str]) -> None:
+        """Each variant is one step. A gradient variant has one more, whose cotangent is an input. Torch CPU passes."""
+        made = programs("add", variant)
+        assert {tuple(text(program)) for program in made} == {tuple(steps)}
+        for program in made:
+            assert any(one.requires_grad for one in program.inputs) == ("backward" in steps)
+            assert judge_program(program, load_target("cpu")).passed
+
+    def test_several_results(self) -> None:
+        """Each result has a name, and each differentiated result its own backward step on the same graph."""
+        forward, backward = programs("aminmax", count=1)[0], programs("aminmax", "backward", count=1)[0]  # type: ignore[arg-type]
+        assert forward.steps[0].out == ("result_0", "result_1")
+        assert [dict(step.kwargs) for step in backward.steps] == [{}, {"retain_graph": True}, {}]
+
+    def test_written_operands(self) -> None:
+        """The three forms of out= tensors are inputs with their exact geometry."""
+        right, empty, gaps = (program.inputs[-1] for program in programs("cumsum", "out", count=1))  # type: ignore[arg-type]
+        assert right.size == gaps.size and empty.size == (0,)
+        assert gaps.stride == tuple(2 * step for step in right.stride)
+
+
+class TestLayouts:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("name", ["mul", "nn.functional.conv2d"])
+    def test_geometry_and_values(self, layout: str, name: str) -> None:
+        """Each tensor keeps its size, strides, offset and storage, and each value its bits."""
+        for case, call in calls(name, layout=layout):
+            program = program_of(case, call)
+            made, given = [*make_inputs(program).values()], list({id(t): t for t in tensors(call.tree)}.values())
+            for one, two in zip(made, given, strict=True):
+                assert (one.size(), one.stride(), one.storage_offset()) == (
+                    two.size(),
+                    two.stride(),
+                    two.storage_offset(),
+                )
+                assert one.untyped_storage().nbytes() == two.untyped_storage().nbytes()
+                assert torch.equal(one, two.detach())
+            assert judge_program(program, load_target("cpu")).passed
+
+    def test_tensors_on_one_storage(self) -> None:
+        """Tensors that share a storage still share it, and an object that occurs twice is one input."""
+        ((case, call),) = calls("add", count=1)
+        base = torch.arange(8.0)
+        call.tree.update(input=base[1:5], args=(base[3:7],))
+        program = program_of(case, call)
+        assert (len(program.storages), [one.offset for one in program.inputs]) == (1, [1, 3])
+        call.tree.update(args=(call.tree["input"],))
+        assert len(program_of(case, call).inputs) == 1
+
+    def test_tensor_on_the_cpu(self) -> None:
+        """A tensor that OpInfo keeps on the CPU is a constant on the CPU."""
+        made = programs("tensor_split", count=3)  # type: ignore[arg-type]
+        assert any(isinstance(arg, dict) and arg.get("host") for program in made for arg in program.steps[0].args)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "complex32", "int8", "uint16", "bool"])
+    def test_dtypes(self, dtype: str) -> None:
+        """Every dtype keeps its bits."""
+        for program in programs("clone", dtype=dtype):
+            assert judge_program(program, load_target("cpu")).passed
+            assert program.inputs[0].dtype == dtype
+
+    def test_tolerance(self) -> None:
+        """The program has OpInfo's tolerance, and none if OpInfo grants none."""
+        granted = catalog.tolerances(catalog.by_name()["bmm", ""], torch.float32)
+        assert granted != (None, None)
+        assert programs("bmm")[0].tolerance == {"float32": granted}
+        assert programs("clone")[0].tolerance == {}
+
+
+class TestUnwritable:
+    @pytest.mark.parametrize(
+        ("name", "variant", "reason"),
+        [
+            ("cat", "error_inputs", "an input that must raise"),
+            ("mul", "forward_over_backward", "a derivative in forward mode"),
+            ("linalg.svd", "forward", "a result whose sign or phase is free"),
+            ("empty", "forward", "a result without a defined value"),
+            ("bernoulli", "forward", "a call that draws random numbers"),
+            ("sparse.mm/reduce", "forward", "a sparse tensor"),
+            ("_segment_reduce/lengths", "forward", "a call without a public name"),
+        ],
+    )
+    def test_reason(self, name: str, variant: str, reason: str) -> None:
+        """A call that no program can hold has a reason."""
+        for case, call in calls(name, variant):
+            with pytest.raises(Unwritable, match=f"^{reason}$"):
+                program_of(case, call)
+
+    def test_large_input(self) -> None:
+        """A storage of more than 10,000 elements is no input."""
+        ((case, call),) = calls("add", count=1)
+        call.tree.update(input=torch.ones(10_001))
+        with pytest.raises(Unwritable, match=r"more than 10,000 elements"):
+            program_of(case, call)
+
+    def test_other_answer(self) -> None:
+        """An entry that answers differently from the function of its name is not written as that function."""
+        with pytest.raises(Unwritable):
+            programs("zero_")
