@@ -22,7 +22,7 @@ from conformance.declare.declaration import FORMER, PARTS_OF_TARGET, Declaration
 from conformance.declare.features import FEATURES
 from conformance.declare.probed import Probe
 from conformance.record.errors import ReportError, TargetError
-from conformance.record.missing_ops import Lacking, ranked
+from conformance.record.missing_ops import MissingOperator, ranked
 from conformance.record.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.record.usage import usage_of
 
@@ -132,14 +132,14 @@ class Profile:
         cases: Mapping[str, int] = {},
         families: Mapping[str, str] = {},
         entries: Mapping[str, Collection[str]] = {},
-    ) -> tuple[Lacking, ...]:
+    ) -> tuple[MissingOperator, ...]:
         """Return the rows of a run's table, one for each declared operator that removes something. `cases` counts the
         op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
         `entries` lists the op_db entries not drawn, by operator."""
         rows = []
         for operator, one in self.unsupported("operator").items():
             steps = one.scope.step if families else ()
-            row = Lacking(
+            row = MissingOperator(
                 operator,
                 sum(cases.get(name, 0) for name in one.scope.op),
                 steps,

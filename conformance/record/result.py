@@ -25,9 +25,9 @@ from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
-from conformance.record.missing_ops import Lacking
+from conformance.record.missing_ops import MissingOperator
 from conformance.record.names import NOT_COMPARED, without_features
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 2
 KIND = "conformance"
@@ -290,8 +290,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
     expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
-    drawn: Drawn | None = None
-    lacking: tuple[Lacking, ...] = ()
+    drawn: ProgramStats | None = None
+    lacking: tuple[MissingOperator, ...] = ()
     identity: str = ""
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 

@@ -39,7 +39,7 @@ from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.options import Parser
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 
 SHARE = 0.1
 """Share of `--minutes` for the probe, for the trials of a profile, and for running scripts, each."""
@@ -256,7 +256,7 @@ def main(
             chosen = sources(args)
             files = [file for source in chosen for file in source.files(args)]
             log = args.reports / f"{chosen[0].stem}-workers.log"
-            with kept(log, not getattr(args, "resume", False)) as file:
+            with log_file(log, not getattr(args, "resume", False)) as file:
                 place = replace(place_of(args, *files), worker_log=file)
                 session = Session(parser.prog, words, args, place, resumable=parser.takes("--resume"))
                 return session.run(chosen)

@@ -10,7 +10,7 @@ import pytest
 from conformance.declare.declaration import CASES, Declaration, Scope, check, read
 from conformance.declare.expectations import WORDS, due, expected, judged, update, without_cases
 from conformance.record import result as model
-from conformance.record.result import Drawn, Failure, Finding, Outcome, Result, Run
+from conformance.record.result import Failure, Finding, Outcome, ProgramStats, Result, Run
 from conformance.sources.init import expectations as command
 from conformance.sources.opinfo import plan
 
@@ -76,7 +76,7 @@ class TestTorch:
     def test_an_update_keeps_what_speaks_of_another(self, tmp_path: Path) -> None:
         """A run with another torch version leaves the entry unchanged, in memory and in the file."""
         path = self.file(tmp_path, self.OTHER)
-        kept, done = update(read(path), Run("tiny", [result("add", Outcome.PASS)], drawn=Drawn((0,), 10)), "")
+        kept, done = update(read(path), Run("tiny", [result("add", Outcome.PASS)], drawn=ProgramStats((0,), 10)), "")
         assert (kept, done) == (read(path), [])
         assert all('torch = "<2.9"' in one.toml() for one in kept)
 
@@ -90,7 +90,7 @@ class TestTorch:
 
 def drawn_run() -> Run:
     """A complete campaign of ten programs of seed 0."""
-    return Run("tiny", [], drawn=Drawn(seeds=[0], programs=10))
+    return Run("tiny", [], drawn=ProgramStats(seeds=[0], programs=10))
 
 
 class TestApply:
