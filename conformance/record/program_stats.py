@@ -1,6 +1,6 @@
 """The totals of drawing: the number of programs drawn and run, the coverage cells reached, and the exclusions.
 
-Defines `Drawn`, one section of a `Run`. A table of the cells that were reached hides the others, so `families`,
+Defines `ProgramStats`, one section of a `Run`. A table of the cells that were reached hides the others, so `families`,
 `layouts` and `dtypes` may name each axis in full. No share of all cells is ever stated, since some cells cannot exist.
 This module must not import torch.
 """
@@ -19,7 +19,7 @@ Cell = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class ProgramStats:
     """The totals of one campaign, or of several joined campaigns.
 
     `cells` counts steps by family, layout class of the first tensor, and its dtype. `families`, `layouts` and `dtypes`
@@ -66,7 +66,7 @@ class Drawn:
         return self.programs - sum(self.unsupported.values())
 
 
-def join(drawn: Sequence[Drawn]) -> Drawn | None:
+def join(drawn: Sequence[ProgramStats]) -> ProgramStats | None:
     """Join the totals of several campaigns: add counts and unite names. None for no campaigns."""
 
     def joined(values: list[Any]) -> Any:
@@ -81,4 +81,6 @@ def join(drawn: Sequence[Drawn]) -> Drawn | None:
 
     if len(drawn) < 2:
         return drawn[0] if drawn else None
-    return Drawn(**{item.name: joined([getattr(each, item.name) for each in drawn]) for item in fields(Drawn)})
+    return ProgramStats(
+        **{item.name: joined([getattr(each, item.name) for each in drawn]) for item in fields(ProgramStats)}
+    )

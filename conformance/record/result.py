@@ -27,7 +27,7 @@ from conformance.record.finding import MOVE, Finding, answers, property_of, seve
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import Lacking
 from conformance.record.names import without_features
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 2
 KIND = "conformance"
@@ -262,7 +262,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
-    drawn: Drawn | None = None
+    drawn: ProgramStats | None = None
     lacking: tuple[Lacking, ...] = ()
     identity: str = ""
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")

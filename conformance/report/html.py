@@ -18,7 +18,7 @@ from urllib.parse import quote
 from conformance.record.accuracy import shown
 from conformance.record.footprint import mebibytes
 from conformance.record.names import DTYPES, VARIANTS
-from conformance.record.program_stats import AXES, Drawn
+from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
@@ -231,7 +231,7 @@ def _cell(family: str, column: tuple[str, str, str], counts: Counter[str]) -> di
 
 def campaign_view(campaign: Run) -> dict[str, Any]:
     """A campaign's data for the page: facts, findings, reasons for programs and steps not run, and coverage."""
-    drawn, stopped = campaign.drawn or Drawn(), campaign.stopped_at_inputs
+    drawn, stopped = campaign.drawn or ProgramStats(), campaign.stopped_at_inputs
     facts: dict[str, Any] = {
         "programs": f"{drawn.programs:,}",
         "failing programs": f"{campaign.failing_programs:,}",
@@ -270,7 +270,7 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
     }
 
 
-def _coverage(drawn: Drawn) -> dict[str, Any]:
+def _coverage(drawn: ProgramStats) -> dict[str, Any]:
     """Steps by family and layout class, and for each family by layout class and dtype. If the campaign names all rows
     and columns, the table has all of them, so that it shows cells that were never reached."""
     reached = [sorted({cell[part] for cell in drawn.cells}) for part in range(3)]

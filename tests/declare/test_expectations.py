@@ -10,7 +10,7 @@ import pytest
 from conformance.declare.expectations import Expectation, apply, check, dumps, findings, load, update, without_cases
 from conformance.record import result as model
 from conformance.record.errors import ReportError
-from conformance.record.result import Drawn, Failure, Finding, Outcome, Result, Run
+from conformance.record.result import Failure, Finding, Outcome, ProgramStats, Result, Run
 from conformance.sources.init import expectations as command
 from conformance.sources.opinfo import plan
 
@@ -100,7 +100,7 @@ class TestTorch:
 
 def drawn_run() -> Run:
     """A complete campaign of ten programs of seed 0."""
-    return Run("tiny", [], drawn=Drawn(seeds=[0], programs=10))
+    return Run("tiny", [], drawn=ProgramStats(seeds=[0], programs=10))
 
 
 class TestApply:

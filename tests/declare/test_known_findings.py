@@ -13,7 +13,7 @@ from conformance.declare.known_findings import KnownFinding, apply, check, updat
 from conformance.record import result as model
 from conformance.record.errors import ReportError
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import UNEXPLAINED, Outcome, Run
 from conformance.sources.init import expectations as command
 from tests.report.runs import campaign, found, result, run
@@ -53,13 +53,13 @@ class TestApply:
         ("made", "due"),
         [
             (campaign(), True),
-            (campaign(drawn=Drawn((0,), 299)), False),
-            (campaign(drawn=Drawn((0,), 343, corpus=("x",) * 44)), False),
-            (campaign(drawn=Drawn((7,), 900)), False),
-            (campaign(drawn=Drawn((0,), 900, options="--steps 1..2")), False),
+            (campaign(drawn=ProgramStats((0,), 299)), False),
+            (campaign(drawn=ProgramStats((0,), 343, corpus=("x",) * 44)), False),
+            (campaign(drawn=ProgramStats((7,), 900)), False),
+            (campaign(drawn=ProgramStats((0,), 900, options="--steps 1..2")), False),
             (campaign(complete=False), False),
             (campaign(environment={"selection": "seed 0; shard 1/2"}), False),
-            (campaign(drawn=Drawn(programs=43, corpus=("a-program",))), False),
+            (campaign(drawn=ProgramStats(programs=43, corpus=("a-program",))), False),
             (run(result()), False),
         ],
     )
@@ -73,12 +73,12 @@ class TestApply:
     def test_any_seed(self) -> None:
         """Without a seed, the finding must show in any campaign with that number of programs."""
         entry = dataclasses.replace(ENTRY, seed=None)
-        assert outcomes(apply(campaign(drawn=Drawn((7,), 300)), [entry], "f")) == [Outcome.XPASS]
+        assert outcomes(apply(campaign(drawn=ProgramStats((7,), 300)), [entry], "f")) == [Outcome.XPASS]
 
     def test_a_saved_program(self) -> None:
         """An entry for a saved program matches that program only, and is due in every run of it."""
         entry = KnownFinding("a reason", program="swap-*")
-        replayed = Drawn(programs=2, corpus=("swap-rows", "other"))
+        replayed = ProgramStats(programs=2, corpus=("swap-rows", "other"))
         assert outcomes(apply(campaign(drawn=replayed), [entry], "f")) == [Outcome.XPASS]
         assert outcomes(apply(campaign(found(saved=("swap-rows",)), drawn=replayed), [entry], "f")) == [Outcome.XFAIL]
         other = apply(campaign(found(saved=("other",)), drawn=replayed), [entry], "f")
@@ -121,7 +121,7 @@ class TestUpdate:
 
     def test_other_campaigns_keep_an_entry(self) -> None:
         """A campaign with fewer programs or another seed removes no entry."""
-        assert update([ENTRY], campaign(drawn=Drawn((1,), 900)))[0] == [ENTRY]
+        assert update([ENTRY], campaign(drawn=ProgramStats((1,), 900)))[0] == [ENTRY]
 
 
 COPIES = "results are copies instead of views"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.record import result as model
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
@@ -38,9 +38,9 @@ def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: s
     return Result(step, "", "program", rest[0], outcome, family="writes", failures=(failure,), finding=finding)
 
 
-def campaign(*findings: Result, drawn: Drawn | None = None, **changes: Any) -> Run:
+def campaign(*findings: Result, drawn: ProgramStats | None = None, **changes: Any) -> Run:
     """A campaign on the target of `run`, with 300 programs of seed 0."""
-    totals = drawn or Drawn((0,), 300)
+    totals = drawn or ProgramStats((0,), 300)
     return Run(**{"target": "tiny", "results": list(findings), "drawn": totals, **changes})
 
 
@@ -51,7 +51,7 @@ def fuzz_json(*findings: Result, **changes: Any) -> dict[str, Any]:
         ("writes", "contiguous", "float32"): 37,
         ("writes", "contiguous", "bool"): 3,
     }
-    drawn = Drawn((3,), 300, 900, avoided={"write through overlapping memory": 3}, cells=cells)
+    drawn = ProgramStats((3,), 300, 900, avoided={"write through overlapping memory": 3}, cells=cells)
     usual = found(count=26, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')")
     made = campaign(*(findings or (usual,)), drawn=drawn, seconds=10.5, environment={"torch": "2.13"})
     return {**model.run_to_json(made), **changes}

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.report import html
 from conformance.report.escape import escape_control_characters
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(screenshot.executable() is None, reason=screensh
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\"'`\x1b[31m${{7*7}}\x00"
 TRENDS = (Trend("passed", (3, 5, 4), -1), Trend("kernels", (9, 7, 7), 0))
-DRAWN = Drawn(
+DRAWN = ProgramStats(
     programs=300,
     families=("views", "writes", "layers"), layouts=("contiguous", "gaps"), dtypes=("bool", "int8"),
     cells={("writes", "contiguous", "int8"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3,
@@ -288,7 +288,7 @@ class TestHostile:
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, fallbacks={HOSTILE: 1}, fallback=1)
         made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
         wrong = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
-        fuzzed = campaign(wrong, target=HOSTILE, drawn=Drawn(avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}))
+        fuzzed = campaign(wrong, target=HOSTILE, drawn=ProgramStats(avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}))
         assert opened(html.render(fuzzed)).evaluate("window.pwned === undefined")
         text = html.render(made, run(passed(HOSTILE)), fuzzed)
         page = opened(text, "#case=" + quote(escape_control_characters(bad.id), safe=""))

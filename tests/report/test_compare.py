@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Outcome, Result
 from conformance.report import compare
 from tests.report.runs import campaign, failed, found, over, result, run
@@ -114,11 +114,17 @@ class TestFindings:
         }
 
     @pytest.mark.parametrize(
-        "drawn", [Drawn((0,), 299), Drawn((1,), 300), Drawn((0,), 300, options="--steps 1..2"), Drawn((0,), 0)]
+        "drawn",
+        [
+            ProgramStats((0,), 299),
+            ProgramStats((1,), 300),
+            ProgramStats((0,), 300, options="--steps 1..2"),
+            ProgramStats((0,), 0),
+        ],
     )
-    def test_what_was_not_drawn_is_not_fixed(self, drawn: Drawn) -> None:
+    def test_what_was_not_drawn_is_not_fixed(self, drawn: ProgramStats) -> None:
         """A finding missing under another seed, fewer programs or another drawing may still exist."""
         difference = compare.diff(campaign(found("old")), campaign(drawn=drawn))
         assert (difference.changes, difference.not_run) == ({}, 1)
-        assert compare.diff(campaign(found("old")), campaign(drawn=Drawn((0, 1), 600))).count("fixed") == 1
+        assert compare.diff(campaign(found("old")), campaign(drawn=ProgramStats((0, 1), 600))).count("fixed") == 1
         assert compare.diff(campaign(found("old")), campaign(complete=False)).changes == {}

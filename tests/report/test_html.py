@@ -6,7 +6,7 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Run
 from conformance.record.sentences import LAYOUTS
 from conformance.report import html
@@ -51,7 +51,7 @@ class TestHtml:
         """Op names, exceptions, reasons and environments add no element, and no control character remains."""
         bad = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE, first_wrong_step=HOSTILE)
         bad = bad.replace(reason=HOSTILE, failures=(*bad.failures, *hostile.results[0].failures))
-        drawn = Drawn(
+        drawn = ProgramStats(
             avoided={HOSTILE: 1}, unsupported={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1},
             families=(HOSTILE, f"{HOSTILE} not reached"),
         )  # fmt: skip
@@ -187,7 +187,7 @@ class TestFuzzing:
     def test_what_was_not_run_has_its_reasons(self) -> None:
         """Rejected steps and unsupported programs are listed with their reasons, most frequent first."""
         avoided = {"one": 1, "write through overlapping memory": 30}
-        made = campaign(drawn=Drawn((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
+        made = campaign(drawn=ProgramStats((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
         text = Page(html.render(made)).text
         assert "write through overlapping memory 30 one 1" in text
         assert "Programs not run, since the target leaves out 1 reason autograd 4" in text
@@ -220,10 +220,10 @@ class TestFuzzing:
     def test_kernels_are_told_where_they_are_counted(self) -> None:
         """A target that does not count kernels has no kernel fact, rather than 0."""
         assert "kernels" not in html.campaign_view(campaign())["facts"]
-        assert html.campaign_view(campaign(drawn=Drawn(kernels=3, kernels_allowed=5)))["facts"]["kernels"] == "3"
+        assert html.campaign_view(campaign(drawn=ProgramStats(kernels=3, kernels_allowed=5)))["facts"]["kernels"] == "3"
 
 
-DRAWN = Drawn(
+DRAWN = ProgramStats(
     cells={("writes", "contiguous", "float32"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3},
     families=("views", "writes"),
     layouts=("contiguous", "gaps", "empty"),

@@ -16,7 +16,7 @@ from conformance.record import result as model
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import Footprint
 from conformance.record.missing_ops import Lacking
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
 from tests.report.runs import campaign, failed, found, result, run
@@ -79,7 +79,7 @@ class TestMachine:
 
     def test_a_campaign_that_compared_nothing(self) -> None:
         """A campaign that compared nothing is one skipped test, never a passed one."""
-        made = campaign(drawn=Drawn((0,), 3, unsupported={"autograd": 3}))
+        made = campaign(drawn=ProgramStats((0,), 3, unsupported={"autograd": 3}))
         assert '<skipped message="SKIP: no drawn program' in machine.junit(made)
         assert "**Nothing was compared.**" in machine.markdown(made, None)
 
@@ -113,7 +113,7 @@ class TestSchemas:
         counts |= dict.fromkeys(("arbitrated", "failing", "known", "masked"), 3)
         tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "entries": {"add|method|gaps|bool": 1}}
         tallies["cells"] = {("a", "b", "c"): 3}
-        made.drawn = Drawn((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
+        made.drawn = ProgramStats((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
         return made
 
     def test_fits(self, name: str, hostile: Run) -> None:
@@ -133,7 +133,7 @@ class TestSchemas:
             assert not validator.is_valid(data)
 
 
-WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": Drawn, "lacking": Lacking,
+WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": ProgramStats, "lacking": Lacking,
            "accuracy": Accuracy, "footprint": Footprint}  # fmt: skip
 """Dataclasses of a result file, by the schema definition that describes them."""
 

@@ -13,7 +13,7 @@ from conformance.record import result as model
 from conformance.record.errors import ReportError
 from conformance.record.merge import merge
 from conformance.record.patterns import NOT_SHRUNK
-from conformance.record.program_stats import Drawn
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Outcome, Run
 from conformance.report import summary
 from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, result, run
@@ -31,7 +31,7 @@ class TestInterrupted:
 
     def test_no_number_is_negative(self) -> None:
         """Regression test: the last line said "-8 passed"."""
-        made = campaign(found(), drawn=Drawn((0,), 0, failing=8, known=0), complete=False, interrupted=2)
+        made = campaign(found(), drawn=ProgramStats((0,), 0, failing=8, known=0), complete=False, interrupted=2)
         assert model.summary_line(made) == "0 passed, 8 failed, 0 skipped"
 
     def test_findings_that_are_not_shrunk_wait_for_resume(self) -> None:
@@ -97,7 +97,7 @@ class TestVerdict:
     def test_all_is_well(self) -> None:
         """The verdict is good only if the campaign is complete, compared programs, and all of them agreed."""
         assert verdict(campaign()) == (True, "No finding in 300 drawn programs.")
-        some, none = (campaign(drawn=Drawn((0,), 300, unsupported={"autograd": left})) for left in (299, 300))
+        some, none = (campaign(drawn=ProgramStats((0,), 300, unsupported={"autograd": left})) for left in (299, 300))
         assert verdict(some) == (True, "No finding in 1 drawn program; the target leaves out 299 more.")
         assert verdict(none) == (False, "No drawn program was compared.")
         assert verdict(campaign(complete=False)) == (False, "The fuzz campaign was interrupted after 300 programs.")
@@ -144,9 +144,9 @@ class TestMerge:
     def test_shards(self) -> None:
         """Counts are added, and a finding of both shards becomes one, with the shorter program."""
         one = campaign(found("a", count=2, steps=5, first=9), command="it",
-                       drawn=Drawn((0,), 300, cells={("w", "gaps", "bool"): 1}, families=("w",)))  # fmt: skip
+                       drawn=ProgramStats((0,), 300, cells={("w", "gaps", "bool"): 1}, families=("w",)))  # fmt: skip
         two = campaign(found("b"), found("a", count=3, steps=2, first=4), command="that",
-                       drawn=Drawn((4,), 300, cells={("w", "gaps", "bool"): 2}))  # fmt: skip
+                       drawn=ProgramStats((4,), 300, cells={("w", "gaps", "bool"): 2}))  # fmt: skip
         both = merge([one, two])
         assert both.drawn is not None
         assert (both.drawn.programs, both.drawn.seeds, both.command, both.drawn.families) == (600, (0, 4), "", ("w",))

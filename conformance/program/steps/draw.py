@@ -70,7 +70,7 @@ def index_of(dim: int, at: Json) -> Json:
     return {"tuple": [{"slice": [None, None, None]}] * dim + [at]}
 
 
-class Drawn(Protocol):
+class ShadowState(Protocol):
     """Interface of the shadow for the drawing rules. `Shadow` documents the members."""
 
     env: dict[str, torch.Tensor]
@@ -88,7 +88,7 @@ class Drawn(Protocol):
 class DrawContext(Draw):
     """Context of a drawing rule: its choices, and the shadow of the program so far, whose tensors it may pick."""
 
-    def __init__(self, source: Source, shadow: Drawn, dtypes: Sequence[str], biased: bool = True) -> None:
+    def __init__(self, source: Source, shadow: ShadowState, dtypes: Sequence[str], biased: bool = True) -> None:
         super().__init__(source)
         self.shadow, self.dtypes, self.biased = shadow, dtypes, biased
         self.only: Callable[[torch.Tensor], bool] | None = None

@@ -29,7 +29,7 @@ from conformance.record.finding import (
 )
 from conformance.record.names import ORACLES, RUN_ORACLES
 from conformance.record.patterns import NOT_SHRUNK
-from conformance.record.program_stats import AXES, Drawn
+from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.sources.fuzzing.plan import HANGS
@@ -100,7 +100,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
-    drawn = Drawn(
+    drawn = ProgramStats(
         seeds=(plan.seed,),
         programs=done.done,
         steps=done.steps,
@@ -188,7 +188,7 @@ def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Seque
             result = known.replace(finding=more)
         results[result.id] = result
     left = {"the target leaves it out": unsupported} if unsupported else {}
-    drawn = Drawn(programs=len(programs), corpus=tuple(programs), unsupported=left)
+    drawn = ProgramStats(programs=len(programs), corpus=tuple(programs), unsupported=left)
     return Run(spec, list(results.values()), drawn=drawn)
 
 
