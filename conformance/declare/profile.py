@@ -20,7 +20,7 @@ from typing import Any
 from conformance.declare import declared
 from conformance.declare.declared import quoted
 from conformance.record.errors import ReportError, TargetError
-from conformance.record.missing_ops import Lacking, ranked
+from conformance.record.missing_ops import MissingOperator, ranked
 from conformance.record.names import BUILTIN, DTYPES, nearest, without_features
 from conformance.record.usage import usage_of
 
@@ -123,14 +123,14 @@ class Profile:
         cases: Mapping[str, int] = {},
         families: Mapping[str, str] = {},
         entries: Mapping[str, Collection[str]] = {},
-    ) -> tuple[Lacking, ...]:
+    ) -> tuple[MissingOperator, ...]:
         """Return the rows of a run's table, one for each declared operator that removes something. `cases` counts the
         op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
         `entries` lists the op_db entries not drawn, by operator."""
         rows = []
         for one in self.lacking:
             steps = one.steps if families else ()
-            row = Lacking(
+            row = MissingOperator(
                 one.operator,
                 sum(cases.get(name, 0) for name in one.opinfos),
                 steps,

@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingOperator:
     """One operator without a kernel, and the parts of a run that it excludes. These are the op_db cases, the steps, the
     `entries` of op_db by name, and the `families` of the steps. A campaign counts the entries that it would have drawn.
     `programs` of the `measured` real programs call the operator, and `share` is its share of all their calls."""
@@ -62,11 +62,11 @@ class Lacking:
         return f"{self.programs} of {self.measured} programs, {self.share:.1%} of calls"
 
 
-def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:
+def joined(parts: list[tuple[MissingOperator, ...]]) -> tuple[MissingOperator, ...]:
     """Join the rows of several shards: add the cases, and unite the names."""
-    rows: dict[str, Lacking] = {}
+    rows: dict[str, MissingOperator] = {}
     for row in (row for part in parts for row in part):
-        other = rows.get(row.operator, Lacking(row.operator))
+        other = rows.get(row.operator, MissingOperator(row.operator))
         rows[row.operator] = replace(
             row,
             cases=row.cases + other.cases,
@@ -77,17 +77,17 @@ def joined(parts: list[tuple[Lacking, ...]]) -> tuple[Lacking, ...]:
     return ranked(rows.values())
 
 
-def ranked(rows: Iterable[Lacking]) -> tuple[Lacking, ...]:
+def ranked(rows: Iterable[MissingOperator]) -> tuple[MissingOperator, ...]:
     """Sort rows by urgency: by the programs that use the operator, by its share of calls, by the number of things that
     it excludes."""
 
-    def key(row: Lacking) -> tuple[float, float, int, str]:
+    def key(row: MissingOperator) -> tuple[float, float, int, str]:
         return -row.programs, -row.share, -row.cases - len(row.entries) - len(row.steps), row.operator
 
     return tuple(sorted(rows, key=key))
 
 
-def removed(rows: Sequence[Lacking]) -> str:
+def removed(rows: Sequence[MissingOperator]) -> str:
     """Return everything that these rows remove from a run, in words: `3 op_db entries, 7 op_db cases, 2 steps of 1
     family`."""
     entries = {name for row in rows for name in row.entries}

@@ -25,7 +25,7 @@ from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
-from conformance.record.missing_ops import Lacking
+from conformance.record.missing_ops import MissingOperator
 from conformance.record.names import without_features
 from conformance.record.program_stats import ProgramStats
 
@@ -263,7 +263,7 @@ class Run:
     expectations: str = ""
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
     drawn: ProgramStats | None = None
-    lacking: tuple[Lacking, ...] = ()
+    lacking: tuple[MissingOperator, ...] = ()
     identity: str = ""
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.record.missing_ops import Lacking, removed
+from conformance.record.missing_ops import MissingOperator, removed
 from conformance.report.escape import escape_control_characters
 
 LISTED = 25
 """Maximum number of rows in the terminal. A report has all rows."""
 
 
-def show(console: Console, rows: Sequence[Lacking]) -> None:
+def show(console: Console, rows: Sequence[MissingOperator]) -> None:
     """Print the table, unless it is empty."""
     if not rows:
         return

@@ -15,7 +15,7 @@ import pytest
 from conformance.record import result as model
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import Footprint
-from conformance.record.missing_ops import Lacking
+from conformance.record.missing_ops import MissingOperator
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
@@ -49,11 +49,14 @@ class TestMachine:
     def test_what_is_lacking(self) -> None:
         """The summary has the table of missing operators, with names escaped. Regression test: it was a sentence with
         two counts."""
-        rows = (Lacking("aten::a|b", 3, (), 4, 10, 0.25, ("a", "b")), Lacking("aten::c", 0, ("roll", "flip"), 0, 10))
+        rows = (
+            MissingOperator("aten::a|b", 3, (), 4, 10, 0.25, ("a", "b")),
+            MissingOperator("aten::c", 0, ("roll", "flip"), 0, 10),
+        )
         text = machine.markdown(run(result(), lacking=rows), None)
         assert "| `aten::a b` | 2 | 3 |  | 4 of 10 programs, 25.0% of calls |" in text
         assert "| `aten::c` |  |  | roll, flip | none of 10 programs |" in text
-        many = tuple(Lacking(f"aten::{number}", 1) for number in range(machine.LISTED_FINDINGS + 2))
+        many = tuple(MissingOperator(f"aten::{number}", 1) for number in range(machine.LISTED_FINDINGS + 2))
         assert "2 more operators are lacking." in machine.markdown(run(result(), lacking=many), None)
 
     def test_a_campaign(self) -> None:
@@ -133,7 +136,7 @@ class TestSchemas:
             assert not validator.is_valid(data)
 
 
-WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": ProgramStats, "lacking": Lacking,
+WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": ProgramStats, "lacking": MissingOperator,
            "accuracy": Accuracy, "footprint": Footprint}  # fmt: skip
 """Dataclasses of a result file, by the schema definition that describes them."""
 

@@ -12,7 +12,7 @@ from conformance.declare import profile as profiles
 from conformance.declare.probed import Probe
 from conformance.declare.stale_declarations import stale_declarations
 from conformance.record import result as model
-from conformance.record.missing_ops import DECLARED, Lacking, Outcome, Trial
+from conformance.record.missing_ops import DECLARED, MissingOperator, Outcome, Trial
 from conformance.record.names import DTYPES
 from conformance.record.result import Result
 from conformance.run.execution_place import LOCAL, Place
@@ -30,7 +30,7 @@ def task(spec: str, name: str) -> Task:
 
 
 def contradictions(
-    spec: str, limits: Limits, rows: Sequence[Lacking], seen: Probe | None = None, place: Place = LOCAL
+    spec: str, limits: Limits, rows: Sequence[MissingOperator], seen: Probe | None = None, place: Place = LOCAL
 ) -> tuple[list[Result], list[str]]:
     """Return evidence against the target's profile, and notes.
 

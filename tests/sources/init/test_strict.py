@@ -12,7 +12,7 @@ from conformance.declare.probed import Answer, Probe, Row
 from conformance.declare.stale_declarations import stale_declarations
 from conformance.record import result as model
 from conformance.record.merge import merge
-from conformance.record.missing_ops import Lacking, removed
+from conformance.record.missing_ops import MissingOperator, removed
 from conformance.record.names import DTYPES
 from conformance.record.result import Result, Run
 from conformance.report.__main__ import main as report
@@ -226,11 +226,11 @@ def test_shards_are_joined() -> None:
     one = Run(
         "cpu",
         lacking=(
-            Lacking("aten::a", 2, ("neg",), 1, 9, 0.1, ("x", "y"), ("view",)),
-            Lacking("aten::b", 1, (), 5, 9, 0.2),
+            MissingOperator("aten::a", 2, ("neg",), 1, 9, 0.1, ("x", "y"), ("view",)),
+            MissingOperator("aten::b", 1, (), 5, 9, 0.2),
         ),
     )
-    two = Run("cpu", lacking=(Lacking("aten::a", 3, (), 1, 9, 0.1, ("y", "z")),))
+    two = Run("cpu", lacking=(MissingOperator("aten::a", 3, (), 1, 9, 0.1, ("y", "z")),))
     assert [(row.operator, row.cases) for row in merge([one, two]).lacking] == [("aten::b", 1), ("aten::a", 5)]
     said = "3 op_db entries, 6 op_db cases, 1 step of 1 family"
     assert removed(merge([one, two]).lacking) == said
