@@ -1,7 +1,8 @@
 """Worker output, in a separate file so that it does not mix with the command's own output.
 
-Defines `kept`, `redirected` and `limited`. A device may print all the time, and its last lines before a crash are often
-the only reason available. Output must therefore be neither shown nor lost: workers append it to one file, line by line.
+Defines `log_file`, `redirected` and `limited`. A device may print all the time, and its last lines before a crash are
+often the only reason available. Output must therefore be neither shown nor lost: workers append it to one file, line by
+line.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def _to_stderr(text: str) -> None:
 
 
 @contextlib.contextmanager
-def kept(
+def log_file(
     path: Path, afresh: bool = True, tell: Callable[[str], None] = _to_stderr, option: str = "--reports"
 ) -> Iterator[Path]:
     """Context with the file for worker output in the block, truncated first if `afresh`.
 
     At the end, `tell` gets a sentence with its path and number of lines. An empty file is deleted, and so is
-    its folder if `kept` created it. Raises ReportError, which names `option`, if the file cannot be written.
+    its folder if `log_file` created it. Raises ReportError, which names `option`, if the file cannot be written.
     """
     there = path.parent.exists()
     try:

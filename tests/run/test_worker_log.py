@@ -11,7 +11,7 @@ from conformance.record.errors import ReportError
 from conformance.run import execution_place
 from conformance.run.messages import Limits, WorkerDied
 from conformance.run.pool import LocalPool
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 from conformance.sources.fuzzing.command import main as fuzz
 from conformance.sources.init.__main__ import main as init
 from conformance.sources.opinfo.runner import main as opinfo
@@ -29,7 +29,7 @@ def test_the_last_words_of_one_that_dies(
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = tmp_path / "workers.log"
     with (
-        kept(path) as file,
+        log_file(path) as file,
         LocalPool("cpu", Limits(), 1, ["tasks"], worker_log=file) as pool,
         pytest.raises(WorkerDied, match="SIGABRT"),
     ):
@@ -41,7 +41,7 @@ def test_the_last_words_of_one_that_dies(
 def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
     """The log of endless output is limited and keeps its last line. Regression test: endless output filled the disk."""
     path = tmp_path / "workers.log"
-    with kept(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], worker_log=file) as pool:
+    with log_file(path) as file, LocalPool("cpu", Limits(), 1, ["tasks"], worker_log=file) as pool:
         pool.ask(tasks.prints_much)
     first, *_, last = path.read_text().splitlines()
     assert (first[:16], last) == ("more than 64 MiB", "its last words")
@@ -49,7 +49,7 @@ def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
 
 
 def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
-    with kept(path, afresh, tell) as file:
+    with log_file(path, afresh, tell) as file:
         with file.open("a") as appended:
             appended.write("one\ntwo")
         raise KeyboardInterrupt
@@ -58,7 +58,7 @@ def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
 class TestKept:
     def test_an_empty_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """An empty log is removed silently, with its folder if the folder was new."""
-        with kept(tmp_path / "reports" / "workers.log") as file:
+        with log_file(tmp_path / "reports" / "workers.log") as file:
             assert file.exists()
         assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
 
@@ -75,7 +75,7 @@ class TestKept:
         """A log that cannot be written gives one sentence."""
         (tmp_path / "file").write_text("")
         with pytest.raises(ReportError, match=r"workers\.log cannot be written \(.*\); choose another with --re"):
-            kept(tmp_path / "file" / "workers.log").__enter__()
+            log_file(tmp_path / "file" / "workers.log").__enter__()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from conformance.report.summary import known_cases
 from conformance.run import signals
 from conformance.run.execution_place import LOCAL, Place, told
 from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.accuracy.worker import TARGET
 from conformance.sources.opinfo.isolation import OUTCOMES
@@ -120,7 +120,7 @@ def command(
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         versions.check()
-        with signals.deferred(), kept(args.reports / f"{name}-workers.log") as file:
+        with signals.deferred(), log_file(args.reports / f"{name}-workers.log") as file:
             args.place = Place(worker_log=file, tell=told)
             return run_command(args, words)
     except BrokenPipeError:

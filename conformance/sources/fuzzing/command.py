@@ -36,7 +36,7 @@ from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 from conformance.sources.fuzzing import trial
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             limits = Limits(compiling=args.compile_limit, memory=args.memory)
             corpus = sorted(args.corpus.glob("*.json")) if args.corpus else []
             place = place_of(args, args.kernels or BASELINE, *corpus)
-            with kept(Path(args.reports) / WORDS, not args.resume) as file:
+            with log_file(Path(args.reports) / WORDS, not args.resume) as file:
                 return _campaign_on(args, limits, replace(place, worker_log=file))
     except UserError as error:
         print(f"conformance.fuzz: {error}", file=sys.stderr)

@@ -26,7 +26,7 @@ from conformance.run import signals
 from conformance.run.execution_place import Place, told
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 from conformance.sources.init.init import Found, investigate
 
 MINUTES = 30.0
@@ -83,7 +83,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
-    with kept(args.output.with_suffix(".log"), option="--output") as file:
+    with log_file(args.output.with_suffix(".log"), option="--output") as file:
         found = investigate(
             args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=told)
         )

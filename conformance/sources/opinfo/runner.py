@@ -40,7 +40,7 @@ from conformance.run.execution_place import LOCAL, Place, add_options, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
-from conformance.run.worker_log import kept
+from conformance.run.worker_log import log_file
 from conformance.sources.opinfo import plan, terminal, trial
 from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.journal import Journal
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace, arguments: list[str]) -> int:
     chosen = _choices(options)
-    with kept(options.reports / WORDS, not options.resume) as file:
+    with log_file(options.reports / WORDS, not options.resume) as file:
         return _run_chosen(options, {**chosen, "place": replace(chosen["place"], worker_log=file)}, arguments)
 
 
