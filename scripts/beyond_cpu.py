@@ -22,7 +22,6 @@ import argparse
 import fnmatch
 import itertools
 import math
-import os
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_tables import updated, write
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
@@ -311,11 +311,7 @@ def main() -> int:
     lines = table(found, options.samples)
     print(*lines, sep="\n")
     if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        beside = PAGE.with_suffix(".new")
-        beside.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
-        os.replace(beside, PAGE)
+        write(PAGE, updated(PAGE.read_text(), "\n".join([BEGIN, "", *lines, "", END])))
     return int(any(word == "wrong" for word, _ in found.values()))
 
 

@@ -192,15 +192,18 @@ handed at least one operator of one sample to the CPU.
 
 
 def updated(page: str, part: str) -> str:
-    """Page with its generated part replaced; raises TablesError if the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """Page with a generated part replaced, whose first and last lines are its markers; raises TablesError if the page
+    lacks them.
+    """
+    first, *_, last = part.splitlines()
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise TablesError(f"{PAGE} lacks the line {BEGIN!r} or {END!r}: put both where the tables belong")
+        raise TablesError(f"{PAGE} lacks the line {first!r} or {last!r}: put both where the tables belong")
     return before + part + after
 
 
-def _written(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(path.suffix + ".new")
     beside.write_text(text)
@@ -217,7 +220,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         if given.command == "collect":
             before = json.loads((root / DATA).read_text()) if (root / DATA).exists() else None
             data = collect([json.loads(path.read_text()) for path in given.runs], before)
-            _written(root / DATA, json.dumps(data, indent=1) + "\n")
+            write(root / DATA, json.dumps(data, indent=1) + "\n")
         page = (root / PAGE).read_text()
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
         wanted = updated(page, page_part(json.loads((root / DATA).read_text()), reasons))
@@ -228,7 +231,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         if wanted != page:
             print(f"device_tables: {PAGE} is stale; run python scripts/device_tables.py", file=sys.stderr)
         return int(wanted != page)
-    _written(root / PAGE, wanted)
+    write(root / PAGE, wanted)
     return 0
 
 
