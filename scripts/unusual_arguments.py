@@ -1,6 +1,6 @@
 """Calls with one unusual argument: whether tiny answers, or refuses, as torch CPU does.
 
-    python scripts/unusual_arguments.py [--op GLOB] [-n N] [--json FILE] [--write]
+    python -m scripts.unusual_arguments [--op GLOB] [-n N] [--json FILE] [--write]
 
 The script takes each argument of each OpInfo from the first sample of op_db that has it, and changes it in turn.
 CHANGES lists the changes, such as another dtype, a shorter operand, no elements, a number instead of a tensor, nan or
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
 import math
 import re
@@ -30,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from device_tables import updated, write
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
 from conformance.engine.arbitration import widened
@@ -41,9 +41,10 @@ from conformance.sources.opinfo import catalog, seeding
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import leaves, map_leaves, storage_key
 from conformance.standalone.torch_compat import nondeterministic
+from scripts.pages import Part
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "device.md"
-BEGIN, END = "<!-- table: python scripts/unusual_arguments.py --write -->", "<!-- end of that table -->"
+PART = Part("docs/device.md", "unusual_arguments")
+MODULE = "scripts.unusual_arguments"
 
 SAME, SAME_ERROR = "same answer", "same error"
 OTHER_TEXT, OTHER_TYPE = "same type of error, other text", "other type of error"
@@ -419,10 +420,11 @@ def difference(op: Any, expected: Sequence[Any], found: Sequence[Any]) -> str:
 
 def run(tasks: Sequence[str], jobs: int) -> Iterator[tuple[str, str, str, str]]:
     """The judged calls of all tasks. A task whose worker dies runs again without the call that killed it."""
+    called = importlib.import_module(MODULE).judged  # this module may run as __main__, which workers cannot import
     skipped: dict[str, dict[int, str]] = {name: {} for name in tasks}
-    with LocalPool("tiny", Limits(unit=SECONDS, memory=6.0), jobs, (judged.__module__,)) as pool:
+    with LocalPool("tiny", Limits(unit=SECONDS, memory=6.0), jobs, (MODULE,)) as pool:
         for name in tasks:
-            pool.submit(Task(name, judged, (name, {})))
+            pool.submit(Task(name, called, (name, {})))
         for task, answer in pool.ended():
             if isinstance(answer, Death):
                 note = answer.note
@@ -430,7 +432,7 @@ def run(tasks: Sequence[str], jobs: int) -> Iterator[tuple[str, str, str, str]]:
                     yield task.name, "", DIED, answer.said
                     continue
                 skipped[task.name][int(note.unit)] = DIED if "tiny" in note.steps else CPU_DIED
-                pool.submit(Task(task.name, judged, (task.name, skipped[task.name])))
+                pool.submit(Task(task.name, called, (task.name, skipped[task.name])))
             elif answer.error is not None:
                 raise answer.error
             else:
@@ -496,11 +498,9 @@ def main() -> int:
             print(f"this reason has no difference: {REASONS[number]}")
             failed = True
     if options.write:
-        write(PAGE, updated(PAGE.read_text(), "\n".join([BEGIN, "", *lines, "", END])))
+        PART.renew("\n".join(lines))
     return int(failed)
 
 
 if __name__ == "__main__":
-    import unusual_arguments  # by this name, so that workers find its functions
-
-    sys.exit(unusual_arguments.main())
+    sys.exit(main())
