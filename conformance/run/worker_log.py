@@ -1,7 +1,8 @@
 """Worker output, in a separate file so that it does not mix with the command's own output.
 
-Defines `log_file`, `redirected` and `limited`. A device may print all the time, and its last lines before a crash are often
-the only reason available. Output must therefore be neither shown nor lost: workers append it to one file, line by line.
+Defines `log_file`, `redirected` and `limited`. A device may print all the time, and its last lines before a crash are
+often the only reason available. Output must therefore be neither shown nor lost: workers append it to one file, line by
+line.
 """
 
 from __future__ import annotations

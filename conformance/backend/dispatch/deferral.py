@@ -29,7 +29,7 @@ from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import canonical
 from ..runtime.stats import STATS
-from .metadata import global_settings
+from .metadata import global_settings, number_class
 from .registry import Context, Row, is_data
 from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
 
@@ -339,7 +339,7 @@ def _describe(x: Any, key: list[Any], storages: list[LazyStorage], numbers: list
         key.append(kind)
         key.append(x)
     elif kind is float:
-        key.append(float)
+        key.append(float if 0.0 < x <= 65504.0 else number_class(x))
         numbers.append(x)
     elif kind in _TENSORS:
         _describe_tensor(x, key, storages)

@@ -1,16 +1,19 @@
 """Metadata of an operator's results: from torch's meta kernels, corrected where the CPU differs.
 
-Defines `specs`, `MetaRejected`, `global_settings` and `device_index`.
+Defines `specs`, `MetaRejected`, `global_settings`, `number_class` and `device_index`.
 
 Metadata depend on the geometry of the arguments and on torch's global settings, not on elements. The meta kernel
-therefore runs once for each geometry and settings. If its strides are known to differ from the CPU's, the CPU kernel
-also runs (on small tensors).
+therefore runs once for each geometry and settings. A trial follows: the CPU's kernel runs on ones. It shows whether the
+CPU refuses the call, and it gives strides. For large tensors a trial gives only dtypes.
 
 This module must not depend on values.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +26,7 @@ from ..lazy.storage import storage_of
 from ..runtime import torch_compat
 from ..runtime.counters import COUNTERS
 from ..runtime.torch_compat import OpOverload
-from . import fallback
+from . import fallback, widening
 from .tensors import Spec, geometry
 
 
@@ -31,7 +34,10 @@ class MetaRejected(Exception):
     """A call that the meta kernel refuses, or that torch's checks of memory overlap may refuse: the CPU decides."""
 
 
-_specs: OrderedDict[tuple[Any, ...], tuple[Any, tuple[Spec, ...]]] = OrderedDict()
+Results = tuple[Any, tuple[Spec, ...]]
+"""The structure of an operator's results, and the metadata of each result; None for an undefined result."""
+
+_specs: OrderedDict[tuple[Any, ...], Results] = OrderedDict()
 _SPECS_KEPT = 16384
 _INT8, _FLOAT16 = torch.empty(1, dtype=torch.int8), torch.empty(1, dtype=torch.float16)
 
@@ -78,8 +84,8 @@ _said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
 """The warnings of the calls in `_specs`; a cached call repeats its warnings."""
 
 
-def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Metadata of the results from the meta kernel, with strides from the CPU, and the warnings. Raises
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Results, Any]:
+    """Metadata of the results from the meta kernel, corrected by a trial on the CPU, and the warnings. Raises
     MetaRejected.
     """
     metas: dict[int, torch.Tensor] = {}
@@ -92,105 +98,154 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
             result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
     except Exception as error:
         raise MetaRejected(str(error)) from error
-    _check_dtypes(op, args, kwargs)
-    known = _describe(result)
-    if known[1] and not any(a.alias_info is not None for a in op._schema.arguments):
-        known = _strides_of_cpu(op, args, kwargs, known)
+    known = _tried(op, args, kwargs, _describe(result))
     return known, tuple(dict.fromkeys((str(one.message), one.category) for one in caught))
 
 
-_TRIED = 1 << 14  # largest number of elements for which the call runs on the CPU at its own size
-_SHRUNK = 2  # length of dimensions of a larger call when its dtypes are checked: equal lengths stay equal
-# Operators whose meta kernels order dimensions differently for contiguous arguments too.
-_MISSTATED = frozenset({"aten._fft_r2c.default"})
+_TRIED = 1 << 14  # largest number of elements, of arguments and results, for which the call is tried at its own size
+_SHRUNK = 2  # length of dimensions of a larger call when its dtypes are tried: equal lengths stay equal
+_NOT_TRIED = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+)
+"""Tags of operators that are not tried: they take numbers from torch's generator, or depend on elements."""
 
 
-_accepted: dict[tuple[Any, ...], bool] = {}
+def _tried(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: Results) -> Results:
+    """The meta kernel's description of the results, corrected by a trial on torch CPU. Raises MetaRejected if torch CPU
+    refuses the call.
 
-
-def _check_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise MetaRejected for dtypes that the meta kernel accepts and the CPU's kernel does not.
-
-    Only the kernel decides whether it accepts an out= tensor or a source of another dtype. If dtypes differ, or the
-    call writes to out= or to integers, it is tried once on ones. A large call is tried on few elements.
+    Meta kernels accept dtypes, sizes, numbers and words that the CPU's kernels refuse, and they order dimensions
+    differently. Therefore the call runs once on torch CPU, on tensors of the same geometry. Their elements are ones,
+    and if the CPU refuses these, integers become zeros, because ones may be indices out of range. If the CPU refuses
+    both, the elements are not the reason in any call of op_db, except for matrices that must be regular. The CPU then
+    gets the call itself, and raises its own error.
     """
-    tensors = list(tensors_in([*args, *kwargs.values()]))
-    kinds = tuple(t.dtype for t in tensors)
-    # A result of another dtype is an error if it is written to integers; logit_'s meta kernel accepts it.
-    writes_out = op._schema.is_mutable and (
-        any(a.is_out for a in op._schema.arguments) or not any(kind.is_floating_point for kind in kinds)
+    if not is_tried(op, args):
+        return known
+    sizes = [geometry(t)[:2] for t in tensors_in([*args, *kwargs.values()])]
+    sizes += [(s.size, s.stride) for s in known[1] if s is not None]
+    if sum(layout.plan(size, stride).extent for size, stride in sizes) > _TRIED:
+        return _with_dtypes(known, _result_dtypes(op, args, kwargs))
+    refused = ""  # the text alone: the exception would keep the arguments alive, and so their values
+    for made in (_ones, _zeros):
+        try:
+            own = _describe(_on_cpu(op, args, kwargs, made))
+        except torch.linalg.LinAlgError:
+            return known
+        except Exception as error:
+            refused = str(error)
+        else:
+            aliased = any(a.alias_info is not None for a in op._schema.arguments)
+            return own if not aliased and _sizes(own) == _sizes(known) else known
+    raise MetaRejected(refused)
+
+
+def _sizes(results: Results) -> Any:
+    return results[0], [None if s is None else s.size for s in results[1]]
+
+
+def _with_dtypes(results: Results, kinds: Sequence[torch.dtype | None]) -> Results:
+    """A description of results with other dtypes; without change if there is another number of them."""
+    if len(kinds) != len(results[1]):
+        return results
+    return results[0], tuple(
+        s if s is None or kind is None else s._replace(dtype=kind) for s, kind in zip(results[1], kinds, strict=True)
     )
-    bools = torch.bool in kinds or any(isinstance(a, bool) for a in args)
-    subtracts = bools and op._schema.name in _SUBTRACTIONS
-    if not (len(set(kinds)) > 1 or writes_out or subtracts) or torch.Tag.nondeterministic_seeded in op.tags:
-        return
-    key = (op, subtracts, global_settings(), *kinds)
-    if key not in _accepted:
-        large = sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            accepted = _takes_ones(op, args, kwargs, _few if large else _ones)
-        if accepted is None and large:  # a small size suits it less than the real one: check again at the next call
-            return
-        _accepted[key] = accepted is not False
-    if not _accepted[key]:
-        raise MetaRejected("the CPU's kernel takes no such dtypes together")
+
+
+_kinds_known: dict[tuple[Any, ...], tuple[torch.dtype | None, ...] | None] = {}
+
+
+def _result_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, ...]:
+    """The dtypes of the results of a large call, from a trial on few elements; () if its sizes do not suit the call.
+
+    Raises MetaRejected if torch CPU refuses the dtypes.
+    """
+    key = (op, _kind(args), _kind(tuple(kwargs.items())), global_settings())
+    if key not in _kinds_known:
+        try:
+            _, specs_ = _describe(_on_cpu(op, args, kwargs, _few))
+        except Exception as error:  # the operator may refuse the sizes, so only errors about dtypes count
+            if not any(word in str(error) for word in _OF_DTYPES):
+                return ()
+            _kinds_known[key] = None
+        else:
+            aliased = any(a.alias_info is not None for a in op._schema.arguments)
+            _kinds_known[key] = () if aliased else tuple(None if s is None else s.dtype for s in specs_)
+    known = _kinds_known[key]
+    if known is None:
+        raise MetaRejected("the CPU's kernel takes no such dtypes")
+    return known
+
+
+def _kind(x: Any) -> Any:
+    """The part of an argument that decides the dtypes of results, by torch's rules of promotion."""
+    if isinstance(x, torch.Tensor):
+        return _key(x, {}, False) if x.device.type != "tiny" else (x.dtype, bool(x.dim()))
+    if isinstance(x, (list, tuple)):
+        return tuple([_kind(y) for y in x])
+    return x.__class__ if isinstance(x, (int, float, complex)) and not isinstance(x, bool) else x
+
+
+def is_tried(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a call is tried on torch CPU: there is a kernel to try, and its refusals apply to the device."""
+    return _can_be_tried(op) and not BEYOND_CPU.get(op._schema.name, lambda *_: False)(*args)
+
+
+@functools.cache
+def _can_be_tried(op: OpOverload) -> bool:
+    """Whether torch has a kernel for the CPU and a meta kernel, and the operator's results depend on its arguments."""
+
+    def has(key: str) -> bool:
+        return any(torch_compat.has_kernel(op.name(), k) for k in (key, *_COMPOSITE))
+
+    return has("CPU") and has("Meta") and _NOT_TRIED.isdisjoint(op.tags)
+
+
+_COMPOSITE = "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"
+
+BEYOND_CPU: dict[str, Callable[..., bool]] = {
+    "aten::histc": lambda x, *_: not x.is_floating_point(),  # counts integers, as on CUDA
+    "aten::nansum": lambda x, *_: x.is_complex(),  # sums complex numbers, as on CUDA
+    # Takes channels-last images with other strides of dimensions of size 1.
+    "aten::native_group_norm": lambda x, *_: not x.is_contiguous(memory_format=torch_compat.suggest_memory_format(x)),
+    "aten::convolution_overrideable": lambda *_: True,  # torch CPU does not have it
+    "aten::_nested_tensor_from_mask_left_aligned": lambda *_: True,  # False, because there are no nested tensors
+}
+"""Operators with calls that the device accepts and torch CPU refuses, and whether a call is one, by its arguments."""
 
 
 _OF_DTYPES = (
     *("dtype", "scalar type", "scalar_type", "same type", "for result,", "be cast", "implemented for"),
     *("bool tensor", "two bool"),
 )
-_SUBTRACTIONS = frozenset({"aten::sub", "aten::sub_", "aten::rsub"})  # their meta kernels accept bools
 
 
-def _takes_ones(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> bool | None:
-    """Whether the CPU accepts the call with substitute tensors; None if it refuses them for a reason other than
-    dtypes.
-    """
+def _on_cpu(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> Any:
+    """The call on torch CPU with substitute tensors."""
     # Resizing an out= of another size would warn the caller, so out tensors are empty.
     outs = {a.name for a in op._schema.arguments if a.is_out}
     given = {k: made(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
-    try:
-        fallback.callable_with_numbers(op, args)(*made(tuple(args)), **given)
-    except Exception as error:  # the operator may refuse substitute elements, so only errors about dtypes count
-        return False if any(word in str(error) for word in _OF_DTYPES) else None
-    return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # caused by substitute elements
+        return widening.run(fallback.callable_with_numbers(op, args), made(tuple(args)), given, ())
 
 
-def _strides_of_cpu(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: tuple[Any, tuple[Spec, ...]]
-) -> tuple[Any, tuple[Spec, ...]]:
-    """The CPU's strides, if its kernels and the meta kernels order dimensions differently.
-
-    They disagree if an argument is not contiguous. They also disagree if dimensions of size 1 or 0 have strides that a
-    contiguous tensor would not have (docs/notes/meta-and-cpu.md has cases). The call then runs on ones, if it is small.
-    """
-    tensors = list(tensors_in([*args, *kwargs.values()]))
-    usual = all(geometry(t)[1] == layout.contiguous_strides(geometry(t)[0]) for t in tensors)
-    if (usual and str(op) not in _MISSTATED) or sum(layout.plan(*geometry(t)[:2]).extent for t in tensors) > _TRIED:
-        return known
-    try:
-        call = fallback.callable_with_numbers(op, args)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # caused by substitute elements
-            structure, specs_ = _describe(call(*_ones(tuple(args)), **{k: _ones(v) for k, v in kwargs.items()}))
-    except (RuntimeError, IndexError, ValueError):  # the operator may refuse substitute elements
-        return known
-    same = structure == known[0] and len(specs_) == len(known[1])
-    if same and all(a is not None and b is not None and a[:2] == b[:2] for a, b in zip(specs_, known[1], strict=True)):
-        return structure, specs_
-    return known
-
-
-def _ones(x: Any) -> Any:
-    """Arguments on the CPU, tensors as ones in their geometry."""
+def _ones(x: Any, integers: int = 1) -> Any:
+    """Arguments on the CPU, tensors in their geometry: floats are ones, integers the given number."""
     if isinstance(x, torch.Tensor) and x.device.type == "tiny":
         size, stride, _ = geometry(x)
-        return torch.ones(layout.plan(size, stride).extent, dtype=x.dtype, device="cpu").as_strided(size, stride)
+        number = 1 if x.is_floating_point() or x.is_complex() else integers
+        flat = torch.full((layout.plan(size, stride).extent,), number, dtype=x.dtype, device="cpu")
+        return flat.as_strided(size, stride)
     if type(x) in (list, tuple):
-        return type(x)([_ones(y) for y in x])
+        return type(x)([_ones(y, integers) for y in x])
     return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def _zeros(x: Any) -> Any:
+    """Arguments on the CPU, integer tensors as zeros in their geometry, others as ones."""
+    return _ones(x, 0)
 
 
 def _few(x: Any) -> Any:
@@ -202,13 +257,26 @@ def _few(x: Any) -> Any:
     return _ones(x)
 
 
-def _describe(result: Any) -> tuple[Any, tuple[Spec, ...]]:
+def _describe(result: Any) -> Results:
     if isinstance(result, torch.Tensor):
         return None, (Spec(result.dtype, tuple(result.size()), tuple(result.stride())),)
     return type(result), tuple(
         Spec(r.dtype, tuple(r.size()), tuple(r.stride())) if isinstance(r, torch.Tensor) else None  # type: ignore[misc]
         for r in result
     )
+
+
+_ENDS = (65504.0, torch.finfo(torch.float32).max, sys.float_info.max)
+
+
+def number_class(x: float) -> Any:
+    """A class of floats that torch CPU accepts or refuses alike: by the sign, and by the dtypes that hold the number.
+
+    The class of small positive numbers is `float`.
+    """
+    if 0.0 < x <= 65504.0:
+        return float
+    return "nan" if x != x else ((x > 0) - (x < 0), bisect.bisect_left(_ENDS, abs(x)))
 
 
 def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
@@ -222,7 +290,7 @@ def _key(x: Any, aliases: dict[int, int], floats: bool) -> Any:
     if isinstance(x, (list, tuple)):
         return tuple([_key(y, aliases, floats) for y in x])
     if isinstance(x, float) and not floats:
-        return float
+        return number_class(x)
     return (x.__class__, x)
 
 

@@ -96,6 +96,8 @@ class Row:
     # For a deferrable function with an index: checks its elements; False if they are not available yet.
     index: Callable[[Context], bool] | None = None
     reads_index: bool = False  # whether that function computes its graph and its data from the index's elements
+    # Raises torch's error for a call, by its arguments, that torch CPU answers from memory which is not the call's.
+    check: Callable[..., None] | None = None
 
 
 ROWS: dict[str, Row] = {}
@@ -112,6 +114,7 @@ def value(
     number_dtype: Callable[[Context], DType] | None = None,
     index: Callable[[Context], bool] | None = None,
     reads_index: bool = False,
+    check: Callable[..., None] | None = None,
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).
 
@@ -127,7 +130,7 @@ def value(
             of_complex = function if takes_complex else None
             ROWS[full_name(name)] = Row(
                 function, keep_floats, of_complex, elementwise, accumulates, out_as_new, deferrable, number_dtype,
-                index, reads_index,
+                index, reads_index, check,
             )  # fmt: skip
         return function
 

@@ -25,7 +25,7 @@ from ..runtime.stats import STATS, FallbackError, count_fallback
 from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
 from .deferral import NOTED, Deferred, Prepared
-from .metadata import MetaRejected, check_devices, device_index, specs, tensors_in
+from .metadata import MetaRejected, check_devices, device_index, is_tried, specs, tensors_in
 from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, elements, make
 
@@ -165,10 +165,22 @@ class Overload:
     def kernel(self) -> Callable[..., Any]:
         """The kernel for this overload's kind."""
         kernel = self.functional_kernel if not self.writes else self.out_kernel if self.is_out else self.inplace_kernel
-        served = or_cpu(self.op, kernel)
+        served = _after(self.row.check, or_cpu(self.op, kernel))
         if not self.row.deferrable:
             return served
         return Deferred(served, self.name, self.row, self.out_names if self.is_out else self.writes).call
+
+
+def _after(check: Callable[..., None] | None, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that first checks its positional arguments."""
+    if check is None:
+        return kernel
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(*args)
+        return kernel(*args, **kwargs)
+
+    return call
 
 
 def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
@@ -177,6 +189,20 @@ def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
         return result
     real = cast(result, PAIRS[target.dtype]).expand(spec.size).unsqueeze(-1)
     return real.pad(((0, 0),) * len(spec.size) + ((0, 1),))
+
+
+_OF_A_GRAPH = AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError
+
+
+def _is_of_a_graph(error: Exception) -> bool:
+    """Whether tinygrad or a value function raised the error, and not an operator of torch.
+
+    A call that is too large to be tried on torch CPU may fail when its graph is built; torch CPU then decides.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not trace.tb_frame.f_globals["__name__"].startswith("torch.")
 
 
 def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,6 +222,9 @@ def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return fallback.run_on_cpu(op, args, kwargs)
         except MetaRejected:
             check_devices([*args, *kwargs.values()])
+        except _OF_A_GRAPH as error:
+            if not _is_of_a_graph(error):
+                raise
         result = fallback.run_on_cpu(op, args, kwargs)
         count_fallback(str(op))
         return result
@@ -269,9 +298,24 @@ def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., An
     return kernel
 
 
+def _checked(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that raises MetaRejected for a call that the meta kernel or torch CPU refuses."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_tried(op, args):
+            return kernel(*args, **kwargs)
+        _, outs = specs(op, args, kwargs, floats=False)
+        result = kernel(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and not op._schema.is_mutable and outs[0].dtype != result.dtype:
+            return result.to(outs[0].dtype)  # the meta kernel and the decomposition promote, and torch CPU does not
+        return result
+
+    return call
+
+
 def checked_decomposition(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel which runs a decomposition of torch's. A call that it refuses goes to the CPU, whose errors differ."""
-    run = decomposed(op, function)
+    run = _checked(op, decomposed(op, function))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -307,7 +351,7 @@ def own_decompositions() -> Iterable[tuple[OpOverload, Callable[..., Any]]]:
         for op in () if functional is None else variants(functional):
             written = [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
             if not written:
-                yield op, or_cpu(op, decomposed(op, function))
+                yield op, or_cpu(op, _checked(op, decomposed(op, function)))
             elif written[0].is_out:
                 yield op, or_cpu(op, decomposed(op, _into_out(op, function, [a.name for a in written])))
             else:

@@ -115,10 +115,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = 
         return self
     if (not src.dim() or src.size() == self.size()) and _filled(self, src):
         return self
-    if self.size() != src.size():
-        # Elementwise operators check broadcasting into an existing tensor in the same way as copy_, with the same
-        # messages.
-        torch.empty(self.size(), device="meta").add_(torch.empty(src.size(), device="meta"))
+    if self.size() != src.size() and not _broadcasts(src.size(), self.size()):
+        torch.empty(self.size(), device="cpu").copy_(torch.empty(src.size(), device="cpu"))  # raises torch's error
     if not self.numel():
         return self
     check_writable(self)
@@ -137,6 +135,11 @@ def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = 
     else:
         _copy_in(self, to_host([src])[0])
     return self
+
+
+def _broadcasts(size: torch.Size, to: torch.Size) -> bool:
+    """Whether a tensor of one size can be copied into a tensor of another."""
+    return len(size) <= len(to) and all(n in (1, m) for n, m in zip(reversed(size), reversed(to), strict=False))
 
 
 def _filled(self: torch.Tensor, src: torch.Tensor) -> bool:

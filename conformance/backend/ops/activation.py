@@ -125,7 +125,7 @@ pointwise(
         "hardtanh": clip,
         "hardtanh_backward": lambda grad, x, low, high: ((low < x) & (x < high)).where(grad, 0),
         "threshold": lambda x, limit, instead: ((x < limit) | x.eq(limit)).where(instead, x),
-        "threshold_backward": lambda grad, x, limit: ((limit < x) | x.ne(x)).where(grad, 0),
+        "threshold_backward": lambda grad, x, limit: ((x < limit) | x.eq(limit)).where(0, grad),
         "leaky_relu": lambda x, slope=0.01: (x > 0).where(x, x * slope),
         "leaky_relu_backward": lambda grad, x, slope, _: (x > 0).where(grad, grad * slope),
         "_prelu_kernel": lambda x, weight: (x > 0).where(x, x * weight),

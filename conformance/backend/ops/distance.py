@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from tinygrad.dtype import dtypes
+from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import Context, Declined, value
@@ -21,6 +21,14 @@ from .reduction import materialize_if_costly, norm, total
 LONGEST_STABLE = 16  # up to this length the CPU's sort keeps the order of equal elements, so the index is determined
 
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def _exponent(dtype: DType, p: float) -> float:
+    """The exponent as the CPU's kernel holds it: too large for the dtype, it is infinite."""
+    return math.inf if dtype is not dtypes.float64 and p > FLOAT32_MAX else p
+
+
 @value("_cdist_forward")
 def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> UOp:
     """p-norms of the differences between all rows of two matrices."""
@@ -28,13 +36,14 @@ def cdist(ctx: Context, a: UOp, b: UOp, p: float, compute_mode: int | None) -> U
         return UOp.const(0.0, ctx.out.computed)
     dtype = opmath(ctx.out.computed)
     difference = subtract(cast(a, dtype).unsqueeze(-2), cast(b, dtype).unsqueeze(-3))
-    if p == math.inf:  # here the CPU's maximum ignores nan; in _pdist_forward it does not
+    if _exponent(dtype, p) == math.inf:  # here the CPU's maximum ignores nan; in _pdist_forward it does not
         difference = difference.ne(difference).where(difference.const_like(0), difference)
     return _length(difference, p).reshape(ctx.out.size)
 
 
 def _length(difference: UOp, p: float) -> UOp:
     """p-norm along the last dimension; for p = 0 the count of nonzero differences, or nan if a difference is nan."""
+    p = _exponent(difference.dtype, p)
     last = (difference.ndim - 1,)
     if p == 0:  # one reduction
         different = difference.ne(0).cast(difference.dtype)

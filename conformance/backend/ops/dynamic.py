@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..dispatch import fallback, overlap
-from ..dispatch.metadata import MetaRejected
+from ..dispatch.metadata import MetaRejected, check_devices
 from ..dispatch.registry import ROWS, decomposition
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import is_tiny
@@ -94,7 +94,10 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     STATS.native["aten.masked_select.default"] += 1
     if mask.dtype is not torch.bool or not is_tiny(mask):
         raise MetaRejected("a mask is boolean, and on the device")
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    try:
+        shape = torch.broadcast_shapes(self.shape, mask.shape)
+    except RuntimeError as error:
+        raise MetaRejected(str(error)) from error
     place = read_on_host(mask).expand(shape).reshape(-1).nonzero().reshape(-1)
     return torch.take(self.expand(shape), fallback.upload(place, self.device.index or 0))
 
@@ -115,6 +118,7 @@ def hosted(name: str) -> Callable[..., Any]:
     text = str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        check_devices([*args, *kwargs.values()])
         STATS.host[text] += 1
         return fallback.run_on_cpu(op, args, kwargs)
 

@@ -212,7 +212,15 @@ def _points(grid: UOp) -> UOp:
     return grid.reshape((grid.shape[0], math.prod(grid.shape[1:-1]), grid.shape[-1]))
 
 
-@value("grid_sampler_2d", "grid_sampler_3d")
+def _check_modes(*args: Any) -> None:
+    """Raise RuntimeError for a mode that does not exist; torch CPU then returns memory without a value."""
+    interpolation, padding, _ = (x for x in args if type(x) in (int, bool))
+    for kind, number in ("interpolation", interpolation), ("padding", padding):
+        if not 0 <= number <= 2:
+            raise RuntimeError(f"grid_sampler(): expected {kind} mode to be 0, 1 or 2, but got {number}")
+
+
+@value("grid_sampler_2d", "grid_sampler_3d", check=_check_modes)
 def grid_sampler(ctx: Context, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool) -> UOp:
     """Values of the image at the grid's points, of shape (batch, channels, *points)."""
     inputs = [_flat(image), _points(grid)]
@@ -223,7 +231,7 @@ def grid_sampler(ctx: Context, image: UOp, grid: UOp, interpolation: int, paddin
     return out.reshape(ctx.out.size)
 
 
-@value("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+@value("grid_sampler_2d_backward", "grid_sampler_3d_backward", check=_check_modes)
 def grid_sampler_backward(
     ctx: Context, out: UOp, image: UOp, grid: UOp, interpolation: int, padding: int, align_corners: bool,
     output_mask: Sequence[bool],

@@ -243,7 +243,14 @@ def _permutation(ctx: Context, pivots: UOp, m: int) -> UOp:
     return p.reshape((*pivots.shape[:-1], m, m))
 
 
-@value("lu_unpack")
+def _check_pivots(lu: torch.Tensor, pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> None:
+    """Raise RuntimeError for pivots of another number than the factors have; torch CPU writes beyond its memory."""
+    wanted = (*lu.shape[:-2], min(lu.shape[-2:]) if lu.dim() > 1 else 0)
+    if unpack_pivots and lu.dim() > 1 and lu.numel() and pivots.numel() != math.prod(wanted):
+        raise RuntimeError(f"lu_unpack: expected pivots of size {list(wanted)}, but found {list(pivots.shape)}")
+
+
+@value("lu_unpack", check=_check_pivots)
 def lu_unpack(ctx: Context, lu: UOp, pivots: UOp, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     """P, L, U; results that are not requested are empty."""
     m = int(lu.shape[-2])
@@ -406,7 +413,15 @@ def cholesky_inverse(ctx: Context, factor: UOp, upper: bool = False) -> UOp:
     return _solved(ctx, _from_cholesky, ctx.out.size, factor, more=[upper])
 
 
-@value("linalg_solve_triangular", out_as_new="resized")
+def _check_triangular(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise RuntimeError for two dtypes; torch CPU reads the memory of B as A's dtype."""
+    if a.dtype != b.dtype and (a.is_floating_point() or a.is_complex()):
+        raise RuntimeError(
+            f"linalg.solve_triangular: expected A and B to have the same dtype, but found {a.dtype} and {b.dtype}"
+        )
+
+
+@value("linalg_solve_triangular", out_as_new="resized", check=_check_triangular)
 def linalg_solve_triangular(
     ctx: Context, a: UOp, b: UOp, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> UOp:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
@@ -23,6 +24,7 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import materialization
 
+aten = torch.ops.aten
 _COSTLY = frozenset({Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.POW, Ops.CDIV, Ops.CMOD, Ops.INDEX, Ops.RECIPROCAL})
 _CHEAP_OPERATIONS = 12
 # float32 sums of at most this many products use float64, where the products are exact. The CPU multiplies and adds
@@ -105,6 +107,20 @@ def int_mm(ctx: Context, a: UOp, b: UOp) -> UOp:
 @value("addmm", "baddbmm", accumulates=True, deferrable=True)
 def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (a @ b)."""
+    if ctx.op is aten.addmm.default:
+        return _gemm(ctx, self, a, b, beta, alpha)
+    return blend(ctx, self, contract(ctx, a, b), beta, alpha)
+
+
+def _gemm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float, alpha: float) -> UOp:
+    """beta * self + alpha * (a @ b) as by BLAS: alpha multiplies a factor, which shows if it is infinite, and if it is
+    0, the factors are not read.
+    """
+    if ctx.out.computed in (dtypes.float32, dtypes.float64):
+        if alpha == 0:
+            return blend(ctx, self, constant(0, ctx.out.computed).expand(ctx.out.size), beta, 1)
+        if math.isinf(alpha):
+            a, alpha = cast(a, ctx.out.computed) * alpha, 1
     return blend(ctx, self, contract(ctx, a, b), beta, alpha)
 
 
@@ -123,12 +139,14 @@ def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: floa
             total = cast(cast(blend(ctx, total, product, beta if i == 0 else 1, alpha), kept), dtype)
         return total
     rows = a.permute((1, 0, 2)).reshape((m, batch * k))
-    return blend(ctx, self, contract(ctx, rows, b.reshape((batch * k, b.shape[2]))), beta, alpha)
+    return _gemm(ctx, self, rows, b.reshape((batch * k, b.shape[2])), beta, alpha)
 
 
 @value("addmv", accumulates=True, deferrable=True)
 def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (matrix @ vector)."""
+    if alpha == 0 and ctx.out.computed in (dtypes.float32, dtypes.float64):  # BLAS does not read the factors
+        return blend(ctx, self, constant(0, ctx.out.computed).expand(ctx.out.size), beta, 1)
     return blend(ctx, self, contract(ctx, matrix, vector.unsqueeze(-1)).squeeze(-1), beta, alpha)
 
 

@@ -73,9 +73,11 @@ def _native(
     op: Any, compute: Callable[..., Sequence[tuple[Spec, UOp]]], takes_empty: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Kernel from a function that returns results together with their metadata."""
-    name = str(op)
+    name, is_batch = str(op), "batch_norm" in str(op)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        if is_batch:
+            _check_parameters(op, args)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(t.dtype not in COMPUTED for t in tensors) or not (tensors[0].numel() or takes_empty):
             return fallback.on_cpu(op, args, kwargs)
@@ -85,6 +87,20 @@ def _native(
         return tuple(make(spec, result, index) for spec, result in compute(outs[0], *args, **kwargs))
 
     return kernel
+
+
+def _check_parameters(op: Any, args: Sequence[Any]) -> None:
+    """Raise torch.batch_norm's error for parameters of the wrong length: torch CPU reads memory beyond their end."""
+    given = {a.name: x for a, x in zip(op._schema.arguments, args, strict=False)}
+    if given["input"].dim() < 2:
+        return  # torch CPU refuses it
+    channels = given["input"].shape[1]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        parameter = given.get(name)
+        if parameter is not None and parameter.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
+        if parameter is None and name.startswith("running") and not given.get("training", True):
+            raise RuntimeError(f"{name} must be defined in evaluation mode")
 
 
 def _read(x: torch.Tensor | None) -> UOp | None:

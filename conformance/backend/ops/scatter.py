@@ -438,14 +438,15 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
     )
 
 
-@value("max_unpool2d")
-def max_unpool2d(ctx: Context, x: UOp, indices: UOp, output_size: Size) -> UOp:
+@value("max_unpool2d", "max_unpool3d")
+def max_unpool(ctx: Context, x: UOp, indices: UOp, output_size: Sequence[Size], *_: object) -> UOp:
     """Each plane's elements at their positions in a plane of zeros; the later of two writes to one position wins."""
     host = read_on_host(ctx.args[1]).to(torch.int64).numpy()
-    plane = math.prod(ctx.out.size[-2:])
+    dims = len(output_size)
+    plane = math.prod(ctx.out.size[-dims:])
     if host.size and not 0 <= host.min() <= host.max() < plane:
         raise MetaRejected("an index is outside of its plane")
-    planes = math.prod(host.shape[:-2])
+    planes = math.prod(host.shape[:-dims])
     places = (host.reshape(planes, -1) + plane * np.arange(planes)[:, None]).reshape(-1)
     base = UOp.const(0, x.dtype).expand((math.prod(ctx.out.size),))
     return placed(ctx, base, places, x.reshape((len(places),))).reshape(ctx.out.size)

@@ -210,7 +210,8 @@ def _scattered(t: torch.Tensor, src: torch.Tensor, view: Any, *args: Any) -> tor
     part = view(made, *args)
     if part.size() != src.size():
         raise RuntimeError(
-            f"expected src to have a size equal to the view's {tuple(part.size())}, got {tuple(src.size())}"
+            f"expected src to have a size equal to the slice of self. src size = {list(src.size())}, "
+            f"slice size = {list(part.size())}"
         )
     part.copy_(src)
     return made

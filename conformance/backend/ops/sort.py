@@ -207,7 +207,7 @@ def bucketize(ctx: Context, x: UOp | float, edges: UOp, *, out_int32: bool = Fal
 def histc(ctx: Context, x: UOp, bins: int = 100, min: float = 0, max: float = 0) -> UOp:
     """Counts of elements in equal bins over [min, max], or over the data's range if both are equal."""
     _affordable(x, bins)
-    if 0 in x.shape:
+    if 0 in x.shape or x.dtype is dtypes.bool:
         raise Declined
     flat = x.reshape((math.prod(x.shape),)).contiguous()
     if dtypes.is_int(x.dtype):

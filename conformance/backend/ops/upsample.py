@@ -221,7 +221,7 @@ def _tables(
     ctx: Context, mode: str, sizes: Ints, counts: Ints, align: bool, scales: Sequence[float | None], back: bool,
     dtype: DType,
 ) -> list[tuple[UOp, UOp]]:  # fmt: skip
-    scales = scales or [None] * len(sizes)
+    scales = [*scales, *[None] * (len(sizes) - len(scales))]  # trailing scales that are None are not passed
     return [
         table(mode, size, count, align, scale, back, dtype, ctx.device)
         for size, count, scale in zip(sizes, counts, scales, strict=True)

@@ -20,7 +20,7 @@ from ..runtime.lock import locked
 # Operators that torch differentiates only once on devices with a separate dropout, computed by operators that it
 # differentiates any number of times.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
-    "native_dropout_backward": lambda grad_output, mask, scale: grad_output * mask * scale
+    "native_dropout_backward": lambda grad_output, mask, scale: torch.mul(grad_output, mask) * scale
 }
 # torch's kernel for all devices reads host memory, and on the CPU writes to its argument, against its schema.
 FUNCTIONAL: dict[str, Callable[..., Any]] = {

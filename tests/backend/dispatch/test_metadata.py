@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -43,6 +45,32 @@ def test_integers_become_the_default_dtype(name: str) -> None:
             torch.set_default_dtype(default)
             found[device].append(OF_INTEGERS[name](x).dtype)
     assert found["tiny"] == found["cpu"]
+
+
+@pytest.mark.parametrize("size", [3, 30000])
+def test_the_dtype_of_a_result_depends_on_numbers(size: int) -> None:
+    """Equal tensors with numbers of another type promote otherwise, also where only a few elements were tried."""
+    for device in DEVICES:
+        x = torch.ones(size, dtype=torch.int64).to(device)
+        found = [(x * number).dtype for number in (2, 2.5, 2j, True)] + [(x * y.to(device)).dtype for y in TWO]
+        assert found == [torch.int64, torch.float32, torch.complex64, torch.int64, torch.int64, torch.float32]
+
+
+TWO = torch.ones(1, dtype=torch.int32), torch.ones(())
+
+
+def test_a_trial_keeps_no_argument_alive() -> None:
+    """The trial of a gather from one element is refused with an index of ones. The refusal holds no argument: a value
+    that stays alive costs a kernel."""
+    x, index = torch.ones(1, 1, 1, device="tiny"), torch.zeros(1, 1, 1, dtype=torch.int64, device="tiny")
+    gone = weakref.ref(x)
+    gc.disable()
+    try:
+        torch.gather(x, 2, index)
+        del x
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_refusal_depends_on_determinism() -> None:
