@@ -62,7 +62,7 @@ class TestPlanted:
         own = own_part(first.script)
         assert first.call == call and line in own
         assert len(own.splitlines()) <= LONGEST_LINES
-        assert own.startswith(f'"""{sentence(first)}"""')
+        assert own.startswith(f'"""{sentence(first)[:90]}')
         ended = run_alone(first.script, 60.0)
         assert ended.code == 1 and said_of(result, ended, 60.0) == SHOWS, ended
 
@@ -79,11 +79,19 @@ class TestPlanted:
         small = [one for one in made.results if "the first wrong step" in one.failures[0].script]
         assert (len(made.results), len(small)) == (4, 1)
 
+    def test_other_result_of_out(self) -> None:
+        """A call that returns another tensor than `out` shows in the program."""
+        (result,) = results("add", variants=["out"]).results
+        assert result.failures[0].oracle == "alias"
+        assert "result = torch.add(a, a, out=c)" in result.failures[0].script
+        assert said_of(result, run_alone(result.failures[0].script, 60.0), 60.0) == SHOWS
+
     def test_reason(self) -> None:
-        """A failure that the program does not show keeps its script, and the notes of the run say why."""
-        made = results("add", variants=["out"])
-        assert made.notes == ["0 of 1 failure minimized (the program does not show the failure: 1)"]
-        assert made.results[0].failures[0].script.startswith('"""out ')
+        """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
+        made = results("exp", variants=["forward_over_backward"])
+        reason = "it cannot be written as a program: a derivative in forward mode: 1"
+        assert made.notes == [f"0 of 1 failure minimized ({reason})"]
+        assert "op_db" in made.results[0].failures[0].script
 
 
 class TestOwner:
