@@ -16,16 +16,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from conformance.record.causes import pattern_of_result
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
-from conformance.report.causes import pattern_of_result
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
 
-BUDGET = 120.0
-"""Limit in seconds on the minimization of all failures of a run."""
+BUDGET, SHARE = 120.0, 0.15
+"""Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
+it if cases fail."""
 
 TRIAL = 10.0
 """Limit in seconds on one trial. A longer one counts as a hang."""
@@ -50,6 +51,9 @@ def minimize(
     until, chosen = time.time() + seconds, _chosen(run, cases)
     if not chosen:
         return
+    if seconds <= 0:
+        run.notes.append(f"{counted(len(chosen), 'failure')} not minimized, since the time was over")
+        return
     small: dict[str, Failure] = {}
     reasons, deaths = Counter[str](), Counter[str]()
     modules = (worker.__name__, "conformance.sources.opinfo.smaller")
@@ -60,7 +64,7 @@ def minimize(
         for task, answer in pool.ended(seconds + limits.unit):
             if isinstance(answer, Death):
                 deaths[task.name] += 1
-                if answer.fate is not ExitReason.NEVER_STARTED and deaths[task.name] <= MOST_DEATHS:
+                if answer.reason is not ExitReason.NEVER_STARTED and deaths[task.name] <= MOST_DEATHS:
                     pool.submit(_after(task, answer))
                 else:
                     reasons["its worker dies too often"] += 1
@@ -81,7 +85,7 @@ def _after(task: Task, death: Death) -> Task:
     candidate = ""
     with contextlib.suppress(ValueError, TypeError):
         best, candidate = json.loads(death.note.unit if death.note is not None else "")
-    if candidate and death.fate is DEATHS.get(failure.oracle):
+    if candidate and death.reason is DEATHS.get(failure.oracle):
         best = candidate
     return replace(task, args=(target, case, failure, until, best, skipped | {candidate}))
 

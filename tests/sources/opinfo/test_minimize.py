@@ -14,7 +14,7 @@ from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run.messages import Death, ExitReason, Limits, Note, Task
 from conformance.run.scripts import run_alone, said_of
-from conformance.sources.opinfo import minimize, worker
+from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.runner import run
@@ -93,6 +93,15 @@ class TestPlanted:
         assert made.notes == [f"0 of 1 failure minimized ({reason})"]
         assert "op_db" in made.results[0].failures[0].script
 
+    def test_time_of_a_limited_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run with a time limit and a failure ends its cases early, so that time is left to minimize."""
+        monkeypatch.setattr(runner, "SHARE", 1.0)
+        selection = Selection(("add", "sin", "sub"), ("float32",), samples=2)
+        made = run("planted", selections=[selection], limits=LIMITS, seconds=600.0)
+        assert [one.op for one in made.results] == ["add"]
+        assert made.notes == ["2 of 3 cases not run, since the time was over"]
+        assert "torch.add(a, a)" in made.results[0].failures[0].script
+
 
 class TestOwner:
     """The process that owns the pool, which does not import torch."""
@@ -108,6 +117,14 @@ class TestOwner:
         cases = {one.id: Case(one.op, "", "", one.dtype, one.variant, one.layout) for one in made.results}
         minimize.minimize(made, cases, LIMITS)
         assert made.results == [passed, known, layer, kernels] and not made.notes
+
+    def test_time_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run whose time is over starts no worker, and says so."""
+        monkeypatch.setattr(minimize, "PlacedPool", None)
+        failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
+        made = Run("cpu", [failed])
+        minimize.minimize(made, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0)
+        assert made.notes == ["1 failure not minimized, since the time was over"]
 
     @pytest.mark.parametrize(("oracle", "best"), [("crash", "smaller"), ("value", "best")])
     def test_after_a_death(self, oracle: str, best: str) -> None:
