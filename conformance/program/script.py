@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
@@ -54,11 +55,13 @@ def script(
     notes: Sequence[str] = (),
     bad_step: int | None = None,
     death: str = "",
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the program as Python source.
 
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
-    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text."""
+    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
+    `options` are further arguments of the comparison, as expressions."""
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     about = textwrap.shorten(told, 110)
@@ -95,6 +98,6 @@ def script(
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
-    options = {**judged(target.oracles, target.lacks), "exact": str(exact)}
+    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **options}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])

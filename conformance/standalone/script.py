@@ -320,8 +320,9 @@ def defined(text: str) -> frozenset[str]:
         body = ast.parse(text).body
     except SyntaxError:  # the text is the target's; running the script shows the error
         return frozenset()
-    named = [line.name for line in body if isinstance(line, (ast.FunctionDef, ast.ClassDef))]
-    return frozenset([*named, *(name for line in body for name in _stored(line))])
+    blocks = [line for line in body if isinstance(line, (ast.FunctionDef, ast.ClassDef))]
+    lines = [line for line in body if line not in blocks]
+    return frozenset([*(block.name for block in blocks), *(name for line in lines for name in _stored(line))])
 
 
 def _stored(node: ast.AST) -> list[str]:

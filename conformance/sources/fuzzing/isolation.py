@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from conformance.program.model import Program, ProgramError
+from conformance.program.reduce import reduce_program
 from conformance.record.finding import CRASH, MEMORY, TIMEOUT
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import (
@@ -196,11 +197,14 @@ class Workers(PlacedPool):
             nonlocal deaths
             if deaths >= MOST_DEATHS:
                 return False
-            ending = self.ending(candidate, until)
+            try:
+                ending = self.ending(candidate, until)
+            except OutOfTime:
+                return False
             deaths += ending in (CRASH, TIMEOUT)
             return ending in same
 
-        small = worker.reduce_until(finding.program, dies, CRASH_TRIALS, until)
+        small = reduce_program(finding.program, dies, CRASH_TRIALS, until=until)
         if not finding.step:
             return replace(finding, program=small)
         step = len(small.steps) + (finding.step > len(finding.program.steps))

@@ -10,19 +10,20 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conformance.engine.aten_ops import Tagged
-from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, decode, dtype_name, dtype_of, number
+from conformance.program.steps.op import METHOD, Json, Step, decode, dtype_name, dtype_of, number
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 from conformance.sources.opinfo import catalog, seeding
+from conformance.sources.opinfo.sample_program import Unwritable, encoded, forms, on_host
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.standalone.moving import MARKER, storage_key
+from conformance.standalone.moving import storage_key
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 SAMPLES, LARGEST, SMALL = 8, 512, 64
@@ -33,10 +34,6 @@ CUT = 3
 """Length of each dimension after a large sample of a unary function is cut."""
 
 FORWARD, INPLACE, OUT = "forward", "inplace", "out"
-
-
-class Unwritable(Exception):
-    """A sample that no program can hold. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,9 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
     op, operands = opinfo(key), list[Operand]()
     if catalog.family(op) == "unary" and isinstance(sample.input, torch.Tensor) and sample.input.numel() > SMALL:
         sample.input = sample.input[tuple(slice(CUT) for _ in sample.input.shape)].clone()
-    args = [_encoded(value, sample, operands) for value in (sample.input, *sample.args)]
-    kwargs = {name: _encoded(value, sample, operands) for name, value in sample.kwargs.items()}
+    marker = functools.partial(_operand, sample=sample, operands=operands)
+    args = [encoded(value, marker) for value in (sample.input, *sample.args)]
+    kwargs = {name: encoded(value, marker) for name, value in sample.kwargs.items()}
     seeding.seed()
     try:
         with Tagged(DRAWS_NUMBERS) as random_numbers:
@@ -152,7 +150,7 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
         if not tensors:
             raise Unwritable("it makes no tensor")
         return Call(Step(f"op_db.out:{op.name}", tuple(args), kwargs), tuple(operands), made)
-    for step in _forms(op, ending, tuple(args), kwargs):
+    for step in forms(op, ending, tuple(args), kwargs):
         if op.op is _function(op) or _agrees(step, operands, results):
             return Call(step, tuple(operands), made, differentiable)
     raise Unwritable("it calls no public function")
@@ -160,19 +158,6 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
 
 def _function(op: Any) -> Any:
     return functools.reduce(getattr, op.name.split("."), torch) if has_function(op.name) else None
-
-
-def _forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
-    """The ways to call the entry by public names: as a function, as a method, as an attribute."""
-    name = op.name.removeprefix("torch.")
-    if has_function(name):
-        yield Step(f"op_db{ending}:{name}", args, kwargs)
-        if len(args) > 1:
-            yield Step(f"op_db{ending}:{name}", (args[1], args[0], *args[2:]), kwargs)
-    if has_method(name, METHOD):
-        yield Step(f"op_db.method{ending}:{name}", args, kwargs)
-    if has_method(name, ATTRIBUTE) and not args[1:] and not kwargs:
-        yield Step(f"op_db.attribute:{name}", args)
 
 
 def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
@@ -203,29 +188,6 @@ def _same(one: Any, two: Any) -> bool:
     return type(one) is type(two) and bool(one == two)
 
 
-def _encoded(value: Any, sample: Sample, operands: list[Operand]) -> Json:
-    """An argument as JSON. Its tensors become operands. Raises Unwritable."""
-    if isinstance(value, torch.Tensor):
-        return _operand(value, sample, operands)
-    if isinstance(value, torch.device) and value == MARKER:
-        return {"device": 0}
-    for kind, marker in ((torch.dtype, "dtype"), (torch.memory_format, "memory_format"), (torch.layout, "layout")):
-        if isinstance(value, kind):
-            return {marker: str(value).removeprefix("torch.")}
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) in (float, complex):
-        return number(value)
-    if isinstance(value, slice):
-        return {"slice": [_encoded(part, sample, operands) for part in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"ellipsis": 0}
-    if isinstance(value, (tuple, list)):
-        parts = [_encoded(part, sample, operands) for part in value]
-        return parts if isinstance(value, list) else {"tuple": parts}
-    raise Unwritable(f"an argument of type {type(value).__name__}")
-
-
 def _operand(tensor: torch.Tensor, sample: Sample, operands: list[Operand]) -> Json:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() > LARGEST:
         raise Unwritable("a tensor that is sparse, or large")
@@ -235,7 +197,7 @@ def _operand(tensor: torch.Tensor, sample: Sample, operands: list[Operand]) -> J
     except RuntimeError as error:
         raise Unwritable(str(error)) from error
     if storage_key(tensor) in sample.kept:
-        return {"tensor": plain.tolist(), "dtype": dtype_name(tensor.dtype), "host": True}
+        return on_host(plain)
     short = (float(f"{value:.4g}") if isinstance(value, float) else value for value in values)
     operands.append(Operand(dtype_name(tensor.dtype), tuple(tensor.size()), tuple(map(number, short))))
     return {"t": f"#{len(operands) - 1}"}

@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -49,7 +49,7 @@ from conformance.record.finding import (
     with_signal_number,
 )
 from conformance.record.patterns import LESS_PRECISE, VALUE, base_operator, pattern_of
-from conformance.run.messages import COMPILING, Death, ExitReason, OutOfTime
+from conformance.run.messages import COMPILING, Death, ExitReason
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
@@ -399,23 +399,6 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
     return wrong, ""
 
 
-def reduce_until(program: Program, fails: Callable[[Program], bool], trials: int, until: float = math.inf) -> Program:
-    """The smallest failing program after `trials` trials, or at `until`, in seconds since the epoch."""
-    smallest = program
-
-    def still_fails(candidate: Program) -> bool:
-        nonlocal smallest
-        if time.time() >= until:
-            raise OutOfTime
-        failed = fails(candidate)
-        smallest = candidate if failed else smallest
-        return failed
-
-    with contextlib.suppress(OutOfTime):
-        reduce_program(program, still_fails, trials)
-    return smallest
-
-
 def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
     """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
     `until` on, in seconds since the epoch, no smaller program is tried.
@@ -447,7 +430,7 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
         mismatches = own(candidate, verdict_of(candidate).mismatches)
         return bool(mismatches) and _alike(first, leading(mismatches))
 
-    small = reduce_until(program, fails, trials, until)
+    small = reduce_program(program, fails, trials, until=until)
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding

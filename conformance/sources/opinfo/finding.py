@@ -6,6 +6,8 @@ worker. This module makes no decisions; the oracles have decided.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +26,16 @@ from conformance.record.result import Failure
 from conformance.record.sentences import sentence
 from conformance.sources.opinfo import catalog, script
 from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sample_program import Unwritable, written
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, differing
 
 LONGEST_LINES = 25
 """Limit on the lines of a minimized script before its comparison part."""
+
+LONGEST_INPUTS = 400
+"""Limit on the storage elements of written inputs; a script takes larger inputs from op_db."""
 
 LONGEST_TEXT = 2_000
 """Limit in characters on an exception's text and on printed values."""
@@ -44,28 +50,33 @@ def failure_of(
     actual: Observation,
     dtype: torch.dtype,
 ) -> Failure:
-    where = mismatch.where if not call.note else f"{mismatch.where} ({call.note})"
+    tolerances, program, names = catalog.tolerances(catalog.find(case), dtype), None, dict[str, str]()
+    with contextlib.suppress(Unwritable):
+        program, names = written(case, call)
+    if program is not None and sum(storage.size for storage in program.storages) > LONGEST_INPUTS:
+        program, names = None, {}
+    named = _renamed(mismatch, names)
+    where = named.where if not call.note else f"{named.where} ({call.note})"
     return Failure(
         oracle=mismatch.oracle,
         where=where,
-        expected=mismatch.expected[:LONGEST_TEXT],
-        actual=mismatch.actual[:LONGEST_TEXT],
+        expected=named.expected[:LONGEST_TEXT],
+        actual=named.actual[:LONGEST_TEXT],
         detail=mismatch.detail[:LONGEST_TEXT],
         sample=call.sample.index,
         call=script.summary(call.source or case.name, call.tree),
         script=script.standalone(
             case,
             target,
-            call.source,
-            call.tree,
-            call.sample,
-            sentence(replace(mismatch, where=where)),
-            mismatch,
-            tolerances=catalog.tolerances(catalog.find(case), dtype),
-            undefined=_undefined(case, call),
+            call,
+            sentence(replace(named, where=where)),
+            named,
+            program,
+            tolerances=tolerances,
+            undefined=_undefined(case, call, names),
             sparse=any(name.endswith("['layout']") for name in expected.others),
         ),
-        **_shown(mismatch, expected, actual, catalog.tolerances(catalog.find(case), dtype)),
+        **_shown(mismatch, expected, actual, tolerances),
     )
 
 
@@ -119,13 +130,23 @@ def _shown(
     return {"values": rows, "layouts": layouts}
 
 
-def _undefined(case: Case, call: Call) -> list[str]:
+def _renamed(mismatch: Mismatch, names: Mapping[str, str]) -> Mismatch:
+    """Return the mismatch with the names of a program."""
+    where = mismatch.where.removeprefix("grad of ")
+    ends = (mismatch.expected, mismatch.actual)
+    expected, actual = (names.get(end, end) for end in ends) if mismatch.oracle == "alias" else ends
+    prefix = mismatch.where.removesuffix(where)
+    return replace(mismatch, where=prefix + names.get(where, where), expected=expected, actual=actual)
+
+
+def _undefined(case: Case, call: Call, names: Mapping[str, str]) -> list[str]:
     """Return the answers that the judge excludes: results without a defined value, and the storage of a result that the
-    op allocated for an empty out=.
+    op allocated for an empty out=. Results of a program have its `names`.
     """
     facts = ["storage of"] if call.note == "out empty" else []
     facts = facts if catalog.has_value(catalog.find(case)) else ["value of", "storage of"]
-    return [f"{fact} {name}" for fact in facts for name in ("result", "out")]
+    results = [name for old, name in names.items() if old.partition("[")[0] in ("result", "out")] or ["result", "out"]
+    return [f"{fact} {name}" for fact in facts for name in dict.fromkeys(results)]
 
 
 def _rows(

@@ -25,8 +25,9 @@ from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
 
-BUDGET = 120.0
-"""Limit in seconds on the minimization of all failures of a run."""
+BUDGET, SHARE = 120.0, 0.15
+"""Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
+it if cases fail."""
 
 TRIAL = 10.0
 """Limit in seconds on one trial. A longer one counts as a hang."""
@@ -50,6 +51,9 @@ def minimize(
     """
     until, chosen = time.time() + seconds, _chosen(run, cases)
     if not chosen:
+        return
+    if seconds <= 0:
+        run.notes.append(f"{counted(len(chosen), 'failure')} not minimized, since the time was over")
         return
     small: dict[str, Failure] = {}
     reasons, deaths = Counter[str](), Counter[str]()

@@ -37,16 +37,12 @@ from conformance.run.terminal import shown
 from conformance.sources.opinfo import plan, terminal, trial
 from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.journal import Journal
-from conformance.sources.opinfo.minimize import BUDGET as MINIMIZING
-from conformance.sources.opinfo.minimize import minimize
+from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.replay import replay
 
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Default limits of a case."""
-
-SMALLER = 0.15
-"""Share of a limited time for minimizing failures."""
 
 
 def run(
@@ -112,12 +108,13 @@ def run(
             failed = any(list(map(take, earlier.values())))
             limited = seconds < math.inf
             ordered = left if limited else plan.longest_first(left, times)
-            until = begin + (1 - SMALLER) * seconds
+            until = begin + seconds
             for result in () if failed else cases.run(ordered, until - time.monotonic() if limited else None):
                 ended(result)
                 failed = take(result)
                 made.calibration = cases.calibration
-                if failed:
+                late = time.monotonic() >= until - SHARE * seconds if limited else False
+                if failed or (late and any(one.outcome in RERUN for one in made.results)):
                     break
             if failed:
                 made.complete = len(made.results) == len(chosen)
@@ -141,7 +138,7 @@ def run(
                 else result
                 for result in made.results
             ]
-        minimize(made, chosen, limits, jobs, place, min(MINIMIZING, max(begin + seconds - time.monotonic(), 0.0)))
+        minimize(made, chosen, limits, jobs, place, min(BUDGET, until - time.monotonic()))
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, signals.signal_number()
     except TargetError as error:

@@ -10,7 +10,7 @@ A call that no program can hold has a reason (`Unwritable`), and runs only as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +45,14 @@ class Unwritable(Exception):
 
 
 def program_of(case: Case, call: Call) -> Program:
-    """Return the call as a program with OpInfo's tolerances. Runs the call and the program on torch CPU. Raises
-    Unwritable."""
+    """Return the call as a program; see `written`."""
+    return written(case, call)[0]
+
+
+def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
+    """Return the call as a program with OpInfo's tolerances, and its names by the names in an observation of the call.
+
+    Runs the call and the program on torch CPU. Raises Unwritable."""
     op = catalog.find(case)
     if case.variant in UNWRITTEN:
         raise Unwritable(UNWRITTEN[case.variant])
@@ -73,17 +79,15 @@ def program_of(case: Case, call: Call) -> Program:
         raise Unwritable(str(error)) from error
     reason = ""
     for step in _calls(case, op, ending, args, kwargs):
-        written = step.op.startswith(("op_db.out:", "op_db.inplace"))
-        made = {} if written else results
-        program = bare.with_steps((replace(step, out=tuple(made)), *backward))
+        program = bare.with_steps((replace(step, out=tuple(results)), *backward))
         try:
             answer = program_reference(program).observation
         except (ProgramError, Broken) as error:
             reason = reason or f"a program without a defined meaning: {_cause(str(error))}"
             continue
-        expected = _renamed(run.last, names.of_observation(run.outcome, results, made), answer)
-        if not compare(expected, answer):
-            return replace(program, tolerance=_tolerance(case, op, answer))
+        known = names.of_observation(run.outcome, results)
+        if not compare(_renamed(run.last, known, answer), answer):
+            return replace(program, tolerance=_tolerance(case, op, answer)), known
         reason = reason or "a public function that answers differently from the entry"
     raise Unwritable(reason or "a call without a public name")
 
@@ -109,21 +113,12 @@ class _Names:
         stays = value.layout is torch.strided and not value.is_meta and storage_key(value) in self.kept
         return on_host(value) if stays else tensor(self.name(value))
 
-    def of_observation(
-        self, outcome: Any, results: Mapping[str, torch.Tensor], made: Mapping[str, Any]
-    ) -> dict[str, str]:
-        """Return the program's names by the names in an observation of the call. `made` are results with a name."""
+    def of_observation(self, outcome: Any, results: Collection[str]) -> dict[str, str]:
+        """Return the program's names by the names in an observation of the call."""
         found = {name: self.known[id(leaf)] for name, leaf in self.places.items() if id(leaf) in self.known}
-        if not results:
-            return found if outcome is None else {**found, RESULT: "step 1"}
-        for place, name in zip(names_of(outcome, RESULT), results, strict=True):
-            found[place] = name
-        if not made:  # the results are the operands that the call writes
-            written = [leaf for name, leaf in self.places.items() if name.partition("[")[0] == "out"]
-            written = written or tensors(self.places["input"] if "input" in self.places else list(self.places.values()))
-            for place, leaf in zip(names_of(outcome, RESULT), written, strict=False):
-                found[place] = self.known[id(leaf)]
-        return found
+        if results:
+            return found | dict(zip(names_of(outcome, RESULT), results, strict=True))
+        return found if outcome is None else {**found, RESULT: "step 1"}
 
 
 def _results(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:

@@ -1,33 +1,33 @@
 """Standalone scripts: a failing call as Python code that needs only torch and the target, and a one-line summary.
 
-An input is the values of a storage and a geometry on it. A script rebuilds storages and views, so its result does not
-depend on how the sample was drawn. If that would be long, or the call has no public name, the script takes the sample
-from op_db instead. As for programs, `standalone/script.py` defines the form of a script.
+A call that is a program has the script of that program. For any other call, or one with large inputs, the script takes
+the sample from op_db. `standalone/script.py` defines the form of both.
 """
 
 from __future__ import annotations
 
 import functools
 import shlex
-import string
 import textwrap
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.model import Program
+from conformance.program.script import script as program_script
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_script import AROUND, from_op_db
+from conformance.sources.opinfo.sample_script import from_op_db
 from conformance.sources.opinfo.sampling import Sample
-from conformance.standalone.moving import MARKER, storage_key, tensors
+from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import Bug, carried, judged, render
+from conformance.standalone.script import judged
 from conformance.standalone.script_runtime import leaves
-from conformance.standalone.tensor_source import NoSource, input_lines, literal
+from conformance.standalone.tensor_source import input_lines
 
-LONGEST = 400
-"""Limit on storage elements of written inputs; a script takes larger inputs from op_db."""
+if TYPE_CHECKING:
+    from conformance.sources.opinfo.variants import Call
 
 
 def function_name(op: Any) -> str | None:
@@ -73,11 +73,10 @@ def _brief(value: Any) -> str:
 def standalone(
     case: Case,
     target: Target,
-    source: str | None,
-    tree: dict[str, Any],
-    sample: Sample,
+    call: Call,
     finding: str,
     mismatch: Mismatch | None = None,
+    program: Program | None = None,
     *,
     tolerances: tuple[float | None, float | None] = (None, None),
     undefined: Collection[str] = (),
@@ -85,10 +84,10 @@ def standalone(
 ) -> str:
     """Return the script that makes the call on the CPU and on the target and prints both answers.
 
-    `undefined` are beginnings of mismatches without meaning, such as `value of result`; `sparse` says that a result is
-    sparse.
+    `mismatch` and `undefined` have the names of the `program`, if there is one. `undefined` are beginnings of
+    mismatches without meaning, such as `value of result`; `sparse` says that a result is sparse.
     """
-    own_process = sample.process is not None
+    tree, sample, own_process = call.tree, call.sample, call.sample.process is not None
     undefined = (*undefined, "value of result") if own_process else tuple(undefined)
     options = {
         **judged({"error"} if case.variant == "error_inputs" else target.oracles - {"version"}, target.lacks),
@@ -96,38 +95,27 @@ def standalone(
         "rtol": repr(tolerances[0]),
         "atol": repr(tolerances[1]),
     }
-    notes = [textwrap.shorten(finding, 500), f"Again: {again(case, target.spec, sample.index)}"]
-    finding = textwrap.shorten(finding, 110)
-    around = AROUND.get(case.variant, "")
-    found = [leaf for leaf in leaves(tree).values() if isinstance(leaf, torch.Tensor)]
-    if sparse or any(tensor.layout is not torch.strided for tensor in found):
+    notes = [f"Again: {again(case, target.spec, sample.index)}"]
+    if program is not None:
+        found = [mismatch] if mismatch is not None else []
+        return program_script(program, target, found, [f"Case {program.note}", *notes], None, finding, options)
+    if sparse or any(tensor.layout is not torch.strided for tensor in tensors(tree)):
         mismatch = None  # it may be about a component of a sparse tensor, which has no such name
-    try:
-        if source is None or around == "derivatives" or own_process:
-            raise NoSource(case.id)
-        lines, named, call = _written(source, tree, sample, target)
-    except NoSource:
-        stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
-        return from_op_db(
-            case,
-            target.script(),
-            sample.index,
-            finding,
-            mismatch,
-            notes=notes,
-            options=options,
-            out=_out_lines(tree["out"], target) if "out" in tree else [],
-            lacks=target.lacks,
-            stays=stays,
-            processed=own_process,
-            plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
-        )
-    program = f"def program({', '.join(named.values())}):\n    return {{'result': {call}}}"
-    bug = Bug([carried((around,))] if around else [], lines, list(named), program, around)
-    options |= {"apart": "taken_apart"} if sparse else {}
-    notes = [f"Case {case.id}, sample {sample.index}", *notes]
-    roots = ("taken_apart",) if sparse else ()
-    return render(bug, target.script(), finding, mismatch, options, notes, roots)
+    stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
+    return from_op_db(
+        case,
+        target.script(),
+        sample.index,
+        textwrap.shorten(finding, 110),
+        mismatch,
+        notes=[textwrap.shorten(finding, 500), *notes],
+        options=options,
+        out=_out_lines(tree["out"], target) if "out" in tree else [],
+        lacks=target.lacks,
+        stays=stays,
+        processed=own_process,
+        plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
+    )
 
 
 def again(case: Case, target: str, index: int) -> str:
@@ -152,45 +140,6 @@ def _plain(tree: dict[str, Any]) -> bool:
     )
     alone = dense and len({storage_key(one) for one in found}) == len(found)
     return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
-
-
-def _written(
-    source: str, tree: dict[str, Any], sample: Sample, target: Target
-) -> tuple[list[str], dict[str, str], str]:
-    """Return the lines of the inputs, their names in the tree with their names in the script, and the call. Raises
-    NoSource.
-    """
-    named: dict[int, tuple[str, str, torch.Tensor]] = {}
-    for name, leaf in leaves(tree).items():
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in named:
-            if leaf.layout is not torch.strided or leaf.is_meta or len(named) == 26:
-                raise NoSource(name)
-            named[id(leaf)] = (string.ascii_lowercase[len(named)], name, leaf)
-    letters = {key: letter for key, (letter, _, _) in named.items()}
-    stays = {letter for letter, _, tensor in named.values() if target.transforms_program or _kept(tensor, sample)}
-    given = [(letter, tensor) for letter, _, tensor in named.values()]
-    lines = input_lines(given, stays=stays, lacks=target.lacks, longest=LONGEST)
-    lines.append(f"return {{{', '.join(f'{name!r}: {letter}' for letter, name, _ in named.values())}}}")
-
-    def write(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            return letters[id(value)]
-        if isinstance(value, list):
-            return f"[{', '.join(map(write, value))}]"
-        if type(value) is tuple:
-            return f"({', '.join(map(write, value))}{',' if len(value) == 1 else ''})"
-        if isinstance(value, torch.device) and value == MARKER:
-            return "device"
-        return literal(value)
-
-    items = [write(tree["input"]), *map(write, tree["args"])]
-    words = {**tree["kwargs"], **({"out": tree["out"]} if "out" in tree else {})}
-    items += [f"{key}={write(value)}" for key, value in words.items()]
-    if source.startswith("torch.Tensor.") and isinstance(tree["input"], torch.Tensor):
-        call = f"{items[0]}.{source.removeprefix('torch.Tensor.')}({', '.join(items[1:])})"
-    else:
-        call = f"{source}({', '.join(items)})"
-    return lines, {name: letter for letter, name, _ in named.values()}, call
 
 
 def _out_lines(out: Any, target: Target) -> list[str]:

@@ -24,9 +24,9 @@ from conformance.record.result import Failure
 from conformance.run.messages import COMPILING
 from conformance.run.worker import UnitTimeout, step, unit
 from conformance.sources.opinfo import catalog, undefined
-from conformance.sources.opinfo.finding import LONGEST_LINES, failure_of_program
+from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import Unwritable, program_of
+from conformance.sources.opinfo.sample_program import RESULT, Unwritable, program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
 from conformance.standalone.oracles import Mismatch
@@ -106,9 +106,16 @@ class Trials:
             return False
         if one.oracle == "error":
             return (one.expected, one.actual, gist(one.detail)) == (other.expected, other.actual, gist(other.detail))
-        inputs = {each.name for each in program.inputs}.difference(*map(written_names, program.steps))
-        read = {"args", "kwargs", *(["input"] if self.case.variant != "inplace" else [])}
-        return _of_result(one.where, inputs) == _of_result(other.where, read)
+        return self._of_result(program, one.where) == self._of_result(program, other.where)
+
+    def _of_result(self, program: Program, where: str) -> bool:
+        """Whether a mismatch is about a result or a written operand, and not about another input. Names are those of
+        the program, or those of the call if its inputs are large."""
+        name = where.removeprefix("grad of ").partition(" (")[0].partition("[")[0]
+        written = {"out", *(["input"] if self.case.variant == "inplace" else [])}.union(
+            *map(written_names, program.steps)
+        )
+        return name in written or name.startswith((RESULT, "step "))
 
     def _failure(self, program: Program) -> Failure | str:
         case, failure, verdict = self.case, self.failure, Verdict()
@@ -121,7 +128,8 @@ class Trials:
             verdict = replace(verdict, mismatches=(first, *rest))
         made = failure_of_program(case, self.target, failure, program, verdict)
         short = len(own_part(made.script).splitlines()) <= LONGEST_LINES
-        return made if short else f"its script has more than {LONGEST_LINES} lines"
+        small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
+        return made if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 
     def _programs(self) -> tuple[list[Program], str]:
         """Return the failing sample's calls as programs, and the reason if none of them can be written."""
@@ -143,11 +151,6 @@ class Trials:
                 if sample.index == index:
                     yield from VARIANTS[case.variant](op, sample)
                     return
-
-
-def _of_result(where: str, inputs: Collection[str]) -> bool:
-    """Whether a mismatch is about a result or a written operand, and not about another input."""
-    return where.removeprefix("grad of ").partition(" (")[0].partition("[")[0] not in inputs
 
 
 def _property(one: Mismatch | Failure) -> str:

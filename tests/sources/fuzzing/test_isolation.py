@@ -208,18 +208,6 @@ class TestMinutes:
         result = worker.run_shard(replace(SHARD, until=0.0))
         assert (result.done, result.findings) == (0, [])
 
-    def test_shrinking_ends_at_its_time(self):
-        """Shrinking returns the smallest program so far and starts no further trial."""
-        tried = []
-
-        def fails(candidate: Program) -> bool:
-            tried.append(candidate)
-            return True
-
-        assert worker.reduce_until(PROGRAM, fails, 100, until=0.0) == PROGRAM
-        assert tried == []
-        assert len(worker.reduce_until(PROGRAM, fails, 100).steps) < len(PROGRAM.steps)
-
     def test_time_is_kept_for_shrinking(self, tmp_path, monkeypatch):
         """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)

@@ -14,7 +14,7 @@ from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run.messages import Death, ExitReason, Limits, Note, Task
 from conformance.run.scripts import run_alone, said_of
-from conformance.sources.opinfo import minimize, worker
+from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.runner import run
@@ -62,7 +62,7 @@ class TestPlanted:
         own = own_part(first.script)
         assert first.call == call and line in own
         assert len(own.splitlines()) <= LONGEST_LINES
-        assert own.startswith(f'"""{sentence(first)}"""')
+        assert own.startswith(f'"""{sentence(first)[:90]}')
         ended = run_alone(first.script, 60.0)
         assert ended.code == 1 and said_of(result, ended, 60.0) == SHOWS, ended
 
@@ -79,11 +79,28 @@ class TestPlanted:
         small = [one for one in made.results if "the first wrong step" in one.failures[0].script]
         assert (len(made.results), len(small)) == (4, 1)
 
+    def test_other_result_of_out(self) -> None:
+        """A call that returns another tensor than `out` shows in the program."""
+        (result,) = results("add", variants=["out"]).results
+        assert result.failures[0].oracle == "alias"
+        assert "result = torch.add(a, a, out=c)" in result.failures[0].script
+        assert said_of(result, run_alone(result.failures[0].script, 60.0), 60.0) == SHOWS
+
     def test_reason(self) -> None:
-        """A failure that the program does not show keeps its script, and the notes of the run say why."""
-        made = results("add", variants=["out"])
-        assert made.notes == ["0 of 1 failure minimized (the program does not show the failure: 1)"]
-        assert made.results[0].failures[0].script.startswith('"""out ')
+        """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
+        made = results("exp", variants=["forward_over_backward"])
+        reason = "it cannot be written as a program: a derivative in forward mode: 1"
+        assert made.notes == [f"0 of 1 failure minimized ({reason})"]
+        assert "op_db" in made.results[0].failures[0].script
+
+    def test_time_of_a_limited_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run with a time limit and a failure ends its cases early, so that time is left to minimize."""
+        monkeypatch.setattr(runner, "SHARE", 1.0)
+        selection = Selection(("add", "sin", "sub"), ("float32",), samples=2)
+        made = run("planted", selections=[selection], limits=LIMITS, seconds=600.0)
+        assert [one.op for one in made.results] == ["add"]
+        assert made.notes == ["2 of 3 cases not run, since the time was over"]
+        assert "torch.add(a, a)" in made.results[0].failures[0].script
 
 
 class TestOwner:
@@ -100,6 +117,14 @@ class TestOwner:
         cases = {one.id: Case(one.op, "", "", one.dtype, one.variant, one.layout) for one in made.results}
         minimize.minimize(made, cases, LIMITS)
         assert made.results == [passed, known, layer, kernels] and not made.notes
+
+    def test_time_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run whose time is over starts no worker, and says so."""
+        monkeypatch.setattr(minimize, "PlacedPool", None)
+        failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
+        made = Run("cpu", [failed])
+        minimize.minimize(made, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0)
+        assert made.notes == ["1 failure not minimized, since the time was over"]
 
     @pytest.mark.parametrize(("oracle", "best"), [("crash", "smaller"), ("value", "best")])
     def test_after_a_death(self, oracle: str, best: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
     import torch
 
     from conformance.sources.opinfo import catalog, script
+    from conformance.sources.opinfo.sample_program import Unwritable, program_of
     from conformance.sources.opinfo.sampling import samples
     from conformance.sources.opinfo.variants import VARIANTS
 
@@ -67,17 +69,12 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
     made = []
     for sample in samples(op, variant, torch.float32, layout, count):
         for call in VARIANTS[variant](op, sample):
+            program = None
+            with contextlib.suppress(Unwritable):
+                program = program_of(one, call)
+            tolerances, sparse = catalog.tolerances(op, torch.float32), name == "to_sparse"
             made.append(
-                script.standalone(
-                    one,
-                    target,
-                    call.source,
-                    call.tree,
-                    call.sample,
-                    "a finding",
-                    tolerances=catalog.tolerances(op, torch.float32),
-                    sparse=name == "to_sparse",
-                )
+                script.standalone(one, target, call, "a finding", None, program, tolerances=tolerances, sparse=sparse)
             )
     return made
 
@@ -128,7 +125,7 @@ class TestStandalone:
     def test_every_variant_runs_alone(self, tmp_path: Path) -> None:
         """Scripts apply the transform to the call: a faulty transform exits with 1, a correct one with 0."""
         texts, shown = [], []
-        for variant in names.VARIANTS:
+        for variant in OPS:
             for lies in (False, True):
                 target = Honest(TRANSFORM.replace("LIES", str(lies)))
                 layout = "as_sampled" if variant == "error_inputs" else "transposed"
