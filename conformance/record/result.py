@@ -29,7 +29,7 @@ from conformance.record.missing_ops import MissingOperator
 from conformance.record.names import NOT_COMPARED, without_features
 from conformance.record.program_stats import ProgramStats
 
-SCHEMA = 2
+SCHEMA = 3
 KIND = "conformance"
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""

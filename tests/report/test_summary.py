@@ -68,10 +68,10 @@ class TestLoad:
         [
             ([], "is not a conformance result"),
             ({"results": []}, "is not a conformance result"),
-            (fuzz_json(schema=3), "schema 3"),
+            (fuzz_json(schema=2), "result schema 2"),
             ({"kind": "fuzz", "schema": 1, "target": "tiny"}, "older result schema"),
             ({"kind": "conformance.opinfo", "schema": 1, "target": "tiny"}, "older result schema"),
-            ({"kind": "conformance", "schema": 2}, "target"),
+            ({"kind": "conformance", "schema": 3}, "target"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": 3}}}), "damaged"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": {"bool": "<b>"}}}}), "damaged"),
             (fuzz_json(drawn={"programs": True}), "damaged"),
