@@ -458,7 +458,7 @@ def run_from_json(data: Any, source: str) -> Run:
     """Convert plain data to a run. Raises ReportError, which names `source`, if the data is not a run of a known
     schema."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        old = isinstance(data, dict) and data.get("kind") in ("conformance.sources.opinfo", "fuzz") and "schema" in data
+        old = isinstance(data, dict) and data.get("kind") in ("conformance.opinfo", "fuzz") and "schema" in data
         why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
         why += "" if old else "an opinfo.json or a fuzz.json"
         raise ReportError(f"{source} {why}.")

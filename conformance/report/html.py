@@ -34,7 +34,7 @@ DETAIL_BUDGET = 3_000_000
 LISTED_CHANGES = 200
 OPENED = 5
 """Number of findings that are open when the page loads, the worst first."""
-WORDS = {
+LABELS = {
     Outcome.PASS: "agrees with torch CPU in every sample",
     Outcome.FAIL: "differs from torch CPU",
     Outcome.CRASH: "ended its process or ran out of memory",
@@ -144,7 +144,7 @@ def render(
         target=run.title,
         cases=bool(cases.results) or not run.drawn,
         data=embed(page_data(run, baseline)),
-        counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
+        counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(cases.results),
         summary=summary_line(run),
         title="; ".join([*([] if run.drawn and title else [summary_line(run)]), *title]),

@@ -121,8 +121,8 @@ def _kill(process: Process) -> None:
 
 
 class Forks:
-    """A server that has imported torch, and forks a process for each script. It starts with the first script. If scripts
-    compile, it has also imported the part of torch that the first compilation would import."""
+    """A server that has imported torch, and forks a process for each script. It starts with the first script. If
+    scripts compile, it has also imported the part of torch that the first compilation would import."""
 
     def __init__(self, *, compiling: bool = False) -> None:
         self._context = Forking(("torch", *(["torch._dynamo"] if compiling else []), __name__))

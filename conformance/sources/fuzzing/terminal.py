@@ -15,7 +15,7 @@ from conformance.record.causes import Cause, causes_of
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
-from conformance.report import compare, lacking, machine
+from conformance.report import compare, machine, missing_ops
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
 from conformance.sources.fuzzing.campaign import Campaign, Group
@@ -117,7 +117,7 @@ def _more(found: model.Finding) -> int:
 
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
     """Print the other lines of a run: facts, known findings, changes, and annotations on GitHub."""
-    lacking.show(console, made.lacking)
+    missing_ops.show(console, made.lacking)
     lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
     lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
     lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
