@@ -135,7 +135,7 @@ def conformance(session: nox.Session) -> None:
     if args.target == "tiny" and not args.quick:
         counts = "reports/kernels.json"
         failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
-        opinfo += [] if failed else ["--kernels", counts]
+        opinfo += [] if failed else ["--workloads", counts]
     failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
     if args.target == "tiny":
         failed |= attempt(session, "-m", "conformance.fuzz", *replayed)
@@ -261,10 +261,10 @@ def versions(session: nox.Session) -> None:
         folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{version}")
         try:
             other = other_environment(session, version, folder)
-            session.run(sys.executable, "scripts/torch_versions.py", "check", other, external=True)
+            session.run(sys.executable, "-m", "scripts.torch_versions", "check", other, external=True)
         except CommandFailed as failure:
             failed[version] = failure.return_code or 1
-    session.log(f"Results: {ROOT / 'docs' / 'versions.md'}; the environments under .nox/ take 5 GB each")
+    session.log(f"Results: {ROOT / 'docs' / 'contributing.md'}; the environments under .nox/ take 5 GB each")
     finish(session, failed)
 
 

@@ -31,7 +31,7 @@ from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
-from conformance.sources.fuzzing.command import steps_range
+from conformance.run.options import steps_range
 from conformance.sources.fuzzing.drawing import STEPS, Drawing
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import compare

@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT), str(PLANTED)]
 from conformance.engine.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
 from conformance.program.model import ProgramError, read_program  # noqa: E402
 from conformance.program.verdict import judge_program  # noqa: E402
+from conformance.record.causes import causes_of  # noqa: E402
 from conformance.record.result import load  # noqa: E402
-from conformance.report.causes import causes_of  # noqa: E402
 
 BACKENDS = {
     "toy_compiler": ("compile:toy,import=toy_compiler", ("copies", "lost_add_", "relu", "mul", "half")),

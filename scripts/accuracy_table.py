@@ -1,7 +1,7 @@
-"""Generate the table of docs/accuracy.md: errors of the tiny device compared with torch CPU.
+"""Generate the table of errors in docs/device.md: errors of the tiny device compared with torch CPU.
 
     conformance accuracy --target tiny
-    python scripts/accuracy_table.py reports/accuracy.json
+    python -m scripts.accuracy_table reports/accuracy.json
 
 The page shows the worst cases, which bound all others.
 """
@@ -11,16 +11,14 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from conformance.record import result as model
 from conformance.record.accuracy import shown
 from conformance.record.result import Result, Run
+from scripts.pages import Part
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- table: python scripts/accuracy_table.py -->", "<!-- end of table -->"
-WORST = 10
+PART = Part("docs/device.md", "accuracy_table")
+WORST = 5
 
 
 def lines(run: Run) -> list[str]:
@@ -53,22 +51,12 @@ def lines(run: Run) -> list[str]:
     return rows
 
 
-def written(page: str, run: Run) -> str:
-    """Replace the table of the page by that of this run. Raises ValueError if the page has no markers for it."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE} has no lines {BEGIN} and {END}")
-    return "\n".join([head + begin, "", *lines(run), "", end + tail])
-
-
 def main(arguments: Sequence[str]) -> int:
     """Write the table of the given run file to the page. Returns the exit code."""
     if len(arguments) != 1:
         print("usage: accuracy_table.py RUN/accuracy.json", file=sys.stderr)
         return 2
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), model.load(arguments[0])), encoding="utf-8")
-    return 0
+    return PART.renew("\n".join(lines(model.load(arguments[0]))))
 
 
 if __name__ == "__main__":

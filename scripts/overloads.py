@@ -1,9 +1,10 @@
-"""List the called aten overloads, and why others are not called: `python scripts/overloads.py [--write]`.
+"""Count the called aten overloads, and list them: `python -m scripts.overloads [--write] [--names]`.
 
 Runs op_db and the entries of sources/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
 overload that the dispatcher calls, composites included. Prints the count of each class. Exits with 1 if an overload
-that takes tensors is in no class. With --write, renews docs/overloads.md and the calls in
-conformance/opinfo/overloads.toml. Takes several minutes.
+that takes tensors is in no class. With --write, renews the table of docs/checks.md and the calls in
+conformance/sources/opinfo/overloads.toml. With --names, prints every overload with its entry or reason. Takes several
+minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import tomllib
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # otherwise the profiler announces itself
@@ -33,10 +33,10 @@ from conformance.sources.opinfo.overload_rows import ROWS
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import MARKER
 from conformance.standalone.torch_compat import operator_names
+from scripts.pages import ROOT, Part
 
-ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "conformance" / "sources" / "opinfo" / "overloads.toml"
-PAGE = ROOT / "docs" / "overloads.md"
+PART = Part("docs/checks.md", "overloads")
 SAMPLES = {"float32": 60, "int64": 6, "complex64": 6, "bool": 3}
 """Largest number of samples of each entry that are called, by dtype."""
 
@@ -79,20 +79,20 @@ def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operator
             print(f"{op.name}: {error}", file=sys.stderr)
     assert seen.profiler is not None
     events = seen.profiler.kineto_results.events()  # the raw events: building their tree takes more time than the calls
-    called = {(event.name(), event.overload_name()) for event in events}
-    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in called if name.startswith("aten::")]
+    found = {(event.name(), event.overload_name()) for event in events}
+    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in found if name.startswith("aten::")]
 
 
 def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
     """Call the sample in each form of the entry; a call that the CPU refuses does not count."""
 
     def function() -> Any:
-        result = op.op(sample.input, *sample.args, **sample.kwargs)
-        tensors = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(one)]
-        if backward and any(one.requires_grad for one in tensors):
-            wanted = [one for one in tensors if one.requires_grad]
+        made = op.op(sample.input, *sample.args, **sample.kwargs)
+        found = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if torch.is_tensor(one)]
+        if backward and any(one.requires_grad for one in found):
+            wanted = [one for one in found if one.requires_grad]
             torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
-        return result
+        return made
 
     forms = [function]
     if not backward:
@@ -117,14 +117,14 @@ def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict
         entry = f"{name}.{rest}".removesuffix(".")
         for word in {name, op.aten_name, *(alias.name for alias in op.aliases)}:
             named[word.replace(".", "_")].append(entry)
-    sources = {}
+    found = {}
     for name in left:
         for source in candidates(name, named, below):
             dtypes = [dtype for dtype in SAMPLES if works(name, f"{source}; {dtype}")]
             if dtypes:
-                sources[name] = f"{source}; {', '.join(dtypes)}"
+                found[name] = f"{source}; {', '.join(dtypes)}"
                 break
-    return sources
+    return found
 
 
 def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) -> Iterator[str]:
@@ -161,9 +161,9 @@ def answers(name: str, source: str) -> bool:
     """As `works`, in this process."""
     op, answered = overloads.overload(name), 0
     try:
-        dtypes, samples = overloads.source_of(op, source)
+        dtypes, made = overloads.source_of(op, source)
         [dtype] = dtypes
-        entry = overloads.Overload(name, op, dtypes, samples)
+        entry = overloads.Overload(name, op, dtypes, made)
         for sample in itertools.islice(entry.sample_inputs(MARKER, dtype), TRIED):
             answered += len(list(attempts(entry, sample, False)))
     except Exception:
@@ -173,28 +173,28 @@ def answers(name: str, source: str) -> bool:
 
 def reached_by_entries() -> dict[str, str]:
     """Overloads that the entries outside op_db call, and the entry of each."""
-    callers: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name, op in overloads.infos().items():
         dtype = next(one for one in SAMPLES if getattr(torch, one) in op.dtypes)
         for called in profiled(op, dtype, TRIED, False):
-            callers.setdefault(called, name)
-    return callers
+            found.setdefault(called, name)
+    return found
 
 
 def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str, str]]:
     """Every overload in the first class that contains it, with its entry or reason."""
-    members: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
+    made: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
     for name in sorted(name[6:] for name in operator_names() if name.startswith("aten::")):
         reason = overloads.excluded(name)
         if name in whole:
-            members["op_db"][name] = whole[name]
+            made["op_db"][name] = whole[name]
         elif name in beside:
-            members["entries beside op_db"][name] = beside[name]
+            made["entries beside op_db"][name] = beside[name]
         elif reason or not takes_tensors(name):
-            members["not called"][name] = reason or "no tensor among its arguments and results"
+            made["not called"][name] = reason or "no tensor among its arguments and results"
         else:
-            members["unknown"][name] = ""
-    return members
+            made["unknown"][name] = ""
+    return made
 
 
 def takes_tensors(name: str) -> bool:
@@ -203,35 +203,18 @@ def takes_tensors(name: str) -> bool:
     return op is not None and "Tensor" in str(op._schema)
 
 
-def page(members: dict[str, dict[str, str]]) -> str:
-    """Text of docs/overloads.md."""
-    total = sum(map(len, members.values()))
-    reasons = defaultdict(list)
-    for name, reason in members["not called"].items():
-        reasons[reason].append(name)
-    lines = [
-        "# Which aten overloads are called",
-        "",
-        f"torch {torch.__version__.partition('+')[0]} registers {total:,} overloads in the namespace `aten`. "
-        "`python scripts/overloads.py` calls",
-        "the entries under PyTorch's profiler, which names each overload that the dispatcher calls, composites too,",
-        "and exits with 1 where one that takes tensors is in no class; `--write` renews this page.",
-        "",
-        "| class | overloads | how they are run |",
+def counts(found: dict[str, dict[str, str]]) -> list[str]:
+    """Lines of the table in docs/checks.md: the number of overloads in each class."""
+    op_db, beside, excluded, unknown = (f"{len(names):,}" for names in found.values())
+    return [
+        f"| torch {torch.__version__.partition('+')[0]} | overloads | by |",
         "|---|---|---|",
-        f"| called by op_db | {len(members['op_db']):,} | `conformance opinfo`, and as steps of drawn programs |",
-        f"| called by an entry beside op_db | {len(members['entries beside op_db']):,} "
-        "| `conformance opinfo --suite overloads` |",
-        f"| not called, with a reason | {len(members['not called']):,} | below |",
-        f"| unknown | {len(members['unknown']):,} | |",
-        "",
-        "## Not called",
+        f"| called by op_db | {op_db} | `conformance opinfo`, and as steps of drawn programs |",
+        f"| called by an entry beside op_db | {beside} | `conformance opinfo --suite overloads` |",
+        f"| not called, with a reason | {excluded} | |",
+        f"| unknown | {unknown} | |",
+        f"| all | {sum(map(len, found.values())):,} | |",
     ]
-    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        lines += ["", f"**{reason[0].upper()}{reason[1:]}** ({len(names)}):", " ".join(f"`{one}`" for one in names)]
-    lines += ["", "## Called by an entry beside op_db", ""]
-    lines += [" ".join(f"`{one}`" for one in members["entries beside op_db"])]
-    return "\n".join(lines) + "\n"
 
 
 def table(sources: dict[str, str]) -> str:
@@ -244,24 +227,28 @@ def table(sources: dict[str, str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="renew the table and the page")
-    write = parser.parse_args().write
+    parser.add_argument("--write", action="store_true", help="renew the calls, and the table of the page")
+    parser.add_argument("--names", action="store_true", help="print every overload with its entry or reason")
+    given = parser.parse_args()
+    write = given.write
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     whole, below = reached_by_op_db()
     if write:
-        members = classes(whole, {})
-        left = [name for name in members["unknown"] if overloads.overload(name) is not None]
+        found = classes(whole, {})
+        left = [name for name in found["unknown"] if overloads.overload(name) is not None]
         model.write_atomic(TABLE, table(calls(whole, below, left)))
         overloads.TABLE = tomllib.loads(TABLE.read_text())
         overloads.infos.cache_clear()
-    members = classes(whole, reached_by_entries())
+    found = classes(whole, reached_by_entries())
     if write:
-        model.write_atomic(PAGE, page(members))
-    print("\n".join(f"{len(names):5,} {kind}" for kind, names in members.items()))
-    if members["unknown"]:
-        print("unknown:", " ".join(members["unknown"]))
-    return bool(members["unknown"])
+        PART.renew("\n".join(counts(found)))
+    if given.names:
+        print("\n".join(f"{name}: {why}" for names in found.values() for name, why in sorted(names.items())))
+    print("\n".join(f"{len(names):5,} {kind}" for kind, names in found.items()))
+    if found["unknown"]:
+        print("unknown:", " ".join(found["unknown"]))
+    return bool(found["unknown"])
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ The harness's own tests must pass, and no campaign or run of op_db may end in a 
 torch's own targets (meta, fake, ...) are findings about torch, which differ from version to version. They are counted
 and do not fail the check. On `tiny` and on torch's CPU nothing may fail.
 
-Usage: ``python scripts/torch_versions.py check PYTHON`` runs the checks under an interpreter that has the package and
-adds the results to docs/versions.json; ``... page`` writes docs/versions.md from that file. `nox -s versions` does both
-for each version.
+Usage: ``python -m scripts.torch_versions check PYTHON`` runs the checks under an interpreter that has the package and
+adds the results to docs/versions.json; ``... page`` writes the tables of docs/contributing.md from that file.
+`nox -s versions` does both for each version. The file also has the names of the failing tests, programs and cases.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "docs" / "versions.json", ROOT / "docs" / "versions.md"
+from scripts.pages import ROOT, Part, write
+
+RESULTS, PART = Path("docs/versions.json"), Part("docs/contributing.md", "torch_versions")
 OLDEST_FOR_TINY = (2, 13)
 TARGETS = ("cpu", "meta", "fake", "functionalize", "aot_eager")
 RIGHT = ("cpu", "tiny")
@@ -93,11 +94,11 @@ def run(check: Check, python: str) -> Outcome:
             cwd=ROOT if check.kind == "tests" else folder, env=environment, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        outcome = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
-    outcome.seconds = round(time.monotonic() - began, 1)
-    if outcome.faults:
+        made = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
+    made.seconds = round(time.monotonic() - began, 1)
+    if made.faults:
         print(done.stdout[-6000:], flush=True)
-    return outcome
+    return made
 
 
 def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
@@ -117,15 +118,15 @@ def of_run(check: Check, done: subprocess.CompletedProcess[str], reports: Path) 
     except (OSError, ValueError):
         return Outcome(faults=1, said=last_line(done.stdout) or f"exit code {done.returncode}")
     *_, (passed, failed, skipped) = re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped", done.stdout) or [(0, 0, 0)]
-    outcome = Outcome(int(passed), int(failed), int(skipped))
+    made = Outcome(int(passed), int(failed), int(skipped))
     broken = [
         result for result in data["results"] if result["outcome"] in ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY")
     ]
     ours = [result for result in broken if check.subject in RIGHT or is_ours(result)]
-    outcome.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
+    made.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
     named = [f"{result.get('op', '')} ({', '.join(oracles(result)) or result['outcome']})" for result in ours or broken]
-    outcome.said = "; ".join(dict.fromkeys(named))
-    return outcome
+    made.said = "; ".join(dict.fromkeys(named))
+    return made
 
 
 def is_ours(result: dict[str, Any]) -> bool:
@@ -156,25 +157,25 @@ print(json.dumps({"torch": version("torch"), "tinygrad": version("tinygrad"), "p
 
 def check_all(python: str) -> int:
     """Run all checks under an interpreter and save the results; return 1 if there is a fault."""
-    answer = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
-    has: dict[str, str] = json.loads(answer.stdout)
+    asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
+    has: dict[str, str] = json.loads(asked.stdout)
     torch = has["torch"].partition("+")[0]
     tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
-    results: dict[str, Any] = {}
-    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": results}
+    made: dict[str, Any] = {}
+    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": made}
     for check in checks(tiny):
         outcome = run(check, python)
-        results[check.name] = asdict(outcome)
-        print(f"torch {torch}: {check.name}: {cell(results[check.name])} in {outcome.seconds:.0f} s", flush=True)
+        made[check.name] = asdict(outcome)
+        print(f"torch {torch}: {check.name}: {cell(made[check.name])} in {outcome.seconds:.0f} s", flush=True)
         keep(entry)
-    return int(any(one["faults"] for one in results.values()))
+    return int(any(one["faults"] for one in made.values()))
 
 
 def keep(entry: dict[str, Any]) -> None:
     """Replace a version's last results by the current ones, complete or not, and write the page again."""
-    with locked(RESULTS.parent):
+    with locked((ROOT / RESULTS).parent):
         every = {f"{one['torch']} {one['tinygrad']}": one for one in (*read(), entry)}
-        write(RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
+        write(ROOT / RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
         page()
 
 
@@ -196,71 +197,34 @@ def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
 
 def read() -> list[dict[str, Any]]:
     """Last results, oldest torch first."""
-    entries: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    return entries
+    found: list[dict[str, Any]] = json.loads((ROOT / RESULTS).read_text()) if (ROOT / RESULTS).exists() else []
+    return found
 
 
-def write(path: Path, text: str) -> None:
-    """Write a temporary file in the same folder, then rename it."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-HEAD = """\
-# Versions of torch
-
-<!-- Written by scripts/torch_versions.py from versions.json; do not edit. -->
-
-The harness is for torch 2.9 to 2.15, `tiny` for 2.13 to 2.15. A newer torch is a warning, not a refusal; an older one
-is refused in one sentence. What was learnt about torch says for which versions: private symbols in
-`standalone/torch_compat.py` and `backend/runtime/torch_compat.py`, which are probed at import; rows of the op tables
-(`torch_versions`); expectations (`torch = ">=2.14"`); baselines (`reports/baseline/torch-2.13/`).
-
-`nox -s versions -- 2.9.1 2.15.0` makes an environment for each and runs what is below; the word `tinygrad` among them
-stands for the pinned torch with the newest tinygrad. PyPI's wheels bring CUDA libraries, 5 GB and two minutes each, so
-it is no part of CI.
-
-`nox -s replaced` installs the pinned torch and the package, as users do, runs both commands of the README, then
-`pip install timm`, whose torchvision replaces torch, and runs both again.
-
-A cell is *passed / failed*: tests, drawn programs, cases of op_db. **Bold** are faults of ours. What fails on a target
-of torch's own (meta, fake, functionalize, aot_eager) is a finding about that torch and no fault.
-"""
-
-
-def page() -> None:
-    """Write the page from the last results."""
-    entries = read()
-    parts = [HEAD]
-    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the quick suite")):
+def page() -> int:
+    """Write the table of the last results into the page."""
+    entries, parts = read(), []
+    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the suite `quick`")):
         subjects = list(
             dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
         )
         if subjects:
-            parts.append(f"## {title}\n\n" + "\n".join(table(entries, subjects)) + "\n")
-    notes = [
-        f"- torch {entry['torch']}, {name}: {outcome['said']}"
-        for entry in entries
-        for name, outcome in entry["checks"].items()
-        if outcome["said"]
-    ]
-    parts.append("## What failed\n\n" + ("\n".join(notes) or "Nothing.") + "\n")
-    write(PAGE, "\n".join(parts))
+            parts.append(f"{title}:\n\n" + "\n".join(table(entries, subjects)))
+    return PART.renew("\n\n".join(parts), root=ROOT)
 
 
 def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
     """Table of one kind of check, with a line for each version."""
-    yield "| torch | tinygrad | date | " + " | ".join(name.partition(" ")[2] for name in names) + " |"
+    yield "|torch|tinygrad|date|" + "|".join(name.partition(" ")[2] for name in names) + "|"
     yield "|---" * (3 + len(names)) + "|"
     for entry in entries:
         cells = (cell(entry["checks"][name]) if name in entry["checks"] else "-" for name in names)
-        yield f"| {entry['torch']} | {entry['tinygrad'] or '-'} | {entry['date']} | {' | '.join(cells)} |"
+        yield f"|{entry['torch']}|{entry['tinygrad'] or '-'}|{entry['date']}|{'|'.join(cells)}|"
 
 
 def cell(outcome: dict[str, Any]) -> str:
     """Counts of passed and failed, bold if there is a fault of the harness or the device."""
-    text = f"{outcome['passed']} / {outcome['failed']}"
+    text = f"{outcome['passed']}/{outcome['failed']}"
     return f"**{text}**" if outcome["faults"] else text
 
 
@@ -270,11 +234,10 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="run the checks under an interpreter").add_argument("python")
     commands.add_parser("page", help="write the page from the last results")
-    args = parser.parse_args()
-    if args.command == "check":
-        return check_all(args.python)
-    page()
-    return 0
+    given = parser.parse_args()
+    if given.command == "check":
+        return check_all(given.python)
+    return page()
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ LIMIT = 300
 """Seconds for one command."""
 
 TIMES = ((re.compile(r"\d+(\.\d+)? programs/s"), "N programs/s"), (re.compile(r"(samples) in \d+ s$"), r"\1 in N s"))
-PROGRESS = re.compile(r"seed \d+: .* distinct$")
-"""Progress, one line every five seconds."""
+PROGRESS = re.compile(r"seed \d+: .* distinct$|loading .*, at most \d+ s$")
+"""Lines of progress, which depend on the machine's speed."""
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,13 @@ class Cases(PlacedPool):
         """Median of the calibration loops so far, in seconds; 0 without any."""
         return statistics.median(self.loops) if self.loops else 0.0
 
-    def run(self, cases: Iterable[Case]) -> Iterator[Result]:
-        """Yield the results of the cases as they finish; cases begin in the given order. Raises TargetError if no
-        worker can be started, and Stopped.
+    def run(self, cases: Iterable[Case], seconds: float | None = None) -> Iterator[Result]:
+        """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. Raises
+        TargetError if no worker can be started, and Stopped.
         """
         for case in cases:
             self.submit(Task(case.id, worker.run, (self.target, case)))
-        for task, answer in self.ended():
+        for task, answer in self.ended(seconds):
             case = task.args[1]
             if isinstance(answer, Death):
                 if answer.reason is ExitReason.NEVER_STARTED:

@@ -149,7 +149,7 @@ class TestCampaign:
         """An unknown key gives one sentence with file, line and the nearest key, and exit code 2."""
         (tmp_path / "t.toml").write_text('[[finding]]\nprograms = 3\nreason = "r"\noracel = "value"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = f"conformance.fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'oracel'; did you mean oracle?\n"
+        told = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'oracel'; did you mean oracle?\n"
         assert capsys.readouterr().err == told
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 
