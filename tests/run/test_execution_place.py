@@ -12,14 +12,12 @@ import pytest
 
 import conformance
 from conformance.record.errors import UsageError
-from conformance.run import execution_place, ray_env
-from conformance.run.execution_place import LOCAL, Place, add_options, place_of
+from conformance.run import execution_place, options, ray_env
+from conformance.run.execution_place import LOCAL, Place, place_of
 
 
 def given(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_options(parser.add_argument)
-    return parser.parse_args(words)
+    return options.parser("test", "", options.PLACE, {}).parse_args(words)
 
 
 class TestPlaceOf:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,7 +80,7 @@ class TestPrograms:
         words = (*self.WORDS, "--programs", "300", "--only", "setitem")
         campaign, until = started(*words, folder=tmp_path), time.monotonic() + 60
         progress = tmp_path / "reports" / "fuzz-progress.json"
-        while not progress.exists() and campaign.poll() is None:
+        while not (progress.exists() and re.search('"following": [1-9]', progress.read_text())):
             assert time.monotonic() < until
             time.sleep(0.02)
         os.killpg(campaign.pid, signal.SIGINT)
