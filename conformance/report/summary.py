@@ -152,8 +152,8 @@ def scripts(run: Run) -> list[str]:
     ended, left = [one for one in said if not one.startswith(NOT_RUN)], said.count(NOT_RUN)
     verb = "show their headline" if len(ended) > 1 else "shows its headline"
     lines = [f"{ended.count(SHOWS)} of {counted(len(ended), 'script')} {verb}"] if ended else []
-    hint = "" if run.measures else ": --check-scripts gives them more seconds"
-    return [*lines, *([f"{counted(left, 'script')} not run{hint}"] if left else [])]
+    hint = "--check-scripts gives them more seconds"
+    return [*lines, *([f"{counted(left, 'script')} not run: {hint}"] if left else [])]
 
 
 def without_backend(run: Run) -> list[str]:

@@ -159,7 +159,8 @@ class Workers(PlacedPool):
         except (WorkerDied, OutOfTime):
             return finding
         with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
-            small = self.ask(worker.attributed, self.target, small, early, until=until)
+            seconds = 2 * worker.LONGEST_TRIAL
+            small = self.ask(worker.attributed, self.target, small, early, seconds=seconds, until=until)
         return small
 
     def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
