@@ -308,5 +308,5 @@ class TestAgreement:
 def test_names_of_a_script():
     """The names that a text defines at its top level exclude the variables of its functions. Regression test: a script
     with special values lacked a function of the harness, since another function has a variable of its name."""
-    text = "import torch\nDEVICE, MODE = 'cpu', None\ndef run(x):\n    places = x\n    return places\nclass A:\n    b = 1\n"
+    text = "import torch\nDEVICE, MODE = 'cpu', None\ndef run(x):\n    places = x\nclass A:\n    b = 1\n"
     assert defined(text) == {"DEVICE", "MODE", "run", "A"}
