@@ -14,6 +14,7 @@ from conformance.record import names
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone import oracles
 from conformance.standalone.observation import Raised, observe, versions_of
+from conformance.standalone.script import defined
 from conformance.standalone.script_runtime import compare, picture
 
 
@@ -302,3 +303,10 @@ class TestAgreement:
             return observe(None, made, error=error, versions=versions)
         answers = {key: Raised.of(value) if isinstance(value, Exception) else value for key, value in outcome.items()}
         return observe(answers, made, versions=versions)
+
+
+def test_names_of_a_script():
+    """The names that a text defines at its top level exclude the variables of its functions. Regression test: a script
+    with special values lacked a function of the harness, since another function has a variable of its name."""
+    text = "import torch\nDEVICE, MODE = 'cpu', None\ndef run(x):\n    places = x\nclass A:\n    b = 1\n"
+    assert defined(text) == {"DEVICE", "MODE", "run", "A"}

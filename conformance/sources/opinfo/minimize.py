@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from conformance.record.causes import pattern_of_result
-from conformance.record.names import NOT_COMPARED
+from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
@@ -94,12 +95,19 @@ def _after(task: Task, death: Death) -> Task:
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
     """Return the first failure of each pattern and operator, by the id of its result."""
     found: dict[tuple[str, str], tuple[str, Failure]] = {}
-    for result in sorted(run.results, key=severity):
+    for result in sorted(run.results, key=_plainest):
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
             if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where == "the target"):
                 found.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
     return dict(found.values())
+
+
+def _plainest(result: Result) -> tuple[Any, ...]:
+    """Sort key: the worst results first, among them forward calls in float32 as OpInfo samples them."""
+    *rank, id = severity(result)
+    names = ((VARIANTS, result.variant), (LAYOUTS, result.layout), (DTYPES, result.dtype))
+    return (*rank, *([*known].index(name) if name in known else len(known) for known, name in names), id)
 
 
 def _with(result: Result, failure: Failure | None) -> Result:
