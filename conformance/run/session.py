@@ -166,7 +166,13 @@ class Session:
             if len(sources) > 1:
                 self.console.rule(source.title)
             began = time.monotonic() if number else self.began
-            codes.append(self._run(source, self.left / (len(sources) - number), began, len(sources) == 1))
+            try:
+                codes.append(self._run(source, self.left / (len(sources) - number), began, len(sources) == 1))
+            except UserError as error:  # a source that cannot run here must not end the others
+                if len(sources) == 1:
+                    raise
+                print(f"{self.command}: {source.title}: {escape_control_characters(str(error))}", file=sys.stderr)
+                codes.append(2)
             if codes[-1] >= 128:
                 break
         if len(sources) > 1 and self.runs:

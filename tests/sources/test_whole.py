@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.record import result as model
+from conformance.record.errors import TargetError
 from conformance.run import session
 from conformance.sources import whole
 from conformance.sources.fuzzing.command import Programs
@@ -71,6 +72,20 @@ class TestTest:
         page = (tmp_path / "conformance.html").read_text()
         assert 'id="accuracy"' in page and 'id="sizes"' in page
         assert model.load(tmp_path / "accuracy.json").measured and model.load(tmp_path / "sizes.json").footprints
+
+    def test_a_source_that_cannot_run(self, tmp_path: Path, few, monkeypatch, capsys) -> None:
+        """It is one sentence and exit code 2, and the other sources run. Regression test: on macOS, where no memory is
+        measured, `--all` ended before any program was drawn."""
+        from conformance.sources.accuracy.running import MeasuredCases
+
+        def refuses(self, *_):
+            raise TargetError("memory cannot be measured")
+
+        monkeypatch.setattr(MeasuredCases, "execute", refuses)
+        assert run(tmp_path, "cpu", "--all") == 2
+        out, errors = capsys.readouterr()
+        assert "conformance test: sizes: memory cannot be measured\n" in errors
+        assert "No finding in" in out and model.load(tmp_path / "fuzz.json").drawn.compared
 
     def test_no_time(self, tmp_path: Path, few, capsys) -> None:
         """A time that is over before anything is compared is exit code 2 and one sentence."""
