@@ -116,28 +116,28 @@ def conformance(session: nox.Session) -> None:
     parser.add_argument("--shard", help="only part i/n of the ops, for a matrix of machines")
     parser.add_argument("--update-baseline", action="store_true", help="accept what this run finds, knowingly")
     parser.add_argument("-n", "--jobs", default="2", help="processes (default: %(default)s)")
-    given = parser.parse_args(session.posargs)
-    preset = QUICK if given.quick else FULL
+    args = parser.parse_args(session.posargs)
+    preset = QUICK if args.quick else FULL
 
-    both = ["--target", given.target, "-n", given.jobs]
-    fuzz = ["--seed", given.seed, "--programs", given.programs or preset["programs"]]
-    fuzz += ["--minutes", given.minutes] if given.minutes else []
-    replayed = ["--target", "tiny:REPLAYED", "-n", given.jobs, *fuzz, "--reports", "reports/replayed"]
+    both = ["--target", args.target, "-n", args.jobs]
+    fuzz = ["--seed", args.seed, "--programs", args.programs or preset["programs"]]
+    fuzz += ["--minutes", args.minutes] if args.minutes else []
+    replayed = ["--target", "tiny:REPLAYED", "-n", args.jobs, *fuzz, "--reports", "reports/replayed"]
     fuzz += ["--corpus", "conformance/program/corpus"]
-    fuzz += ["--record-kernels"] if given.update_baseline else []
-    opinfo = [] if given.dtype or given.variant else ["--suite", preset["suite"]]
+    fuzz += ["--record-kernels"] if args.update_baseline else []
+    opinfo = [] if args.dtype or args.variant else ["--suite", preset["suite"]]
     for name in ("dtype", "variant", "samples", "shard"):
-        opinfo += [f"--{name}", getattr(given, name)] if getattr(given, name) else []
-    opinfo += [word for op in given.op for word in ("--op", op)]
-    opinfo += ["--update-baseline"] if given.update_baseline else []
+        opinfo += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    opinfo += [word for op in args.op for word in ("--op", op)]
+    opinfo += ["--update-baseline"] if args.update_baseline else []
 
     failed: dict[str, int] = {}
-    if given.target == "tiny" and not given.quick:
+    if args.target == "tiny" and not args.quick:
         counts = "reports/kernels.json"
         failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
-        opinfo += [] if failed else ["--kernels", counts]
+        opinfo += [] if failed else ["--workloads", counts]
     failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
-    if given.target == "tiny":
+    if args.target == "tiny":
         failed |= attempt(session, "-m", "conformance.fuzz", *replayed)
     failed |= attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
     session.log(f"Report: {ROOT / 'reports' / 'conformance.html'}")
@@ -197,16 +197,16 @@ def backends(session: nox.Session) -> None:
     parser.add_argument("--minutes", default="20", help="of fuzzing each (default: %(default)s)")
     parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
     parser.add_argument("-n", "--jobs", default="1", help="processes (default: %(default)s)")
-    given = parser.parse_args(session.posargs)
+    args = parser.parse_args(session.posargs)
     failed: dict[str, int] = {}
-    for name in given.name:
+    for name in args.name:
         backend = known[name]
         missing = missing_from_debian(backend.get("debian", []))
         if missing:
             session.warn(f"{name} needs what is not installed here: apt-get install {' '.join(missing)}")
         folder = session.cache_dir.resolve().parent / f"backend-{name}"
         target = ROOT / backend["profile"] if "profile" in backend else backend["target"]
-        both = ["--target", str(target).format(checkout=folder / "checkout"), "-n", given.jobs]
+        both = ["--target", str(target).format(checkout=folder / "checkout"), "-n", args.jobs]
         both += ["--reports", str(ROOT / "reports" / "backends" / name)]
         own = backend.get("options", [])
         try:
@@ -215,7 +215,7 @@ def backends(session: nox.Session) -> None:
             failed[name] = failure.return_code or 1
             continue
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **backend.get("environment", {})}
-        fuzz = ["conformance.fuzz", "--seed", given.seed, "--minutes", given.minutes, *own]
+        fuzz = ["conformance.fuzz", "--seed", args.seed, "--minutes", args.minutes, *own]
         for command in (fuzz, ["conformance.opinfo_runner", "--dtype", "float32", "--samples", "3"]):
             try:
                 session.run(other, "-m", *command, *both, env=environment, external=True)
@@ -257,27 +257,27 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
 def versions(session: nox.Session) -> None:
     """Tests that depend on the version, on other releases of torch, or of `tinygrad` with the pinned torch."""
     failed: dict[str, int] = {}
-    for asked in session.posargs or VERSIONS:
-        folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{asked}")
+    for version in session.posargs or VERSIONS:
+        folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{version}")
         try:
-            other = other_environment(session, asked, folder)
-            session.run(sys.executable, "scripts/torch_versions.py", "check", other, external=True)
+            other = other_environment(session, version, folder)
+            session.run(sys.executable, "-m", "scripts.torch_versions", "check", other, external=True)
         except CommandFailed as failure:
-            failed[asked] = failure.return_code or 1
-    session.log(f"Results: {ROOT / 'docs' / 'versions.md'}; the environments under .nox/ take 5 GB each")
+            failed[version] = failure.return_code or 1
+    session.log(f"Results: {ROOT / 'docs' / 'contributing.md'}; the environments under .nox/ take 5 GB each")
     finish(session, failed)
 
 
-def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
+def other_environment(session: nox.Session, version: str, folder: Path) -> str:
     """Return the Python of an environment with this checkout and the requested version: a release of torch, or a
     requirement of tinygrad with the pinned torch. It is updated when our own requirements have changed.
     """
     python, stamp = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), folder / "installed"
-    of_tinygrad = asked.startswith("tinygrad")
-    torch = pinned("torch") if of_tinygrad else f"torch=={asked}"
-    extras = "test" if not of_tinygrad and release(asked) < OLDEST_FOR_TINY else "tiny,test"
+    of_tinygrad = version.startswith("tinygrad")
+    torch = pinned("torch") if of_tinygrad else f"torch=={version}"
+    extras = "test" if not of_tinygrad and release(version) < OLDEST_FOR_TINY else "tiny,test"
     project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
-    wanted = f"{torch} {asked} {extras} {project['dependencies']} {project['optional-dependencies']}"
+    wanted = f"{torch} {version} {extras} {project['dependencies']} {project['optional-dependencies']}"
     if not stamp.exists() or stamp.read_text() != wanted:
         if not python.exists():
             session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
@@ -287,7 +287,7 @@ def other_environment(session: nox.Session, asked: str, folder: Path) -> str:
         install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
         session.run(*install, "--constraint", str(others), torch, "--editable", f".[{extras}]", external=True)
         if of_tinygrad:  # also beyond our own range; pip only warns
-            session.run(*install, "--upgrade", asked, external=True)
+            session.run(*install, "--upgrade", version, external=True)
         stamp.write_text(wanted)
     return str(python)
 
@@ -305,8 +305,8 @@ def replaced(session: nox.Session) -> None:
     for packages in ([], session.posargs or ["timm"]):
         if packages:
             session.run(*install, *packages, external=True)
-        told = session.run(str(python), "-c", "import torch; print(torch.__version__)", silent=True, external=True)
-        seen.append(str(told).strip())
+        printed = session.run(str(python), "-c", "import torch; print(torch.__version__)", silent=True, external=True)
+        seen.append(str(printed).strip())
         session.log(f"torch {seen[-1]}")
         for name, line in (("fuzz", "fuzz --seed 0 --programs 60"), ("opinfo", "opinfo_runner --suite quick")):
             words = ["-m", *f"conformance.{line}".split(), "--reports", "reports"]

@@ -45,15 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tree", type=Path, action="append", metavar="DIR", default=[])
-    given = parser.parse_args(arguments)
-    trees = [tree.resolve() for tree in given.tree] or [Path(__file__).parent.parent]
+    args = parser.parse_args(arguments)
+    trees = [tree.resolve() for tree in args.tree] or [Path(__file__).parent.parent]
     print(f"| the device dies at every | {' | '.join(f'{tree.name}: programs/s' for tree in trees)} |")
     print("|---|" + "---|" * len(trees))
-    for every in map(int, given.every.split(",")):
+    for every in map(int, args.every.split(",")):
         rates: dict[Path, list[float]] = {tree: [] for tree in trees}
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             for tree in trees:
-                rates[tree].append(rate(tree, every, given.programs))
+                rates[tree].append(rate(tree, every, args.programs))
         shown = (
             f"{statistics.median(rates[tree]):.1f} ({min(rates[tree]):.1f} to {max(rates[tree]):.1f})" for tree in trees
         )

@@ -31,7 +31,7 @@ from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
-from conformance.sources.fuzzing.command import steps_range
+from conformance.run.options import steps_range
 from conformance.sources.fuzzing.drawing import STEPS, Drawing
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import compare
@@ -51,24 +51,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="run for so long, whatever --programs says")
     parser.add_argument("--one", metavar="TARGET", help=argparse.SUPPRESS)
     parser.add_argument("--naive", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.one:
-        print(json.dumps(measure(given)))
+    args = parser.parse_args(arguments)
+    if args.one:
+        print(json.dumps(measure(args)))
         return 0
-    low, high = given.steps
-    print(f"Programs of {low} to {high} steps, seed {given.seed}, processor seconds, one process each\n")
+    low, high = args.steps
+    print(f"Programs of {low} to {high} steps, seed {args.seed}, processor seconds, one process each\n")
     print("| target | kernel cache | tensors read | programs | programs/s | kernels | schedules | MiB by quarter |")
     print("|---|---|---|---|---|---|---|---|")
     rates: dict[tuple[str, str, str], float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for target in given.targets.split(","):
+        for target in args.targets.split(","):
             ways = (
                 [(naive, cache) for naive in (False, True) for cache in ("cold", "warm")]
                 if target == "tiny"
                 else [(False, "")]
             )
             for naive, cache in ways:
-                done = elsewhere(target, naive, Path(folder) / f"{naive}.db", given)
+                done = elsewhere(target, naive, Path(folder) / f"{naive}.db", args)
                 rates[target, cache, "each step" if naive else "end"] = done["rate"]
                 print(
                     f"| {target} | {cache} | {'after each step' if naive else 'at the end'} | {done['programs']} | "
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) -> dict[str, Any]:
+def elsewhere(target: str, naive: bool, cache: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One row, measured in a fresh process."""
     command = [
         sys.executable,
@@ -93,12 +93,12 @@ def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) 
         "--one",
         target,
         "--seed",
-        str(given.seed),
+        str(args.seed),
         "--programs",
-        str(given.programs),
+        str(args.programs),
         "--steps",
-        f"{given.steps[0]}..{given.steps[1]}",
-        *(["--minutes", str(given.minutes)] if given.minutes else []),
+        f"{args.steps[0]}..{args.steps[1]}",
+        *(["--minutes", str(args.minutes)] if args.minutes else []),
         *(["--naive"] if naive else []),
     ]
     done = subprocess.run(
@@ -113,25 +113,25 @@ def elsewhere(target: str, naive: bool, cache: Path, given: argparse.Namespace) 
     return row
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
-    target = load_target(given.one)
-    drawing = Drawing(given.steps, without=unsupported_steps(describe_target(given.one)))
-    way = naively if given.naive else as_a_worker
+    target = load_target(args.one)
+    drawing = Drawing(args.steps, without=unsupported_steps(describe_target(args.one)))
+    way = naively if args.naive else as_a_worker
     for number in range(WARM_UP):
-        way(drawing.numbered(given.seed + 1, number), target)
+        way(drawing.numbered(args.seed + 1, number), target)
     memory, kernels, ran, number = [], 0, 0, 0
     schedules, began, started = schedules_of(target), processor_seconds(), time.monotonic()
     done = 0.0
     while done < 1:
-        program = drawing.numbered(given.seed, number)
+        program = drawing.numbered(args.seed, number)
         kernels += way(program, target)
         ran += not unsupported_reason(program, target)
         number += 1
         before, done = (
             done,
-            ((time.monotonic() - started) / (60 * given.minutes) if given.minutes else number / given.programs),
+            ((time.monotonic() - started) / (60 * args.minutes) if args.minutes else number / args.programs),
         )
         if int(4 * before) < int(4 * done):
             memory.append(resident())

@@ -27,10 +27,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5, metavar="N", help="only every N-th op (default: %(default)s)")
     parser.add_argument("--variant", default="forward", choices=list(plan.VARIANTS))
     parser.add_argument("--samples", type=int, default=20, help="samples an op (default: %(default)s)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = plan.Selection(variants=(given.variant,), samples=given.samples)
-    cases = plan.select(catalog.entries(), [wanted])[:: given.every]
+    wanted = plan.Selection(variants=(args.variant,), samples=args.samples)
+    cases = plan.select(catalog.entries(), [wanted])[:: args.every]
     begin = time.perf_counter()
     results = [run_case(case, TARGET) for case in cases]
     seconds = time.perf_counter() - begin

@@ -197,21 +197,21 @@ LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
 
 def counts() -> dict[str, dict[str, int]]:
     """Kernels and copies of every workload, by name; runs compare them with `reports/baseline/kernels.json`."""
-    found = {workload.__name__: count(workload) for workload in WORKLOADS}
+    launches = {workload.__name__: count(workload) for workload in WORKLOADS}
     for loop, sizes in LOOPS.items():
         for n in sizes:
-            found[f"{loop.__name__}({n})"] = count(lambda loop=loop, n=n: loop(n))  # type: ignore[misc]
-    return found
+            launches[f"{loop.__name__}({n})"] = count(lambda loop=loop, n=n: loop(n))  # type: ignore[misc]
+    return launches
 
 
-def show(found: dict[str, dict[str, int]]) -> None:
+def show(launches: dict[str, dict[str, int]]) -> None:
     """Print the two tables."""
     console = Console()
     columns = ("kernels", "copies_in", "copies_out", "fallback")
     table = Table("workload", "kernels", "copies in", "copies out", "CPU fallbacks", "all", "peer", title="Fusion")
     total = [0] * 5
     for workload, peer in WORKLOADS.items():
-        row = [found[workload.__name__][name] for name in columns]
+        row = [launches[workload.__name__][name] for name in columns]
         row.append(sum(row[:3]))
         total = [a + b for a, b in zip(total, row, strict=True)]
         table.add_row(workload.__name__, *map(str, row), str(peer))
@@ -220,7 +220,7 @@ def show(found: dict[str, dict[str, int]]) -> None:
     loops = Table("loop", "n", "kernels", "copies in", "copies out", title="Loops of in-place writes")
     for loop, sizes in LOOPS.items():
         for n in sizes:
-            row = [found[f"{loop.__name__}({n})"][name] for name in columns[:3]]
+            row = [launches[f"{loop.__name__}({n})"][name] for name in columns[:3]]
             loops.add_row(escape(loop.__doc__ or ""), str(n), *map(str, row))
     console.print(loops)
 
@@ -229,16 +229,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Count every workload; print the tables, or write the counts as JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there instead of printing them")
-    given = parser.parse_args(arguments)
-    found = counts()
-    if given.json is None:
-        show(found)
+    args = parser.parse_args(arguments)
+    launches = counts()
+    if args.json is None:
+        show(launches)
         return
-    kept = {name: {k: v for k, v in c.items() if k != "fallback"} for name, c in found.items()}
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    beside = given.json.with_suffix(".part")
+    kept = {name: {k: v for k, v in c.items() if k != "fallback"} for name, c in launches.items()}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    beside = args.json.with_suffix(".part")
     beside.write_text(json.dumps(kept, indent=1) + "\n")
-    beside.replace(given.json)
+    beside.replace(args.json)
 
 
 if __name__ == "__main__":

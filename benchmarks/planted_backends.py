@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT), str(PLANTED)]
 from conformance.engine.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
 from conformance.program.model import ProgramError, read_program  # noqa: E402
 from conformance.program.verdict import judge_program  # noqa: E402
+from conformance.record.causes import causes_of  # noqa: E402
 from conformance.record.result import load  # noqa: E402
-from conformance.report.causes import causes_of  # noqa: E402
 
 BACKENDS = {
     "toy_compiler": ("compile:toy,import=toy_compiler", ("copies", "lost_add_", "relu", "mul", "half")),
@@ -40,10 +40,10 @@ BACKENDS = {
 }
 
 
-def campaign(tree: Path, spec: str, faults: str, given: argparse.Namespace, reports: Path) -> float:
+def campaign(tree: Path, spec: str, faults: str, args: argparse.Namespace, reports: Path) -> float:
     """Run a campaign with these faults in a checkout; return its seconds."""
     environment = os.environ | {"TOY_FAULTS": faults, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLANTED)}
-    words = ["--target", spec, "--seed", str(given.seed), "--programs", str(given.programs), "--reports", str(reports)]
+    words = ["--target", spec, "--seed", str(args.seed), "--programs", str(args.programs), "--reports", str(reports)]
     begin = time.monotonic()
     command = [sys.executable, "-m", "conformance.fuzz", *words]
     subprocess.run(command, cwd=tree, env=environment, check=False, stdout=subprocess.DEVNULL)
@@ -66,7 +66,7 @@ def judged(path: Path, faults: str) -> bool:
         return False
 
 
-def found(reports: Path, faults: tuple[str, ...]) -> list[str]:
+def detected(reports: Path, faults: tuple[str, ...]) -> list[str]:
     """The faults that a saved program shows by itself."""
     seen = set[str]()
     for path in sorted((reports / "failures").glob("*.json")):
@@ -82,18 +82,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tree", type=Path, action="append", help="a checkout (default: this one)")
     parser.add_argument("--only", choices=BACKENDS, help="one of the backends")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
     table = Table("checkout", "backend", "planted", "found", "programs", "findings", "causes", "seconds")
     for backend, (spec, faults) in BACKENDS.items():
-        if given.only not in (None, backend):
+        if args.only not in (None, backend):
             continue
         for planted in (*((fault,) for fault in faults), faults):
-            for tree in given.tree or [ROOT]:
+            for tree in args.tree or [ROOT]:
                 with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
                     reports = Path(folder)
-                    seconds = campaign(tree, spec, ",".join(planted), given, reports)
-                    run, shown = load(reports / "fuzz.json"), found(reports, planted)
+                    seconds = campaign(tree, spec, ",".join(planted), args, reports)
+                    run, shown = load(reports / "fuzz.json"), detected(reports, planted)
                     listed = [one for one in run.findings if one.outcome != "XFAIL"]
                     drawn = str(run.drawn.programs) if run.drawn else ""
                     names = "all" if planted == faults else planted[0]

@@ -63,13 +63,13 @@ class Simulated(Pool):
             task = self.waiting.pop(0)
             (shard,) = task.args
             numbers = range(shard.first, shard.first + shard.count)
-            found = [
+            findings = [
                 Finding("FAIL", 0, number, f"value / op {number // FAILING % CAUSES}", NOTHING)
                 for number in numbers
                 if number % FAILING == 0
             ]
             cells = Counter({("view", "window", f"dtype {number % 300}"): 1 for number in numbers})
-            yield task, Done(Result(shard.count, 6 * shard.count, cells=cells, done=shard.count, findings=found))
+            yield task, Done(Result(shard.count, 6 * shard.count, cells=cells, done=shard.count, findings=findings))
 
     def ask(
         self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
@@ -118,17 +118,17 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=400)
     parser.add_argument("--shards", type=int, nargs="*", default=[])
     parser.add_argument("--driver", type=int, default=0, metavar="PROGRAMS")
-    given = parser.parse_args()
-    place = Place(given.pool)
-    if given.driver:
-        driver(given.driver)
+    args = parser.parse_args()
+    place = Place(args.pool)
+    if args.driver:
+        driver(args.driver)
         return
-    print(f"{given.pool}: {1000 * empty_task(place):.1f} ms for a task that does nothing")
-    for workers in given.workers:
-        for size in given.shards or [plans.SHARD]:
+    print(f"{args.pool}: {1000 * empty_task(place):.1f} ms for a task that does nothing")
+    for workers in args.workers:
+        for size in args.shards or [plans.SHARD]:
             plans.SHARD = size
-            made = rate(place, workers, given.programs)
-            print(f"{given.pool}: {workers} workers, shards of {size}: {made:.1f} programs/s", flush=True)
+            speed = rate(place, workers, args.programs)
+            print(f"{args.pool}: {workers} workers, shards of {size}: {speed:.1f} programs/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def attended(parts: Iterable[Any], causal: bool) -> Any:
     q, k, v = parts
     heads = [t.reshape(*t.shape[:2], -1, q.shape[-1] // HEADS).transpose(1, 2) for t in (q, k, v)]
     shared = heads[1].shape[1] != HEADS
-    found = heads[0].scaled_dot_product_attention(*heads[1:], is_causal=causal, enable_gqa=shared)
-    return found.transpose(1, 2).reshape(*q.shape)
+    mixed = heads[0].scaled_dot_product_attention(*heads[1:], is_causal=causal, enable_gqa=shared)
+    return mixed.transpose(1, 2).reshape(*q.shape)
 
 
 def shifted(logits: Any, labels: Any) -> Any:
@@ -186,8 +186,8 @@ def t5(w: Weights, x: Any, y: Any) -> Any:
     def seen(name: str, h: Any, memory: Any, bias: Any) -> Any:
         parts = (linear(w, f"{name}.{part}", t) for part, t in (("q", h), ("k", memory), ("v", memory)))
         q, k, v = (t.reshape(*t.shape[:2], HEADS, -1).transpose(1, 2) for t in parts)
-        found = (q @ k.transpose(-1, -2) + bias).softmax(-1) @ v
-        return linear(w, f"{name}.o", found.transpose(1, 2).reshape(*h.shape))
+        mixed = (q @ k.transpose(-1, -2) + bias).softmax(-1) @ v
+        return linear(w, f"{name}.o", mixed.transpose(1, 2).reshape(*h.shape))
 
     def distances(side: str, buckets: Any) -> Any:  # each distance below 8 tokens has a separate bucket
         table = w[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
@@ -202,8 +202,8 @@ def t5(w: Weights, x: Any, y: Any) -> Any:
     bias = distances("encoder", (ahead > 0) * 16 + ahead.abs())
     h = fed(f"{at}.layer.1", h + seen(f"{at}.layer.0.SelfAttention", normed, normed, bias))
     memory = scaled("encoder.final_layer_norm", h)
-    at, given = "decoder.block.0", y.pad(((0, 0), (1, 0)))[:, :-1]
-    h = embedded(w["shared.weight"], (given == IGNORED).where(0, given))
+    at, tokens = "decoder.block.0", y.pad(((0, 0), (1, 0)))[:, :-1]
+    h = embedded(w["shared.weight"], (tokens == IGNORED).where(0, tokens))
     normed = scaled(f"{at}.layer.0.layer_norm", h)
     bias = distances("decoder", (-ahead).maximum(0)) + (ahead > 0).where(-float("inf"), 0.0)
     h = h + seen(f"{at}.layer.0.SelfAttention", normed, normed, bias)
@@ -244,9 +244,9 @@ def swin(w: Weights, x: Any, y: Any) -> Any:
             region = windows((parts_of.unsqueeze(1) * 3 + parts_of.unsqueeze(0)).reshape(1, n, n, 1)).squeeze(-1)
             apart = region.unsqueeze(-1) != region.unsqueeze(-2)
             scores = scores + apart.where(-100.0, 0.0).unsqueeze(2)
-        found = (scores.softmax(-1) @ v).transpose(2, 3).reshape(b, -1, side * side, c)
-        found = whole(linear(w, f"{name}.attention.o_proj", found), b, n, c)
-        h = h + (found.roll((shift, shift), (1, 2)) if shift else found)
+        mixed = (scores.softmax(-1) @ v).transpose(2, 3).reshape(b, -1, side * side, c)
+        mixed = whole(linear(w, f"{name}.attention.o_proj", mixed), b, n, c)
+        h = h + (mixed.roll((shift, shift), (1, 2)) if shift else mixed)
         wide = exact_gelu(linear(w, f"{name}.mlp.fc1", norm(w, f"{name}.layernorm_after", h, 1e-5)))
         return h + linear(w, f"{name}.mlp.fc2", wide)
 
@@ -296,8 +296,8 @@ def plain(name: str) -> int:
             loss = NETS[name](weights, *data).backward()
             loss.realize(*optimizer.schedule_step())
         count = GlobalCounters.kernel_count - before
-        found = float(loss.item())
-        assert step or abs(found - wanted) < 1e-4 * abs(wanted), f"{name}: {found} is not torch CPU's {wanted}"
+        value = float(loss.item())
+        assert step or abs(value - wanted) < 1e-4 * abs(wanted), f"{name}: {value} is not torch CPU's {wanted}"
     patched = [module for module in sys.modules if "tinygrad_patches" in module]
     assert not patched, f"this is not plain tinygrad: {patched[0]} is loaded"
     return count
@@ -320,14 +320,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", action="append", choices=[*NETS], help="may be repeated (default: all)")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(WAYS[given.one[0]](given.one[1]))
+    args = parser.parse_args()
+    if args.one:
+        print(WAYS[args.one[0]](args.one[1]))
         return
     if importlib.util.find_spec("transformers") is None:
         parser.error("transformers is not installed: pip install 'transformers>=5.20'")
     table = Table("model", *WAYS, "tiny to tinygrad", title="Kernels of a training step")
-    for name in given.model or NETS:
+    for name in args.model or NETS:
         counts = []
         for way in WAYS:
             command = [sys.executable, "-W", "ignore", __file__, "--one", way, name]

@@ -44,10 +44,10 @@ def run(count: int) -> Run:
 
 def measure(count: int) -> None:
     """Write the report and print its cost, without the time to build the run."""
-    made = run(count)
+    result = run(count)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        report.write(made, Path(folder), made)
+        report.write(result, Path(folder), result)
         seconds = time.perf_counter() - begin
         size = (Path(folder) / "conformance.html").stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

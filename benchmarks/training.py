@@ -333,7 +333,7 @@ def apart(*arguments: str) -> dict[str, float]:
 
 def middle(rounds: list[dict[str, dict[str, float]]], way: str, figure: str, to: str = "") -> float:
     """Median of the rounds; with `to`, of the ratio to the figure of that way in the same round."""
-    return statistics.median(found[way][figure] / (found[to][figure] if to else 1) for found in rounds)
+    return statistics.median(times[way][figure] / (times[to][figure] if to else 1) for times in rounds)
 
 
 def main() -> None:
@@ -346,23 +346,23 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PATH", help="a checkout of tinygrad, whose torch backend is measured too")
     parser.add_argument("--flat", type=int, metavar="STEPS", help="only whether eager steps stay as they are")
     parser.add_argument("--way", choices=(*WAYS, "peer"), help="only this way, as JSON")
-    given = parser.parse_args()
-    nets, optimizers = given.net or list(NETS), given.optimizer or list(OPTIMIZERS)
-    if given.way:
-        print(json.dumps(one(given.way, nets[0], optimizers[0], given.steps, given.peer)))
+    args = parser.parse_args()
+    nets, optimizers = args.net or list(NETS), args.optimizer or list(OPTIMIZERS)
+    if args.way:
+        print(json.dumps(one(args.way, nets[0], optimizers[0], args.steps, args.peer)))
         return
-    if given.flat:
-        for net in given.net or ["mlp", "cnn"]:
-            tenths = deciles(net, given.flat)
-            print(f"{net}: largest to smallest decile of {given.flat} steps: {tenths}")
+    if args.flat:
+        for net in args.net or ["mlp", "cnn"]:
+            tenths = deciles(net, args.flat)
+            print(f"{net}: largest to smallest decile of {args.flat} steps: {tenths}")
         return
     console = Console(width=None if sys.stdout.isatty() else 110)
-    peer = ["--peer", given.peer] if given.peer else []
+    peer = ["--peer", args.peer] if args.peer else []
     for net in nets:
         for optimizer in optimizers:
             ways = [*WAYS, *(["peer"] if peer else [])]
-            settings = ["--net", net, "--optimizer", optimizer, "--steps", str(given.steps), *peer]
-            rounds = [{way: apart("--way", way, *settings) for way in ways} for _ in range(given.rounds)]
+            settings = ["--net", net, "--optimizer", optimizer, "--steps", str(args.steps), *peer]
+            rounds = [{way: apart("--way", way, *settings) for way in ways} for _ in range(args.rounds)]
             reference, jit = "tinygrad", "tinygrad TinyJit"
             table = Table(
                 "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB", "ms inference", f"to {jit}",

@@ -11,6 +11,7 @@ import runpy
 import sys
 
 JOBS = {
+    "test": ("conformance.sources.whole", "test a target completely within a time: one page, one exit code"),
     "init": ("conformance.sources.init", "find out what a target has and lacks, and write its profile"),
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),

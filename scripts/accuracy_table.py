@@ -1,7 +1,7 @@
-"""Generate the table of docs/accuracy.md: errors of the tiny device compared with torch CPU.
+"""Generate the table of errors in docs/device.md: errors of the tiny device compared with torch CPU.
 
     conformance accuracy --target tiny
-    python scripts/accuracy_table.py reports/accuracy.json
+    python -m scripts.accuracy_table reports/accuracy.json
 
 The page shows the worst cases, which bound all others.
 """
@@ -11,16 +11,14 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from conformance.record import result as model
 from conformance.record.accuracy import shown
 from conformance.record.result import Result, Run
+from scripts.pages import Part
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- table: python scripts/accuracy_table.py -->", "<!-- end of table -->"
-WORST = 10
+PART = Part("docs/device.md", "accuracy_table")
+WORST = 5
 
 
 def lines(run: Run) -> list[str]:
@@ -28,7 +26,7 @@ def lines(run: Run) -> list[str]:
     families = defaultdict[str, list[Result]](list)
     for result in run.measured:
         families[result.family].append(result)
-    made = [
+    rows = [
         f"torch {run.environment['torch']}, {len(run.measured)} cases measured, {len(run.unexpected)} findings.",
         "",
         f"The worst {WORST}, with the largest error in ulp and its root mean square in brackets:",
@@ -40,26 +38,17 @@ def lines(run: Run) -> list[str]:
         of = result.accuracy
         assert of is not None
         errors = (f"{shown(a)} ({shown(b)})" for a, b in ((of.target, of.target_rms), (of.cpu, of.cpu_rms)))
-        made.append(
+        rows.append(
             f"| `{result.name}` | {result.dtype} | {result.variant} | {of.of} | {' | '.join(errors)} | {of.times:.1f} |"
         )
-    made += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
+    rows += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
     for family, results in sorted(families.items()):
         first = results[0]
         assert first.accuracy is not None
-        made.append(
+        rows.append(
             f"| {family} | {len(results)} | {first.accuracy.times:.1f} | `{first.name}` {first.dtype} {first.variant} |"
         )
-    return made
-
-
-def written(page: str, run: Run) -> str:
-    """Replace the table of the page by that of this run. Raises ValueError if the page has no markers for it."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE} has no lines {BEGIN} and {END}")
-    return "\n".join([head + begin, "", *lines(run), "", end + tail])
+    return rows
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         print("usage: accuracy_table.py RUN/accuracy.json", file=sys.stderr)
         return 2
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), model.load(arguments[0])), encoding="utf-8")
-    return 0
+    return PART.renew("\n".join(lines(model.load(arguments[0]))))
 
 
 if __name__ == "__main__":

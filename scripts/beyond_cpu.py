@@ -45,7 +45,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "device.md"
 BEGIN, END = "<!-- table: python scripts/beyond_cpu.py --write -->", "<!-- end of that table -->"
 RIGHT = ("right", "right if rounded at each operator", "right as torch CPU")
 """Verdicts of a case by its weakest sample: the reference that it agrees with, strongest first."""
-WORDS = (*RIGHT, "refused", "wrong")
+VERDICTS = (*RIGHT, "refused", "wrong")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,24 +75,24 @@ def cases() -> Iterator[Case]:
 
 
 def judged(case: Case, limit: int) -> tuple[str, str]:
-    """One of WORDS, and the error or difference of the first sample that is not right by the strongest reference."""
+    """One of VERDICTS, and the error or difference of the first sample that is not right by the strongest reference."""
     tried, weakest, why = 0, 0, ""
     for sample in samples(case.op, "backward" if case.backward else "forward", case.dtype, "as_sampled", limit):
         tried += 1
         try:
-            found = list(_run(case, sample, case.op, _on_tiny(sample)))
+            results = list(_run(case, sample, case.op, _on_tiny(sample)))
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             return "refused", f"sample {sample.index}: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
         reference = DEFINITIONS.get(case.op.name, case.op)
         wide = list(_run(case, sample, reference, _wide(case)))
         drawn = _drawn(case, sample)
-        said = _compared(case, found, wide, drawn)
+        said = _compared(case, results, wide, drawn)
         if not said:
             continue
         rounded = _rounded(case, sample, reference) if case.dtype in ROUNDED else None
-        if rounded is not None and (not _compared(case, found, rounded, drawn) or _no_worse(found, wide, rounded)):
+        if rounded is not None and (not _compared(case, results, rounded, drawn) or _no_worse(results, wide, rounded)):
             by = 1
-        elif not _compared(case, found, _of_the_cpu(case, sample), drawn):
+        elif not _compared(case, results, _of_the_cpu(case, sample), drawn):
             by = 2
         else:
             return "wrong", f"sample {sample.index}: {said}"
@@ -100,12 +100,12 @@ def judged(case: Case, limit: int) -> tuple[str, str]:
     return (RIGHT[weakest], why) if tried else ("refused", "there is no sample")
 
 
-def _no_worse(found: list[Any], wide: list[Any], rounded: list[Any]) -> bool:
+def _no_worse(results: list[Any], wide: list[Any], rounded: list[Any]) -> bool:
     """Whether no result is off by more than twice what rounding after each operator costs: where large parts cancel,
     two sums of them that differ in their last bit are far apart, relatively."""
-    if not len(found) == len(wide) == len(rounded):
+    if not len(results) == len(wide) == len(rounded):
         return False
-    for ours, exact, other in zip(found, wide, rounded, strict=True):
+    for ours, exact, other in zip(results, wide, rounded, strict=True):
         if ours is None or exact is None or other is None or ours.shape != exact.shape:
             return False
         off, allowed = ours.detach().cpu().to(exact.dtype) - exact.detach(), (other - exact).detach()
@@ -139,10 +139,10 @@ def _attention(query: Any, key: Any, value: Any, **named: Any) -> tuple[torch.Te
     """The result and logsumexp of attention over (B, rows, heads, D), by its formula.
     With offsets one after another of the sequences; their logsumexp is left out."""
     if named.get("cu_seqlens_q") is not None:
-        starts, found = (named.pop(f"cu_seqlens_{side}").tolist() for side in "qk"), []
+        starts, outputs = (named.pop(f"cu_seqlens_{side}").tolist() for side in "qk"), []
         for a, b, c, d in (map(int, (*q, *k)) for q, k in zip(*map(itertools.pairwise, starts), strict=True)):
-            found.append(_attention(query[:, a:b], key[:, c:d], value[:, c:d], **named)[0])
-        return (torch.cat(found, 1),)
+            outputs.append(_attention(query[:, a:b], key[:, c:d], value[:, c:d], **named)[0])
+        return (torch.cat(outputs, 1),)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool)
     if kind := named["custom_mask_type"]:
@@ -254,12 +254,12 @@ def _drawn(case: Case, sample: Sample) -> bool:
     return nondeterministic(case.op) or case.op.name == "nn.functional.rrelu"
 
 
-def _compared(case: Case, found: list[Any], expected: list[Any], drawn: bool) -> str:
+def _compared(case: Case, results: list[Any], expected: list[Any], drawn: bool) -> str:
     """What differs; random results are compared in their geometry alone."""
-    if len(found) != len(expected):
-        return f"{len(found)} results, not {len(expected)}"
+    if len(results) != len(expected):
+        return f"{len(results)} results, not {len(expected)}"
     rtol, atol = catalog.tolerances(case.op, case.dtype)
-    for ours, wide in zip(found, expected, strict=True):
+    for ours, wide in zip(results, expected, strict=True):
         if ours is None or wide is None:
             if ours is not wide:
                 return "a gradient that is there on one side only"
@@ -282,17 +282,17 @@ def _compared(case: Case, found: list[Any], expected: list[Any], drawn: bool) ->
     return ""
 
 
-def table(found: dict[Case, tuple[str, str]], most: int) -> list[str]:
+def table(verdicts: dict[Case, tuple[str, str]], most: int) -> list[str]:
     """Markdown of the counts by dtype and direction, for at most `most` samples per case."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for case, (word, _) in found.items():
+    for case, (word, _) in verdicts.items():
         counts[str(case.dtype)[6:], "backward" if case.backward else "forward"][word] += 1
-    head = f"| dtype | direction | {' | '.join(WORDS)} |"
-    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (2 + len(WORDS)) + "|"]
+    head = f"| dtype | direction | {' | '.join(VERDICTS)} |"
+    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (2 + len(VERDICTS)) + "|"]
     for (dtype, direction), words in sorted(counts.items()):
-        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in WORDS)} |")
-    total = Counter(word for word, _ in found.values())
-    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in WORDS)} |"]
+        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in VERDICTS)} |")
+    total = Counter(word for word, _ in verdicts.values())
+    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in VERDICTS)} |"]
 
 
 def main() -> int:
@@ -302,13 +302,13 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="renew the table in docs/device.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = {}
+    verdicts = {}
     for case in cases():
         if fnmatch.fnmatch(case.name, options.op):
-            found[case] = judged(case, options.samples)
-            if found[case][1]:
-                print(f"{found[case][0]}: {case}: {found[case][1]}", flush=True)
-    lines = table(found, options.samples)
+            verdicts[case] = judged(case, options.samples)
+            if verdicts[case][1]:
+                print(f"{verdicts[case][0]}: {case}: {verdicts[case][1]}", flush=True)
+    lines = table(verdicts, options.samples)
     print(*lines, sep="\n")
     if options.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
@@ -316,7 +316,7 @@ def main() -> int:
         beside = PAGE.with_suffix(".new")
         beside.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]))
         os.replace(beside, PAGE)
-    return int(any(word == "wrong" for word, _ in found.values()))
+    return int(any(word == "wrong" for word, _ in verdicts.values()))
 
 
 if __name__ == "__main__":

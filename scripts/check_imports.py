@@ -50,8 +50,8 @@ def main(root: Path) -> int:
     except SyntaxError as error:
         print(f"{error.filename}:{error.lineno}: {error.msg}", file=sys.stderr)
         return 2
-    found = [*cycles(imports), *dead(imports, modules), *trespasses(imports, settings), *private(modules, settings)]
-    faults = list(dict.fromkeys(found))
+    messages = [*cycles(imports), *dead(imports, modules), *trespasses(imports, settings), *private(modules, settings)]
+    faults = list(dict.fromkeys(messages))
     print("\n".join(faults) or f"{len(modules)} modules, {sum(map(len, imports.values()))} imports: no fault")
     return 1 if faults else 0
 
@@ -100,8 +100,8 @@ def module_of(target: str, imports: dict[str, list[Import]]) -> str | None:
 def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
     """Yield an import cycle, imports inside functions included; imports for type checkers do not count."""
     graph: dict[str, set[str]] = {}
-    for name, found in imports.items():
-        targets = {module_of(each.target, imports) for each in found if each.runs}
+    for name, statements in imports.items():
+        targets = {module_of(each.target, imports) for each in statements if each.runs}
         graph[name] = {target for target in targets if target not in (None, name, PACKAGE)}  # type: ignore[misc]
     try:
         TopologicalSorter(graph).prepare()
@@ -112,7 +112,9 @@ def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
 def dead(imports: dict[str, list[Import]], modules: dict[str, Path]) -> Iterator[str]:
     """Yield imports from the package of a module or name that does not exist."""
     defined = {name: set(top_level_names(path)) for name, path in modules.items()}
-    for each in (each for found in imports.values() for each in found if each.target.split(".")[0] == PACKAGE):
+    for each in (
+        each for statements in imports.values() for each in statements if each.target.split(".")[0] == PACKAGE
+    ):
         module = module_of(each.target, imports)
         rest = each.target.removeprefix(module or "").lstrip(".")
         if module and rest and rest != "*" and rest not in defined[module] and "__getattr__" not in defined[module]:
@@ -138,12 +140,12 @@ def top_level_names(path: Path) -> Iterator[str]:
 def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> Iterator[str]:
     """Yield imports between rooms, or from outside the package, that the tables in `pyproject.toml` do not allow."""
     rooms, forbidden = settings["rooms"], settings["forbidden"]
-    for name, found in imports.items():
+    for name, statements in imports.items():
         room = room_of(name, rooms)
         if room and room not in rooms:
             yield f"{name}: a new room: name it, and what it may import, in [tool.{PACKAGE}.rooms] of pyproject.toml"
             continue
-        for each in found:
+        for each in statements:
             if each.target.split(".")[0] in forbidden.get(name, ()):
                 yield f"{each.file}:{each.line}: {name} must not import {each.target.split('.')[0]}"
             module = module_of(each.target, imports)

@@ -1,13 +1,14 @@
 """Generate the tables of docs/device.md: the share of op_db that the tiny device gets right, and its CPU fallbacks.
 
-    python scripts/device_tables.py collect RUN/opinfo.json ...   runs of conformance.opinfo_runner into tracked data
-    python scripts/device_tables.py                               that data into docs/device.md
-    python scripts/device_tables.py --check                       exit code 1 when docs/device.md is stale
+    python -m scripts.device_tables collect RUN/opinfo.json ...   runs of conformance.opinfo_runner into tracked data
+    python -m scripts.device_tables                               that data into docs/device.md
+    python -m scripts.device_tables --check                       exit code 1 when docs/device.md is stale
 
 The check compares the page with tracked data, not with a live run, so it takes no time and needs no device. The run to
 collect is `python -m conformance.opinfo_runner --target tiny --suite sweep`. If several runs contain the same case, the
-later run replaces the earlier one. A new line of the table (dtype and variant) replaces the whole line of older data.
-Every operator that falls back needs a reason in reasons.toml.
+later run replaces the earlier one. A new line of data (dtype and variant) replaces the whole line of older data. The
+data also has the commands of the runs and the slowest samples. Every operator that falls back needs a reason in
+reasons.toml.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.pages import ROOT, Part, write
+
 DATA = Path("reports/coverage/tiny.json")
 REASONS = Path("reports/coverage/reasons.toml")
-PAGE = Path("docs/device.md")
-BEGIN, END = "<!-- tables: python scripts/device_tables.py -->", "<!-- end of tables -->"
+PART = Part("docs/device.md", "device_tables")
 SLOWEST = 20
 PLAIN = "float32|forward"
-OUTCOMES = ("PASS", "KERNELS", "XFAIL", "FAIL", "SKIP", "TIMEOUT", "CRASH", "XPASS", "FLAKY")
+FORMS = ("forward", "backward", "inplace", "method", "out")
+"""Variants with a column; other variants and layouts have a line."""
 
 
 class TablesError(Exception):
@@ -108,21 +110,24 @@ def reason_for(op: str, reasons: Mapping[str, str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
+    lines = [f"|{'|'.join(map(str, row))}|" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines)
 
 
-def _outcome_rows(data: Mapping[str, Any]) -> list[list[Any]]:
-    rows = []
-    for key, counts in data["outcomes"].items():
-        dtype, variant = key.split("|")
-        compared = sum(counts.values()) - counts.get("SKIP", 0)
-        right = counts.get("PASS", 0) + counts.get("KERNELS", 0)
-        share = f"{100 * right / compared:.1f} %" if compared else ""
-        rows.append([dtype, variant, *(counts.get(o, 0) or "" for o in OUTCOMES[:5]),
-                     sum(counts.get(o, 0) for o in OUTCOMES[5:]) or "", share,
-                     data.get("compared", {}).get(key, "")])  # fmt: skip
-    return rows
+def _right(counts: Mapping[str, int]) -> str:
+    """Cases that are right, of the cases that compared something."""
+    compared = sum(counts.values()) - counts.get("SKIP", 0)
+    return f"{counts.get('PASS', 0) + counts.get('KERNELS', 0)}/{compared}" if compared else ""
+
+
+def _outcomes(data: Mapping[str, Any]) -> str:
+    """Tables of the outcomes: by dtype and form of the call, then by other variants and layouts."""
+    lines = {tuple(key.split("|")): _right(counts) for key, counts in data["outcomes"].items()}
+    dtypes = dict.fromkeys(dtype for dtype, variant in lines if variant in FORMS)
+    by_form = [[dtype, *(lines.get((dtype, form), "") for form in FORMS)] for dtype in dtypes]
+    others = [[variant, dtype, right] for (dtype, variant), right in lines.items() if variant not in FORMS]
+    parts = [_table(["dtype", *FORMS], by_form), _table(["variant, layout", "dtype", "right"], others)]
+    return "\n\n".join(parts if others else parts[:1])
 
 
 def _rate(data: Mapping[str, Any]) -> str:
@@ -135,9 +140,8 @@ def _rate(data: Mapping[str, Any]) -> str:
 
 
 def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """Generated part of the page, with its markers."""
+    """Generated part of the page."""
     served, total = data["served"], sum(data["served"].values())
-    outcome = _table(["dtype", "variant", *OUTCOMES[:5], "other", "right", "samples"], _outcome_rows(data))
     share = _table(
         ["served by", "OpInfos", "share"],
         [[kind, served.get(kind, 0), f"{100 * served.get(kind, 0) / max(total, 1):.1f} %"]
@@ -152,59 +156,24 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     fallback = _table(
         ["operators", "OpInfos", "why"], [[", ".join(ops), len(of), reason] for reason, (ops, of) in most]
     )
-    slow = _table(["OpInfo", "seconds", "samples"], data["slowest"])
-    commands = "\n".join(f"{run['command']}" for run in data["runs"])
-    return f"""{BEGIN}
+    outcome = _outcomes(data)
+    return f"""### Outcomes on op_db
 
-### Outcomes on op_db
-
-Cases are OpInfo x dtype; "right" is of those in which something was compared. KERNELS is right in all but one thing,
-more kernels than the CPU runs operators. XFAIL is declared, with its reason, in
-`reports/expectations/tiny.toml`. "Other" counts among the rest what was declared of more samples and passed with fewer.
-Samples are those compared in all, at most 20 of a case.
+Cells are cases (OpInfo x dtype) that are right, of the cases that compared something. A case that differs in the
+number of kernels only is right. Other differences are declared, with their reason, in
+`reports/expectations/tiny.toml`. {sum(data["compared"].values()):,} samples were compared in all, at most 20 of a case.
 
 {outcome}
 
-### Who computes
+### Fallbacks
 
 Float32, forward: a native OpInfo ran value functions (or views) only, a decomposed one also decompositions, a fallback
-handed at least one operator of one sample to the CPU.
+handed at least one operator of one sample to the CPU. With filled caches, {data["samples"]:,} samples took
+{data["seconds"]} s in all.{_rate(data)}
 
 {share}
 
-### What falls back, and why
-
-{fallback}
-
-### The slowest
-
-{data["samples"]} samples of float32 forward took {data["seconds"]} s in all, with filled caches.{_rate(data)}
-
-{slow}
-
-### The runs behind these tables
-
-```text
-{commands}
-```
-
-{END}"""
-
-
-def updated(page: str, part: str) -> str:
-    """Page with its generated part replaced; raises TablesError if the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise TablesError(f"{PAGE} lacks the line {BEGIN!r} or {END!r}: put both where the tables belong")
-    return before + part + after
-
-
-def _written(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(path.suffix + ".new")
-    beside.write_text(text)
-    beside.replace(path)
+{fallback}"""
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -217,19 +186,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         if given.command == "collect":
             before = json.loads((root / DATA).read_text()) if (root / DATA).exists() else None
             data = collect([json.loads(path.read_text()) for path in given.runs], before)
-            _written(root / DATA, json.dumps(data, indent=1) + "\n")
-        page = (root / PAGE).read_text()
+            write(root / DATA, json.dumps(data, indent=1) + "\n")
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
-        wanted = updated(page, page_part(json.loads((root / DATA).read_text()), reasons))
+        return PART.renew(page_part(json.loads((root / DATA).read_text()), reasons), given.check, root)
     except (OSError, KeyError, ValueError, TablesError) as error:
         print(f"device_tables: {error}", file=sys.stderr)
         return 2
-    if given.check:
-        if wanted != page:
-            print(f"device_tables: {PAGE} is stale; run python scripts/device_tables.py", file=sys.stderr)
-        return int(wanted != page)
-    _written(root / PAGE, wanted)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""List the called aten overloads, and why others are not called: `python scripts/overloads.py [--write]`.
+"""Count the called aten overloads, and list them: `python -m scripts.overloads [--write] [--names]`.
 
 Runs op_db and the entries of sources/opinfo/overloads.py on torch CPU under PyTorch's profiler, which names each
 overload that the dispatcher calls, composites included. Prints the count of each class. Exits with 1 if an overload
-that takes tensors is in no class. With --write, renews docs/overloads.md and the calls in
-conformance/opinfo/overloads.toml. Takes several minutes.
+that takes tensors is in no class. With --write, renews the table of docs/checks.md and the calls in
+conformance/sources/opinfo/overloads.toml. With --names, prints every overload with its entry or reason. Takes several
+minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import tomllib
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # otherwise the profiler announces itself
@@ -33,10 +33,10 @@ from conformance.sources.opinfo.overload_rows import ROWS
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import MARKER
 from conformance.standalone.torch_compat import operator_names
+from scripts.pages import ROOT, Part
 
-ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "conformance" / "sources" / "opinfo" / "overloads.toml"
-PAGE = ROOT / "docs" / "overloads.md"
+PART = Part("docs/checks.md", "overloads")
 SAMPLES = {"float32": 60, "int64": 6, "complex64": 6, "bool": 3}
 """Largest number of samples of each entry that are called, by dtype."""
 
@@ -203,35 +203,18 @@ def takes_tensors(name: str) -> bool:
     return op is not None and "Tensor" in str(op._schema)
 
 
-def page(found: dict[str, dict[str, str]]) -> str:
-    """Text of docs/overloads.md."""
-    total = sum(map(len, found.values()))
-    reasons = defaultdict(list)
-    for name, reason in found["not called"].items():
-        reasons[reason].append(name)
-    lines = [
-        "# Which aten overloads are called",
-        "",
-        f"torch {torch.__version__.partition('+')[0]} registers {total:,} overloads in the namespace `aten`. "
-        "`python scripts/overloads.py` calls",
-        "the entries under PyTorch's profiler, which names each overload that the dispatcher calls, composites too,",
-        "and exits with 1 where one that takes tensors is in no class; `--write` renews this page.",
-        "",
-        "| class | overloads | how they are run |",
+def counts(found: dict[str, dict[str, str]]) -> list[str]:
+    """Lines of the table in docs/checks.md: the number of overloads in each class."""
+    op_db, beside, excluded, unknown = (f"{len(names):,}" for names in found.values())
+    return [
+        f"| torch {torch.__version__.partition('+')[0]} | overloads | by |",
         "|---|---|---|",
-        f"| called by op_db | {len(found['op_db']):,} | `conformance opinfo`, and as steps of drawn programs |",
-        f"| called by an entry beside op_db | {len(found['entries beside op_db']):,} "
-        "| `conformance opinfo --suite overloads` |",
-        f"| not called, with a reason | {len(found['not called']):,} | below |",
-        f"| unknown | {len(found['unknown']):,} | |",
-        "",
-        "## Not called",
+        f"| called by op_db | {op_db} | `conformance opinfo`, and as steps of drawn programs |",
+        f"| called by an entry beside op_db | {beside} | `conformance opinfo --suite overloads` |",
+        f"| not called, with a reason | {excluded} | |",
+        f"| unknown | {unknown} | |",
+        f"| all | {sum(map(len, found.values())):,} | |",
     ]
-    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        lines += ["", f"**{reason[0].upper()}{reason[1:]}** ({len(names)}):", " ".join(f"`{one}`" for one in names)]
-    lines += ["", "## Called by an entry beside op_db", ""]
-    lines += [" ".join(f"`{one}`" for one in found["entries beside op_db"])]
-    return "\n".join(lines) + "\n"
 
 
 def table(sources: dict[str, str]) -> str:
@@ -244,8 +227,10 @@ def table(sources: dict[str, str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="renew the table and the page")
-    write = parser.parse_args().write
+    parser.add_argument("--write", action="store_true", help="renew the calls, and the table of the page")
+    parser.add_argument("--names", action="store_true", help="print every overload with its entry or reason")
+    given = parser.parse_args()
+    write = given.write
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     whole, below = reached_by_op_db()
@@ -257,7 +242,9 @@ def main() -> int:
         overloads.infos.cache_clear()
     found = classes(whole, reached_by_entries())
     if write:
-        model.write_atomic(PAGE, page(found))
+        PART.renew("\n".join(counts(found)))
+    if given.names:
+        print("\n".join(f"{name}: {why}" for names in found.values() for name, why in sorted(names.items())))
     print("\n".join(f"{len(names):5,} {kind}" for kind, names in found.items()))
     if found["unknown"]:
         print("unknown:", " ".join(found["unknown"]))

@@ -109,13 +109,13 @@ def of_markdown(text: str) -> Iterator[tuple[int, str]]:
 
 def count(place: Path) -> Count:
     """The count of a file, or of all Python and Markdown files in a folder."""
-    made = Count()
+    total = Count()
     files = [place] if place.is_file() else sorted(place.rglob("*.py")) + sorted(place.rglob("*.md"))
     for file in files:
         read = of_markdown if file.suffix == ".md" else of_python
         for line, text in read(file.read_text(encoding="utf-8")):
-            made.add(f"{file.relative_to(ROOT)}:{line}", text)
-    return made
+            total.add(f"{file.relative_to(ROOT)}:{line}", text)
+    return total
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,22 +123,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="default: those with a limit")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst sentences")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     limits: dict[str, float] = project["tool"]["conformance"]["prose"]
     above, sentences = 0, []
-    for folder in given.folders or limits:
+    for folder in args.folders or limits:
         if not (ROOT / folder).exists():
             print(f"scripts/prose.py: there is no {folder} in this repository", file=sys.stderr)
             return 2
-        made = count(ROOT / folder)
+        total = count(ROOT / folder)
         limit = limits.get(folder)
-        over = limit is not None and made.rate > limit
+        over = limit is not None and total.rate > limit
         above += over
-        sentences += made.sentences
-        told = "" if limit is None else f", at most {limit:g}{': too many' if over else ''}"
-        print(f"{folder}: {made.rate:.1f} markers in 1,000 of {made.words:,} words{told}")
-    for _, place, sentence in sorted(sentences, reverse=True)[: given.worst]:
+        sentences += total.sentences
+        bound = "" if limit is None else f", at most {limit:g}{': too many' if over else ''}"
+        print(f"{folder}: {total.rate:.1f} markers in 1,000 of {total.words:,} words{bound}")
+    for _, place, sentence in sorted(sentences, reverse=True)[: args.worst]:
         print(f"{place}: {sentence[:200]}")
     return int(bool(above))
 

@@ -52,9 +52,9 @@ def run(command: str, *words: str) -> float:
 def of_campaign(reports: Path) -> dict[str, Any]:
     """Findings of a campaign, by file, and its counts."""
     keys = ("kind", "signature", "found_as", "numbers", "program", "shrunk")
-    found = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
+    findings = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
     drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
-    return {**{name: {key: one[key] for key in keys} for name, one in found.items()}, "drawn": drawn}
+    return {**{name: {key: one[key] for key in keys} for name, one in findings.items()}, "drawn": drawn}
 
 
 def of_op_db(reports: Path) -> dict[str, Any]:
@@ -74,31 +74,31 @@ def main() -> int:
     parser.add_argument("--op", action="append", default=[], metavar="GLOB", help="only these ops of op_db")
     parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--reports", type=Path, help="keep what the commands write here")
-    given = parser.parse_args()
-    if given.reports is not None and given.reports.exists():
-        parser.error(f"{given.reports} is there already, and its findings would count: name a new folder")
+    args = parser.parse_args()
+    if args.reports is not None and args.reports.exists():
+        parser.error(f"{args.reports} is there already, and its findings would count: name a new folder")
     first: dict[str, dict[str, Any]] = {}
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
-        for place in given.places:
-            folder = (given.reports or Path(temporary)) / place
+        for place in args.places:
+            folder = (args.reports or Path(temporary)) / place
             with options(place) as words:
                 parts = {}
-                if given.programs:
+                if args.programs:
                     at = folder / "fuzz"
-                    without = ["--without", given.without] if given.without else []
-                    seconds = run("fuzz", "--programs", str(given.programs), *without, *words, "--reports", str(at))
-                    found = of_campaign(at)
-                    parts["campaign"] = found, f"{len(found) - 1} findings", seconds
-                if given.samples:
-                    at, ops = folder / "opinfo", [word for op in given.op for word in ("--op", op)]
-                    chosen = ["--layout", "transposed", "--samples", str(given.samples), *ops]
+                    without = ["--without", args.without] if args.without else []
+                    seconds = run("fuzz", "--programs", str(args.programs), *without, *words, "--reports", str(at))
+                    record = of_campaign(at)
+                    parts["campaign"] = record, f"{len(record) - 1} findings", seconds
+                if args.samples:
+                    at, ops = folder / "opinfo", [word for op in args.op for word in ("--op", op)]
+                    chosen = ["--layout", "transposed", "--samples", str(args.samples), *ops]
                     seconds = run("opinfo", *chosen, *words, "--reports", str(at))
-                    found = of_op_db(at)
-                    parts["op_db"] = found, f"{found['totals']}", seconds
-            for name, (found, said, seconds) in parts.items():
-                usual = first.setdefault(name, found)
-                other = sorted(key for key in usual.keys() | found.keys() if usual.get(key) != found.get(key))
+                    record = of_op_db(at)
+                    parts["op_db"] = record, f"{record['totals']}", seconds
+            for name, (record, said, seconds) in parts.items():
+                usual = first.setdefault(name, record)
+                other = sorted(key for key in usual.keys() | record.keys() if usual.get(key) != record.get(key))
                 failed = failed or bool(other)
                 same = "the same" if not other else f"DIFFERENT in {len(other)}: {', '.join(other[:5])}"
                 print(f"{name} {place}: {said}, {seconds:.0f} s, {same}", flush=True)

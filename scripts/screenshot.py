@@ -59,18 +59,18 @@ def main() -> int:
     parser.add_argument("output", type=Path, help="a folder, or with --readme a PNG file")
     parser.add_argument("--readme", action="store_true", help="one small picture of the top of the page")
     parser.add_argument("--fragment", default="", help="what to open, for example '#outcome=FAIL'")
-    given = parser.parse_args()
-    if executable() is None or not given.page.is_file():
-        print(f"screenshot: {MISSING if executable() is None else f'{given.page} is no file'}", file=sys.stderr)
+    args = parser.parse_args()
+    if executable() is None or not args.page.is_file():
+        print(f"screenshot: {MISSING if executable() is None else f'{args.page} is no file'}", file=sys.stderr)
         return 2
-    folder = given.output.parent if given.readme else given.output
+    folder = args.output.parent if args.readme else args.output
     folder.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
-        if given.readme:
-            take(browser, given.page, "light", given.output, given.fragment, whole=False)
+        if args.readme:
+            take(browser, args.page, "light", args.output, args.fragment, whole=False)
         else:
             for look in LOOKS:
-                take(browser, given.page, look, folder / f"{look}.png", given.fragment)
+                take(browser, args.page, look, folder / f"{look}.png", args.fragment)
     return 0
 
 

@@ -4,9 +4,9 @@ The harness's own tests must pass, and no campaign or run of op_db may end in a 
 torch's own targets (meta, fake, ...) are findings about torch, which differ from version to version. They are counted
 and do not fail the check. On `tiny` and on torch's CPU nothing may fail.
 
-Usage: ``python scripts/torch_versions.py check PYTHON`` runs the checks under an interpreter that has the package and
-adds the results to docs/versions.json; ``... page`` writes docs/versions.md from that file. `nox -s versions` does both
-for each version.
+Usage: ``python -m scripts.torch_versions check PYTHON`` runs the checks under an interpreter that has the package and
+adds the results to docs/versions.json; ``... page`` writes the tables of docs/contributing.md from that file.
+`nox -s versions` does both for each version. The file also has the names of the failing tests, programs and cases.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "docs" / "versions.json", ROOT / "docs" / "versions.md"
+from scripts.pages import ROOT, Part, write
+
+RESULTS, PART = Path("docs/versions.json"), Part("docs/contributing.md", "torch_versions")
 OLDEST_FOR_TINY = (2, 13)
 TARGETS = ("cpu", "meta", "fake", "functionalize", "aot_eager")
 RIGHT = ("cpu", "tiny")
@@ -172,9 +173,9 @@ def check_all(python: str) -> int:
 
 def keep(entry: dict[str, Any]) -> None:
     """Replace a version's last results by the current ones, complete or not, and write the page again."""
-    with locked(RESULTS.parent):
+    with locked((ROOT / RESULTS).parent):
         every = {f"{one['torch']} {one['tinygrad']}": one for one in (*read(), entry)}
-        write(RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
+        write(ROOT / RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
         page()
 
 
@@ -196,71 +197,34 @@ def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
 
 def read() -> list[dict[str, Any]]:
     """Last results, oldest torch first."""
-    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    found: list[dict[str, Any]] = json.loads((ROOT / RESULTS).read_text()) if (ROOT / RESULTS).exists() else []
     return found
 
 
-def write(path: Path, text: str) -> None:
-    """Write a temporary file in the same folder, then rename it."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-HEAD = """\
-# Versions of torch
-
-<!-- Written by scripts/torch_versions.py from versions.json; do not edit. -->
-
-The harness is for torch 2.9 to 2.15, `tiny` for 2.13 to 2.15. A newer torch is a warning, not a refusal; an older one
-is refused in one sentence. What was learnt about torch says for which versions: private symbols in
-`standalone/torch_compat.py` and `backend/runtime/torch_compat.py`, which are probed at import; rows of the op tables
-(`torch_versions`); expectations (`torch = ">=2.14"`); baselines (`reports/baseline/torch-2.13/`).
-
-`nox -s versions -- 2.9.1 2.15.0` makes an environment for each and runs what is below; the word `tinygrad` among them
-stands for the pinned torch with the newest tinygrad. PyPI's wheels bring CUDA libraries, 5 GB and two minutes each, so
-it is no part of CI.
-
-`nox -s replaced` installs the pinned torch and the package, as users do, runs both commands of the README, then
-`pip install timm`, whose torchvision replaces torch, and runs both again.
-
-A cell is *passed / failed*: tests, drawn programs, cases of op_db. **Bold** are faults of ours. What fails on a target
-of torch's own (meta, fake, functionalize, aot_eager) is a finding about that torch and no fault.
-"""
-
-
-def page() -> None:
-    """Write the page from the last results."""
-    entries = read()
-    parts = [HEAD]
-    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the quick suite")):
+def page() -> int:
+    """Write the table of the last results into the page."""
+    entries, parts = read(), []
+    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the suite `quick`")):
         subjects = list(
             dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
         )
         if subjects:
-            parts.append(f"## {title}\n\n" + "\n".join(table(entries, subjects)) + "\n")
-    notes = [
-        f"- torch {entry['torch']}, {name}: {outcome['said']}"
-        for entry in entries
-        for name, outcome in entry["checks"].items()
-        if outcome["said"]
-    ]
-    parts.append("## What failed\n\n" + ("\n".join(notes) or "Nothing.") + "\n")
-    write(PAGE, "\n".join(parts))
+            parts.append(f"{title}:\n\n" + "\n".join(table(entries, subjects)))
+    return PART.renew("\n\n".join(parts), root=ROOT)
 
 
 def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
     """Table of one kind of check, with a line for each version."""
-    yield "| torch | tinygrad | date | " + " | ".join(name.partition(" ")[2] for name in names) + " |"
+    yield "|torch|tinygrad|date|" + "|".join(name.partition(" ")[2] for name in names) + "|"
     yield "|---" * (3 + len(names)) + "|"
     for entry in entries:
         cells = (cell(entry["checks"][name]) if name in entry["checks"] else "-" for name in names)
-        yield f"| {entry['torch']} | {entry['tinygrad'] or '-'} | {entry['date']} | {' | '.join(cells)} |"
+        yield f"|{entry['torch']}|{entry['tinygrad'] or '-'}|{entry['date']}|{'|'.join(cells)}|"
 
 
 def cell(outcome: dict[str, Any]) -> str:
     """Counts of passed and failed, bold if there is a fault of the harness or the device."""
-    text = f"{outcome['passed']} / {outcome['failed']}"
+    text = f"{outcome['passed']}/{outcome['failed']}"
     return f"**{text}**" if outcome["faults"] else text
 
 
@@ -273,8 +237,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.command == "check":
         return check_all(given.python)
-    page()
-    return 0
+    return page()
 
 
 if __name__ == "__main__":

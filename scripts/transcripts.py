@@ -28,8 +28,8 @@ LIMIT = 300
 """Seconds for one command."""
 
 TIMES = ((re.compile(r"\d+(\.\d+)? programs/s"), "N programs/s"), (re.compile(r"(samples) in \d+ s$"), r"\1 in N s"))
-PROGRESS = re.compile(r"seed \d+: .* distinct$")
-"""Progress, one line every five seconds."""
+PROGRESS = re.compile(r"seed \d+: .* distinct$|loading .*, at most \d+ s$")
+"""Lines of progress, which depend on the machine's speed."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ def transcripts(text: str) -> Iterator[re.Match[str]]:
 
 def run(text: str) -> list[list[Command]]:
     """Run the transcripts of a page, in order, in an empty folder, and return the commands of each."""
-    made = []
+    commands = []
     with tempfile.TemporaryDirectory() as folder:
         for block in transcripts(text):
             if block[1] == "python":
                 (Path(folder) / block[3]).write_text(block[2])
                 continue
             parts = re.split(r"^\$ ", block[2], flags=re.MULTILINE)[1:]
-            made.append(
+            commands.append(
                 [_run(words, shown.splitlines(), folder) for words, _, shown in (p.partition("\n") for p in parts)]
             )
-    return made
+    return commands
 
 
 def _run(words: str, shown: Sequence[str], folder: str) -> Command:
@@ -97,10 +97,10 @@ def _run(words: str, shown: Sequence[str], folder: str) -> Command:
     return Command(words, tuple(shown), tuple(done.stdout.splitlines()))
 
 
-def renewed(text: str, made: Sequence[Sequence[Command]]) -> str:
+def renewed(text: str, outputs: Sequence[Sequence[Command]]) -> str:
     """Return the page with today's output in each transcript that differs and has no line `...`."""
     blocks = [block for block in transcripts(text) if block[1] == "text"]
-    for block, commands in reversed(list(zip(blocks, made, strict=True))):
+    for block, commands in reversed(list(zip(blocks, outputs, strict=True))):
         if not all(one.same for one in commands) and not any("..." in one.shown for one in commands):
             lines = [line for one in commands for line in (f"$ {one.words}", *map(str.rstrip, one.printed))]
             text = text[: block.start(2)] + "\n".join([*lines, ""]) + text[block.end(2) :]
@@ -112,15 +112,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="put what is printed today into the pages")
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
-    given = parser.parse_args()
+    args = parser.parse_args()
     wrong = 0
-    for page in given.pages:
+    for page in args.pages:
         text = page.read_text()
-        made = run(text)
-        different = [one for commands in made for one in commands if not one.same]
-        print("\n".join([f"{page}: {sum(map(len, made))} commands", *(one.difference for one in different)]))
-        if given.write and different:
-            page.write_text(renewed(text, made))
+        blocks = run(text)
+        different = [one for commands in blocks for one in commands if not one.same]
+        print("\n".join([f"{page}: {sum(map(len, blocks))} commands", *(one.difference for one in different)]))
+        if args.write and different:
+            page.write_text(renewed(text, blocks))
         wrong += len(different)
     return int(wrong > 0)
 

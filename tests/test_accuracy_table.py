@@ -1,16 +1,12 @@
-"""The table of docs/accuracy.md is generated from a run, worst case first."""
+"""The table of docs/device.md is generated from a run, worst case first."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
 
 import pytest
 
 from conformance.record.accuracy import ACCURACY, Accuracy
 from conformance.record.result import Outcome, Result, Run
-
-SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "accuracy_table.py"))
+from scripts.accuracy_table import lines
 
 
 @pytest.fixture
@@ -25,21 +21,10 @@ def run() -> Run:
     return made
 
 
-class TestWritten:
-    def test_the_worst_is_first(self, run):
-        """The worst case is the first row, and each family names its own worst case."""
-        page = SCRIPT["written"](f"# Page\n{SCRIPT['BEGIN']}\nold\n{SCRIPT['END']}\nend\n", run)
-        rows = [line for line in page.splitlines() if line.startswith("| `")]
-        assert rows[0] == "| `sin` | float32 | forward | result | 1.5 (0.3) | 0.5 (0.3) | 3.0 |" and len(rows) == 3
-        assert "| elementary | 2 | 3.0 | `sin` float32 forward |" in page and "| reductions | 1 | 1.2 |" in page
-        assert page.startswith("# Page\n") and page.endswith("\nend\n") and "old" not in page
-
-    def test_twice_is_once(self, run):
-        """A page that already has the table stays unchanged."""
-        page = SCRIPT["written"](f"{SCRIPT['BEGIN']}{SCRIPT['END']}", run)
-        assert SCRIPT["written"](page, run) == page
-
-    def test_no_place(self, run):
-        """A page without the markers is refused."""
-        with pytest.raises(ValueError, match="has no lines"):
-            SCRIPT["written"]("# Page", run)
+def test_the_worst_is_first(run):
+    """The worst case is the first row, and each family names its own worst case."""
+    made = lines(run)
+    rows = [line for line in made if line.startswith("| `")]
+    assert rows[0] == "| `sin` | float32 | forward | result | 1.5 (0.3) | 0.5 (0.3) | 3.0 |" and len(rows) == 3
+    assert "| elementary | 2 | 3.0 | `sin` float32 forward |" in made
+    assert "| reductions | 1 | 1.2 | `mean` float32 forward |" in made

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from scripts import device_tables
+from scripts.pages import ROOT
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A checkout with the page and its data."""
-    for path in (device_tables.DATA, device_tables.REASONS, device_tables.PAGE):
+    for path in (device_tables.DATA, device_tables.REASONS, device_tables.PART.page):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(device_tables.ROOT / path, tmp_path / path)
+        shutil.copy(ROOT / path, tmp_path / path)
     return tmp_path
 
 
@@ -44,7 +45,7 @@ def test_the_rate_is_of_a_run_of_float32_forward_alone() -> None:
 
 
 def test_page_is_current() -> None:
-    """docs/device.md shows the tracked data; if not, run python scripts/device_tables.py."""
+    """docs/device.md shows the tracked data; if not, run python -m scripts.device_tables."""
     assert device_tables.main(["--check"]) == 0
 
 
@@ -54,7 +55,7 @@ def test_stale_page_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> 
     data["samples"] += 1
     (copy / device_tables.DATA).write_text(json.dumps(data))
     assert device_tables.main(["--check"], copy) == 1
-    assert "run python scripts/device_tables.py" in capsys.readouterr().err
+    assert "run python -m scripts.device_tables" in capsys.readouterr().err
     assert device_tables.main([], copy) == 0
     assert device_tables.main(["--check"], copy) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,7 +110,7 @@ class TestConformance:
         assert list(ran)[1:] == ["conformance.fuzz", "conformance.opinfo_runner"]
         assert ran["conformance.fuzz"][:4] == ["--target", "tiny", "-n", "2"]
         assert value(ran["conformance.opinfo_runner"], "--suite") == "main"
-        assert value(ran["conformance.opinfo_runner"], "--kernels") == "reports/kernels.json"
+        assert value(ran["conformance.opinfo_runner"], "--workloads") == "reports/kernels.json"
         assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
     def test_the_programs_run_again_replayed(self, noxfile):
@@ -123,7 +124,7 @@ class TestConformance:
         """Kernel budgets and replay run only for tiny."""
         noxfile.conformance(session := Session("--target", "cpu"))
         assert list(self.options(session)) == ["conformance.fuzz", "conformance.opinfo_runner"]
-        assert not any("--kernels" in command or "tiny:REPLAYED" in command for command in session.ran)
+        assert not any("--workloads" in command or "tiny:REPLAYED" in command for command in session.ran)
 
     def test_quick_is_less_of_both(self, noxfile):
         """--quick draws fewer programs and runs a smaller suite."""
@@ -188,7 +189,7 @@ class TestBackends:
         return noxfile.nox.project.load_toml(ROOT / "requirements" / "backends.toml")
 
     def test_the_table(self, known):
-        """Every target is valid, every torch is one exact version, and the page of results lists each backend."""
+        """Every target is valid, every torch is one exact version, and each backend has results and a file of bugs."""
         page = (ROOT / "docs" / "backends.md").read_text()
         for name, backend in known.items():
             assert ("profile" in backend) != ("target" in backend), name
@@ -197,6 +198,8 @@ class TestBackends:
             assert sum(one.startswith("torch==") for one in backend["packages"]) == 1, name
             assert {*backend} <= {"packages", "debian", "environment", "checkout", "target", "profile", "options"}
             assert f"| {name} |" in page, name
+            bugs = tomllib.loads((ROOT / "docs" / "backends" / f"{name}.toml").read_text())
+            assert {"versions", "setup", "code"} <= {*bugs} and compile(bugs["code"], name, "exec"), name
 
     def test_commands(self, noxfile, tmp_path, monkeypatch):
         """The session builds the environment and runs the fuzzer and op_db, with the backend's target, variables and

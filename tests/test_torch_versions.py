@@ -20,8 +20,9 @@ def script(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses looks its class's module up
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "versions.json")
-    monkeypatch.setattr(module, "PAGE", tmp_path / "versions.md")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / module.PART.page).write_text(f"{module.PART.begin}\n{module.PART.end}\n")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 
 
@@ -93,12 +94,13 @@ class TestPage:
             entry("2.9.1", {"fuzz cpu": {**outcome, "passed": 7, "failed": 1, "faults": 1, "said": "add (value)"}})
         )
         script.keep(entry("2.15.0", {"fuzz cpu": {**outcome, "passed": 60}}))
-        rows = [line for line in script.PAGE.read_text().splitlines() if line.startswith("| 2.")]
-        assert rows == ["| 2.9.1 | - | 2026-01-01 | **7 / 1** |", "| 2.15.0 | - | 2026-01-01 | 60 / 0 |"]
-        assert "- torch 2.9.1, fuzz cpu: add (value)" in script.PAGE.read_text()
+        rows = [line for line in (script.ROOT / script.PART.page).read_text().splitlines() if line.startswith("|2.")]
+        assert rows == ["|2.9.1|-|2026-01-01|**7/1**|", "|2.15.0|-|2026-01-01|60/0|"]
+        assert [one["checks"]["fuzz cpu"]["said"] for one in script.read()] == ["add (value)", ""]
 
-    def test_the_tracked_page_is_that_of_the_tracked_results(self, script, monkeypatch):
+    def test_the_tracked_page_is_that_of_the_tracked_results(self, script):
         """The tracked page is generated from the tracked results."""
-        monkeypatch.setattr(script, "RESULTS", ROOT / "docs" / "versions.json")
-        script.page()
-        assert script.PAGE.read_text() == (ROOT / "docs" / "versions.md").read_text()
+        for path in (script.RESULTS, script.PART.page):
+            (script.ROOT / path).write_bytes((ROOT / path).read_bytes())
+        assert script.page() == 0
+        assert (script.ROOT / script.PART.page).read_text() == (ROOT / script.PART.page).read_text()

@@ -27,7 +27,7 @@ from conformance.standalone.moving import MARKER, map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, observe
 
 NAMED = re.compile(r"\baten(?:::|\.)(\w+(?:\.\w+)?)")
-WORDS = re.compile(r"not implemented|unimplemented|no lowering|Could not run 'aten::", re.IGNORECASE)
+NOT_IMPLEMENTED = re.compile(r"not implemented|unimplemented|no lowering|Could not run 'aten::", re.IGNORECASE)
 LONGEST = 160
 
 
@@ -65,7 +65,7 @@ def steps_of(subject: Subject) -> int:
 
 def not_implemented(error: Raised) -> bool:
     """Whether the error says that something is not implemented."""
-    return error.not_implemented or "OperatorNotFound" in error.ancestors or bool(WORDS.search(error.text))
+    return error.not_implemented or "OperatorNotFound" in error.ancestors or bool(NOT_IMPLEMENTED.search(error.text))
 
 
 def named(text: str) -> str:

@@ -33,6 +33,8 @@ SCHEMA = 2
 KIND = "conformance"
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""
+NOT_RUN = "script not run"
+"""First words of `alone` for a script that was not run. A reason may follow."""
 WITHOUT_BACKEND = "also fails without your backend"
 """Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
 UNEXPLAINED = "not yet explained: "
@@ -131,10 +133,10 @@ class Result(Named):
     that did not reach it are not compared. All three are None if the target does not compile.
 
     `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
-    time; each is None if it was not measured. `alone` says whether the script of the first failure shows its headline
-    in a fresh process: SHOWS, or the reason why not; empty if the script was not run. `layer` is the target without the
-    backend under test that fails in the same way; empty if there is none. `declared` is the file and line of the
-    declarations that cover the result; empty if none does.
+    time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
+    fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the result has no script. `layer` is the target
+    without the backend under test that fails in the same way; empty if there is none. `declared` is the file and line
+    of the declarations that cover the result; empty if none does.
     """
 
     op: str
@@ -172,10 +174,25 @@ class Result(Named):
     declared: str = ""
 
     @property
+    def scripted(self) -> Failure | None:
+        """The first failure with a script: the script that is run before the result is listed."""
+        return next((one for one in self.failures if one.script), None)
+
+    @property
+    def script_mark(self) -> str:
+        """The mark of a script that does not show the headline or was not run; empty for any other result."""
+        return mark_of(self.alone)
+
+    @property
+    def script_rank(self) -> int:
+        """Rank of the result by its script: 0 if it shows the headline or there is none, 1 if it was not run, 2 if it
+        does not show the headline."""
+        return 0 if not self.script_mark else 1 if self.alone.startswith(NOT_RUN) else 2
+
+    @property
     def remark(self) -> str:
-        """The reason, and a sentence about a script that does not show its headline."""
-        lost = f"does not reproduce alone: {self.alone}" if self.alone not in ("", SHOWS) else ""
-        return "; ".join(filter(None, (self.reason, lost)))
+        """The reason, and the mark of the script."""
+        return "; ".join(filter(None, (self.reason, self.script_mark)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:
         """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes
@@ -210,9 +227,18 @@ class Result(Named):
         return self.replace(outcome=Outcome.FLAKY, reason=reason)
 
 
-def severity(result: Result) -> tuple[bool, bool, int, int, str]:
+def mark_of(alone: str) -> str:
+    """Return the mark of a script with this verdict, the value of `Result.alone`; empty if the script shows its
+    headline."""
+    if alone in ("", SHOWS) or alone.startswith(NOT_RUN):
+        return alone.removeprefix(SHOWS)
+    return f"does not reproduce alone: {alone}"
+
+
+def severity(result: Result) -> tuple[bool, int, int, int, str]:
     """Sort key of findings: the order of `finding.SEVERITY`, then the most programs first. Findings of PyTorch itself
-    come after the others. In each of these two groups, findings whose script does not show its headline come last."""
+    come after the others. In each of these two groups, findings whose script was not run come behind the others, and
+    findings whose script does not show its headline come last."""
     finding = result.finding
     seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
     if finding and finding.property:
@@ -221,7 +247,7 @@ def severity(result: Result) -> tuple[bool, bool, int, int, str]:
         seen = [property_of(finding.oracle, "", "")]
     ranks = [severity_of(wrong) for wrong in seen]
     rank = min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
-    return bool(result.layer), result.alone not in ("", SHOWS), *rank
+    return bool(result.layer), result.script_rank, *rank
 
 
 def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
@@ -434,7 +460,7 @@ def run_from_json(data: Any, source: str) -> Run:
     """Convert plain data to a run. Raises ReportError, which names `source`, if the data is not a run of a known
     schema."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        old = isinstance(data, dict) and data.get("kind") in ("conformance.sources.opinfo", "fuzz") and "schema" in data
+        old = isinstance(data, dict) and data.get("kind") in ("conformance.opinfo", "fuzz") and "schema" in data
         why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
         why += "" if old else "an opinfo.json or a fuzz.json"
         raise ReportError(f"{source} {why}.")

@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.declare import profile as profiles
@@ -220,6 +221,18 @@ def write(run: Run, folder: Path, baseline: Run | None) -> str:
     """Write all reports of a run into `folder` and return the job summary. A run of op_db includes the campaign in the
     folder, and is added to its history. Raises ReportError."""
     return _write(run, folder, baseline, _campaigns([folder], run) if _kind(run) == "opinfo" else None)
+
+
+def write_together(runs: Sequence[Run], folder: Path) -> str:
+    """Write one page for the runs of several sources on one target, and return the job summary. Raises ReportError."""
+    fuzz = next((run for run in runs if run.drawn), None)
+    parts = [run for run in runs if not run.drawn]
+    whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else runs[0]
+    with _alone(folder):
+        text = machine.markdown(whole, None, fuzz if parts else None)
+        page = html.render(whole, None, fuzz if parts else None, measured=whole.measured)
+        write_atomic(folder / PAGES["opinfo"], page)
+    return text
 
 
 def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:

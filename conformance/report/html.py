@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import quote
 
 from conformance.record.accuracy import shown
+from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
 from conformance.record.names import DTYPES, VARIANTS
 from conformance.record.program_stats import AXES, Drawn
-from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
+from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
-from conformance.report.causes import causes_of
 from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
@@ -34,7 +34,7 @@ DETAIL_BUDGET = 3_000_000
 LISTED_CHANGES = 200
 OPENED = 5
 """Number of findings that are open when the page loads, the worst first."""
-WORDS = {
+LABELS = {
     Outcome.PASS: "agrees with torch CPU in every sample",
     Outcome.FAIL: "differs from torch CPU",
     Outcome.CRASH: "ended its process or ran out of memory",
@@ -66,7 +66,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     """The data of the page's script: rows by column, strings as numbers, and details of rows."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
-    results = sorted(run.cases, key=lambda result: (order[result.outcome], result.alone not in ("", SHOWS), result.id))
+    results = sorted(run.cases, key=lambda result: (order[result.outcome], result.script_rank, result.id))
     rows = []
     for r in results:
         texts = (r.name, r.family, r.dtype, r.variant, r.layout)
@@ -144,7 +144,7 @@ def render(
         target=run.title,
         cases=bool(cases.results) or not run.drawn,
         data=embed(page_data(run, baseline)),
-        counts=[(str(o), counts[str(o)], WORDS[o]) for o in reversed(Outcome) if counts[str(o)]],
+        counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(cases.results),
         summary=summary_line(run),
         title="; ".join([*([] if run.drawn and title else [summary_line(run)]), *title]),

@@ -50,14 +50,15 @@ LONGEST = 1_500
 
 @dataclass(frozen=True)
 class Finding:
-    """The content of an issue: title, the target as its user writes it, the script, the answers of both sides, and the
-    target's spec as loaded."""
+    """The content of an issue: title, the target as its user writes it, the script, the answers of both sides, the
+    target's spec as loaded, and the mark of the script (`result.mark_of`)."""
 
     title: str
     target: str
     script: str
     answers: Sequence[Answer]
     loaded: str
+    mark: str
 
 
 class Answer(NamedTuple):
@@ -120,7 +121,8 @@ def of_program(path: Path) -> Finding:
         text = script.read_text(encoding="utf-8") if script.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{script} cannot be read ({error}).") from None
-    return Finding(title, target or "target", text, answers, loaded)
+    mark = model.mark_of(str(data.get("alone") or ""))
+    return Finding(title, target or "target", text, answers, loaded, mark)
 
 
 def of_case(name: str, path: Path) -> Finding:
@@ -133,8 +135,9 @@ def of_case(name: str, path: Path) -> Finding:
     failures = failed[name].failures
     target = run.title
     title = f"{target}: {failures[0].call or name}: {sentence(failures[0])} ({name})"
-    text = next((one.script for one in failures if one.script), "")
-    return Finding(title, target, text, [*map(answer_of, failures)], run.target)
+    scripted = failed[name].scripted
+    text = scripted.script if scripted else ""
+    return Finding(title, target, text, [*map(answer_of, failures)], run.target, failed[name].script_mark)
 
 
 def with_backend(said: str, spec: str) -> str:

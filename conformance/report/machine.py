@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from conformance.record.accuracy import shown
 from conformance.record.footprint import mebibytes
-from conformance.record.result import SHOWS, UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
+from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
 from conformance.record.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
@@ -122,8 +122,8 @@ def _milliseconds(moment: str) -> int:
 
 
 def _headline(result: Result) -> str:
-    lost = "" if result.alone in ("", SHOWS) else f" (does not reproduce alone: {result.alone[:200]})"
-    return headline(result)[:300] + lost
+    mark = f" ({result.script_mark[:230]})" if result.script_mark else ""
+    return headline(result)[:300] + mark
 
 
 def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conformance.record.causes import causes_of
 from conformance.record.finding import MOVE
 from conformance.record.missing_ops import removed
 from conformance.record.patterns import NOT_SHRUNK
-from conformance.record.result import SHOWS, UNEXPECTED, UNEXPLAINED, WITHOUT_BACKEND, Outcome, Result, Run, counted
+from conformance.record.result import (
+    NOT_RUN,
+    SHOWS,
+    UNEXPECTED,
+    UNEXPLAINED,
+    WITHOUT_BACKEND,
+    Outcome,
+    Result,
+    Run,
+    counted,
+)
 from conformance.record.sentences import sentence
-from conformance.report.causes import causes_of
 
 
 @dataclass(frozen=True)
@@ -137,10 +147,13 @@ def known_cases(run: Run) -> list[str]:
 
 
 def scripts(run: Run) -> list[str]:
-    """`3 of 3 scripts show their headline`; empty if no script was run."""
+    """`3 of 3 scripts show their headline` and `2 scripts not run`, each if there are any."""
     said = [result.alone for result in run.results if result.alone]
-    verb = "show their headline" if len(said) > 1 else "shows its headline"
-    return [f"{said.count(SHOWS)} of {counted(len(said), 'script')} {verb}"] if said else []
+    ended, left = [one for one in said if not one.startswith(NOT_RUN)], said.count(NOT_RUN)
+    verb = "show their headline" if len(ended) > 1 else "shows its headline"
+    lines = [f"{ended.count(SHOWS)} of {counted(len(ended), 'script')} {verb}"] if ended else []
+    hint = "" if run.measures else ": --check-scripts gives them more seconds"
+    return [*lines, *([f"{counted(left, 'script')} not run{hint}"] if left else [])]
 
 
 def without_backend(run: Run) -> list[str]:

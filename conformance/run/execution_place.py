@@ -1,6 +1,6 @@
 """Place of a pool's workers: this machine, or Ray, as `--pool` and `--per-worker` say.
 
-Defines `Place`, `LOCAL`, `PlacedPool`, `add_options` and `place_of`. A caller gets a pool from a place and uses only
+Defines `Place`, `LOCAL`, `PlacedPool` and `place_of`. A caller gets a pool from a place and uses only
 the `Pool` protocol. Only this module distinguishes the pools, and `ray` is imported only if the user asked for it.
 """
 
@@ -122,22 +122,10 @@ class PlacedPool(Pool):
         self.pool.close()
 
 
-def add_options(add: Callable[..., Any]) -> None:
-    """Add the options that choose a place, with a parser's `add_argument`."""
-    where = "where workers run: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's address"
-    add("--pool", default=HERE, metavar="ADDRESS", help=f"{where} (default: {HERE})")
-    each = "what a worker takes of a Ray cluster's resources, as CPU=1,GPU=1,NAME=1 (default: CPU=1)"
-    starting = f"that loading the target may take (default: {Limits().starting:g})"
-    add("--starting", type=float, metavar="SECONDS", help=starting)
-    add("--per-worker", type=resources, default=LOCAL.per_worker, metavar="NAME=N[,..]", help=each)
-
-
 def place_of(args: argparse.Namespace, *files: Path | None) -> Place:
     """Return the place of these options, with the existing ones among `files`. Raises UsageError if Ray is needed and
-    not installed, and for an invalid limit.
+    not installed.
     """
-    if args.starting is not None and not args.starting > 0:
-        raise UsageError(f"--starting must be above 0, and is {args.starting:g}")
     there = tuple(file for file in files if file is not None and file.exists())
     made = Place(args.pool, args.per_worker, there, starting=args.starting, tell=told)
     if made.local and made.per_worker != LOCAL.per_worker:
@@ -150,17 +138,3 @@ def place_of(args: argparse.Namespace, *files: Path | None) -> Place:
 def told(text: str) -> None:
     """Print and flush a line of progress."""
     print(text, flush=True)
-
-
-def resources(text: str) -> tuple[tuple[str, float], ...]:
-    """Parse `CPU=1,GPU=0.5` into pairs."""
-    pairs = []
-    for word in text.split(","):
-        name, _, amount = word.partition("=")
-        try:
-            pairs.append((name.strip(), float(amount)))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{word!r} is not NAME=N: write for example CPU=1,GPU=1") from None
-        if not name.strip() or not 0 <= pairs[-1][1] < float("inf"):
-            raise argparse.ArgumentTypeError(f"{word!r} is not NAME=N with N of 0 or more")
-    return tuple(pairs)

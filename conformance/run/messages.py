@@ -41,7 +41,8 @@ class ExitReason(StrEnum):
 class Limits:
     """Limits of a worker: seconds for one unit (a program or a case), for compiling inside a unit, and for starting.
 
-    Compile time does not count against the unit. `memory` is private memory in GiB (None: no limit; Linux only).
+    Compile time does not count against the unit. `memory` is private and shared memory in GiB,
+    without /proc the peak of all resident memory (None: no limit).
     `recycle` is the number of tasks until the worker is replaced, so that leaks do not add up.
     """
 
@@ -73,7 +74,7 @@ class Task:
 @dataclass(frozen=True)
 class Note:
     """Last progress of a task: the worker's pid, the number and text of the current unit, its steps so far, and the
-    phase. `fate` says how the worker ended itself, if it did.
+    phase. `reason` says how the worker ended itself, if it did.
     """
 
     pid: int
@@ -81,7 +82,7 @@ class Note:
     unit: str = ""
     steps: tuple[str, ...] = ()
     phase: str = ""
-    fate: ExitReason | None = None
+    reason: ExitReason | None = None
 
     @classmethod
     def parse(cls, text: str) -> Note | None:
@@ -94,8 +95,8 @@ class Note:
         pid, number, unit = lines[0]
         steps = tuple(line["step"] for line in lines[1:] if "step" in line)
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
-        fate = next((ExitReason(line["fate"]) for line in lines[1:] if "fate" in line), None)
-        return cls(pid, number, unit, steps, phase, fate)
+        reason = next((ExitReason(line["reason"]) for line in lines[1:] if "reason" in line), None)
+        return cls(pid, number, unit, steps, phase, reason)
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
@@ -117,7 +118,7 @@ class Done:
 class Death:
     """End of a task whose worker died: a sentence with the exit signal or limit, and the last note, if any."""
 
-    fate: ExitReason
+    reason: ExitReason
     said: str
     note: Note | None = None
 
@@ -132,6 +133,15 @@ class WorkerDied(UserError):
     def __init__(self, death: Death) -> None:
         super().__init__(f"the worker {death.said}")
         self.death = death
+
+
+def value_of(answer: Done | Death) -> Any:
+    """Return the value of a task. Raises WorkerDied, or the exception that its function raised."""
+    if isinstance(answer, Death):
+        raise WorkerDied(answer)
+    if answer.error is not None:
+        raise answer.error
+    return answer.value
 
 
 class PoolLost(UserError):
@@ -177,7 +187,7 @@ class Pool(Protocol):
 
 def unusable(target: str, death: Death) -> TargetError:
     """Return the error for a target that ends the workers that load it."""
-    said = death.said if death.fate is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
+    said = death.said if death.reason is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
     return TargetError(f"target {target!r} {said}; load it by hand, with python -X faulthandler, to see why")
 
 

@@ -33,8 +33,8 @@ from conformance.run.messages import (
     OutOfTime,
     Pool,
     Task,
-    WorkerDied,
     exit_in_words,
+    value_of,
 )
 
 LOOK = 0.5
@@ -197,11 +197,7 @@ class LocalPool(Pool):
                     future.cancel()  # pebble ends its worker
                     raise OutOfTime
             answer = self._answer(future, running)
-        if isinstance(answer, Death):
-            raise WorkerDied(answer)
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        return value_of(answer)
 
     def _hand_out(self) -> None:
         while self._waiting and len(self._running) < self.jobs:
@@ -257,7 +253,7 @@ class LocalPool(Pool):
                     death = Death(ExitReason.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
                 running.death = death
-                if death.fate is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
+                if death.reason is ExitReason.NEVER_STARTED:  # otherwise pebble does this after it has ended the worker
                     future.set_running_or_notify_cancel()
                     self._forget_starting()
 
@@ -288,10 +284,10 @@ class LocalPool(Pool):
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
             signals.check()
-        if note is not None and note.fate is ExitReason.TIMEOUT:
-            return Death(note.fate, f"gave no answer in {self.limits.of(note.phase):g} s", note)
-        if note is not None and note.fate is ExitReason.MEMORY:
-            return Death(note.fate, "ran out of memory", note)
+        if note is not None and note.reason is ExitReason.TIMEOUT:
+            return Death(note.reason, f"gave no answer in {self.limits.of(note.phase):g} s", note)
+        if note is not None and note.reason is ExitReason.MEMORY:
+            return Death(note.reason, "ran out of memory", note)
         return Death(ExitReason.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:

@@ -41,10 +41,10 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
         if waiting:
             pool.submit(waiting.popleft())
         if isinstance(answer, Death):
-            if answer.fate is ExitReason.NEVER_STARTED:
+            if answer.reason is ExitReason.NEVER_STARTED:
                 raise unusable(spec, answer)
             tries[task.name] += 1
-            if answer.fate is ExitReason.CRASH and tries[task.name] <= RETRIES:
+            if answer.reason is ExitReason.CRASH and tries[task.name] <= RETRIES:
                 pool.submit(task)
                 continue
             yield Trial(task.name, Outcome.DIED, said=answer.said)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.metadata
 import math
 import os
@@ -28,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 from conformance.record.errors import ReportError, UsageError
 from conformance.record.files import write_atomic
 from conformance.run import signals, worker
-from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, WorkerDied
-from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, value_of
+from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD, LocalPool
 from conformance.run.ray_env import runtime_env
-from conformance.run.supervisor import Setup, Supervisor
+from conformance.run.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from conformance.run.execution_place import Place
@@ -97,10 +98,9 @@ def _connect(place: Place, target: str) -> None:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     if own:
-        path = os.pathsep.join(filter(None, sys.path))  # of the workers, which Ray's processes start
+        path = os.pathsep.join(filter(None, sys.path))
         settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = path
+        settings["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     else:
         _reach(
             _listening(place.address),
@@ -115,9 +115,6 @@ def _connect(place: Place, target: str) -> None:
         raise UsageError(f"no Ray cluster answers at --pool {place.address} ({_last(error)}{token})") from None
     finally:
         shutil.rmtree(settings.get("runtime_env", {}).get("working_dir", ""), ignore_errors=True)  # it was uploaded
-        if own:
-            os.environ.pop("PYTHONPATH")
-            os.environ.update({} if before is None else {"PYTHONPATH": before})
         for number, handler in handlers.items():  # Ray exits at SIGTERM; a run must report its findings first
             signal.signal(number, handler)
 
@@ -186,7 +183,7 @@ class RayPool(Pool):
         """One sentence for each actor that was lost and each node that was excluded."""
         self._head = cluster(place, target)
         torch = importlib.metadata.version("torch").partition("+")[0]
-        self._setup = Setup(target, limits, tuple(modules), tuple(preload), torch)
+        self._supervised = functools.partial(LocalPool, target, limits, 1, tuple(modules), tuple(preload)), torch
         self._check_resources()
         amounts = dict(place.per_worker)
         own = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0), "resources": amounts}
@@ -249,12 +246,7 @@ class RayPool(Pool):
                 raise OutOfTime
             self._turn(max(min(LOOK, until - time.time()), 0.0))
         self._ended = deque(pair for pair in self._ended if pair[0] is not task)
-        (answer,) = found
-        if isinstance(answer, Death):
-            raise WorkerDied(answer)
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        return value_of(found[0])
 
     def _withdraw(self, task: Task) -> None:
         self._waiting = deque(one for one in self._waiting if one is not task)
@@ -274,11 +266,9 @@ class RayPool(Pool):
                 self._hand(seat, self._waiting.popleft())
         by_reference = {seat.asked: seat for seat in self._seats if seat.asked is not None}
         try:
-            done, _ = ray.wait(list(by_reference), num_returns=1, timeout=seconds)
-            # Collect the other finished calls in one go, so that a turn takes as long with a thousand workers as with
-            # one.
-            done += ray.wait([each for each in by_reference if each not in done], num_returns=len(by_reference) - 1,
-                             timeout=0)[0] if len(by_reference) > 1 else []  # fmt: skip
+            ray.wait(list(by_reference), num_returns=1, timeout=seconds)
+            # Collect all finished calls in one go, so that a turn takes as long with a thousand workers as with one.
+            done, _ = ray.wait(list(by_reference), num_returns=max(len(by_reference), 1), timeout=0)
         except Exception as error:
             raise self._gone(error) from None
         for reference in done:
@@ -308,7 +298,7 @@ class RayPool(Pool):
 
         _reach(self._head, self._gone)  # without the head ray waits, and ends this process in the end
         selector = {"ray.io/node-id": f"!in({','.join(self._left_out)})"} if self._left_out else None
-        actor: Any = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(self._setup)
+        actor: Any = ray.remote(_Actor).options(**self._options, label_selector=selector).remote(*self._supervised)
         self._seats.append(_Seat(actor, actor.node.remote()))
 
     def _hand(self, seat: _Seat, task: Task) -> None:
@@ -328,8 +318,6 @@ class RayPool(Pool):
             return
         try:
             news = ray.get(seat.asked)
-        except ray.exceptions.RuntimeEnvSetupError as error:
-            raise UsageError(f"no worker can be set up at --pool {self._place.address}: {_last(error)}") from None
         except Exception as error:  # the actor is gone, or unreachable
             self._lose(seat, _last(error))
             return

@@ -1,32 +1,26 @@
 """Check of each finding's script in a fresh process: does it show its headline without the run?
 
-Defines `confirm`, for findings of drawn programs and for cases of op_db. A script shows its headline if it ends with
-exit code 1 and reports the same oracle on the same tensor. For a crash or a hang, its process has to end as the
-headline says. A script may hang or print without end, so its process has a time limit, and only the lines that decide
-are stored.
+Defines `confirm`, for the results of every command. A script shows its headline if it ends with exit code 1 and reports
+the same oracle on the same tensor. For a crash or a hang, its process has to end as the headline says. A fork
+(`script_process.Forks`) is faster than `python FILE`, but only confirms a headline: after any other verdict, and for a
+hang, the script runs as `python FILE`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
+import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from pathlib import Path
 
+from conformance.record.causes import causes_of
 from conformance.record.finding import HARNESS, INVALID, gist
-from conformance.record.result import SHOWS, UNEXPECTED, Failure, Outcome, Result, Run, counted
+from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
 from conformance.run.messages import exit_in_words
+from conformance.run.script_process import Ended, Forks, run_alone
 
 BUDGET = 300.0
 """Time in seconds for starting scripts, unless the user passes another number; later ones do not run."""
@@ -37,48 +31,35 @@ STARTING = 30.0
 UNSEEN = ("kernels", "harness", "not compared", "memory")
 """Oracles of headlines that no script can show: scripts count no kernels and have no memory limit."""
 
-REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
-"""Start of a line that reports a difference (`oracles.Mismatch`)."""
+WITHIN = "at most"
+"""First words of the expected side of a measured bound. A script measures its own memory against such a bound."""
+
+NO_SCRIPT_CAN = f"{NOT_RUN}: no script can show this headline"
 
 WHOLE = "the whole run"
 """Location that a script names for an error that no step expects."""
 
-MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
-"""Limits on stored output: reported differences of a script, characters of a line, and last lines."""
-
-
-@dataclass
-class Ended:
-    """End of a script's process: its exit code (None at the time limit), its reported differences, and its
-    last lines.
-    """
-
-    code: int | None
-    reported: list[str]
-    last: deque[str]
-
 
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
-    """Run the script of each listed, undeclared result, `jobs` at a time, and note in the result whether it shows its
-    headline.
+    """Run the scripts of the results, `jobs` at a time, and note in each result whether its script shows its headline.
 
-    After `seconds` no further script starts, and the run's notes count the scripts that did not run. The time of the
-    run includes that of its scripts.
+    After `seconds` no further script starts. Results without a verdict are marked as NOT_RUN. The time of the run
+    includes that of its scripts.
     """
-    chosen = [result for result in sorted(run.results, key=_first) if _has_script(result)]
-    if not chosen or not seconds:
-        return
-    known: dict[str, str] = {}
+    scripted = [result for result in run.results if result.scripted and result.outcome is not Outcome.XPASS]
+    known = {result.id: NOT_RUN if _can_show(result) else NO_SCRIPT_CAN for result in scripted}
+    chosen = [*_in_order(result for result in scripted if known[result.id] == NOT_RUN)]
     ending, began = threading.Event(), time.monotonic()
     until = began + seconds
 
     def shown(result: Result) -> tuple[str, str]:
         if ending.is_set() or time.monotonic() >= until:
-            return result.id, ""
-        return result.id, said_of(result, run_alone(result.failures[0].script, limit + STARTING, ending.is_set), limit)
+            return result.id, NOT_RUN
+        return result.id, _verdict(result, limit, ending, forks)
 
-    with ThreadPoolExecutor(min(jobs, len(chosen))) as pool:
-        left: set[Future[tuple[str, str]]] = {pool.submit(shown, result) for result in chosen}
+    compiling = any("torch.compile(" in one.script for result in chosen for one in result.failures)
+    with contextlib.closing(Forks(compiling=compiling)) as forks, ThreadPoolExecutor(jobs) as pool:
+        left: set[Future[tuple[str, str]]] = {pool.submit(shown, result) for result in chosen if seconds}
         try:
             while left:
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
@@ -89,27 +70,45 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
         finally:
             ending.set()
     run.seconds += time.monotonic() - began
-    run.results = [replace(result, alone=known.get(result.id, "")) for result in run.results]
-    late = len(chosen) - sum(bool(said) for said in known.values())
-    if late:
-        run.notes.append(f"{counted(late, 'script')} not run, since the time was over: give --check-scripts more")
+    run.results = [result.replace(alone=known.get(result.id, "")) for result in run.results]
 
 
-def _first(result: Result) -> tuple[bool, str]:
-    return result.outcome not in UNEXPECTED, result.id
+def _can_show(result: Result) -> bool:
+    first, kind = result.scripted, result.finding.kind if result.finding else ""
+    unseen = first is None or (first.oracle in UNSEEN and not first.expected.startswith(WITHIN))
+    return not unseen and kind not in (INVALID, HARNESS)
 
 
-def _has_script(result: Result) -> bool:
-    if not (result.outcome in UNEXPECTED or result.layer) or result.outcome is Outcome.XPASS or not result.failures:
-        return False
-    kind = result.finding.kind if result.finding else ""
-    first = result.failures[0]
-    return bool(first.script) and first.oracle not in UNSEEN and kind not in (INVALID, HARNESS)
+def _in_order(results: Iterable[Result]) -> Iterator[Result]:
+    """Yield the results in the order in which their scripts run: undeclared results before the others; of both, the
+    first example of each cause, the worst cause first, then the second examples, and so on.
+    """
+    new, others = list[Result](), list[Result]()
+    for result in results:
+        (new if result.outcome in UNEXPECTED else others).append(result)
+    for each in new, others:
+        for examples in itertools.zip_longest(*(cause.results for cause in causes_of(each))):
+            yield from (one for one in examples if one is not None)
+
+
+def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks) -> str:
+    """Run the script of a result, and return the value of `Result.alone`. A process that hangs only as a fork must not
+    confirm a hang, so for a hang there is no fork.
+    """
+    first = result.scripted
+    assert first is not None  # checked by the caller
+    ways = (forks, None) if forks.fit and first.oracle != "timeout" else (None,)
+    said = ""
+    for way in ways:
+        said = said_of(result, run_alone(first.script, limit + STARTING, ending.is_set, way), limit)
+        if said == SHOWS:
+            break
+    return said
 
 
 def said_of(result: Result, ended: Ended, limit: float) -> str:
     """Return SHOWS if the script ended as its headline says, else the reason in words."""
-    first = result.failures[0]
+    first = result.scripted or result.failures[0]
     dies, hangs = first.oracle == "crash", first.oracle == "timeout"
     if ended.code is None:
         return SHOWS if hangs else f"it runs longer than {limit + STARTING:g} s"
@@ -137,62 +136,9 @@ def _reports(line: str, headline: Failure) -> bool:
     if headline.oracle != "error":
         return line.startswith(f"{headline.oracle} of {places[0]}: expected ")
     places += [WHOLE] if headline.expected == "no error" else []
+    kind, _, text = headline.actual.partition(":")
     for where in places:
-        ends = f"error of {where}: expected {headline.expected}, got {headline.actual}"
-        if line.startswith(ends) and gist(line[len(ends) :]) == gist(headline.detail):
+        ends = f"error of {where}: expected {headline.expected}, got {kind}"
+        if line.startswith(ends) and gist(line[len(ends) :]) == gist(f"{text} {headline.detail}"):
             return True
     return False
-
-
-def run_alone(script: str, limit: float, ending: Callable[[], bool] = lambda: False) -> Ended:
-    """Run a script as `python FILE` in a separate process, in the current folder. At the limit, or when `ending`
-    returns true, the process and its children are killed.
-    """
-    with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
-        path = Path(folder) / "script.py"
-        path.write_text(script, encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        over, done = threading.Event(), threading.Event()
-        watcher = threading.Thread(target=_watch, args=(process, time.monotonic() + limit, ending, over, done))
-        watcher.start()
-        ended = Ended(None, [], deque(maxlen=LAST))
-        assert process.stdout is not None
-        while raw := process.stdout.readline(LONGEST_LINE):
-            line = raw.decode("utf-8", "replace").strip()
-            if REPORTED.match(line) and len(ended.reported) < MOST_LINES:
-                ended.reported.append(line)
-            if line:
-                ended.last.append(line)
-        code = process.wait()
-        done.set()
-        watcher.join()
-        _kill(process)  # its children may have outlived it
-        ended.code = None if over.is_set() else code
-        return ended
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    until: float,
-    ending: Callable[[], bool],
-    over: threading.Event,
-    done: threading.Event,
-) -> None:
-    while not done.wait(0.1):
-        if process.poll() is not None:
-            break
-        if time.monotonic() >= until or ending():
-            over.set()
-            break
-    _kill(process)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -14,13 +14,12 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conformance.run import worker
-from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
-from conformance.run.pool import PRELOAD, LocalPool
+from conformance.run.messages import Death, Done, Task, WorkerDied
+from conformance.run.pool import LocalPool
 
 News = tuple[list[tuple[str, str]], bytes | Death | None]
 """Files for the owner's disk as pairs of path and text, and the task's answer, if it has ended."""
@@ -29,39 +28,29 @@ ROOM = 2**20
 """Bytes that must be free in a node's temporary folder."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Settings of a supervisor's worker: the arguments of `LocalPool`, and the owner's release of torch."""
-
-    target: str
-    limits: Limits
-    modules: tuple[str, ...] = ()
-    preload: tuple[str, ...] = PRELOAD
-    torch: str = ""
-
-
 class Supervisor:
-    """One worker on this node. Ray calls the methods one after another."""
+    """One worker on this node, in a pool that `pool_of` creates for a folder of kept files. `torch` is the release of
+    torch on the owner's machine. Ray calls the methods one after another.
+    """
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, pool_of: Callable[[Path], LocalPool], torch: str) -> None:
+        self._pool_of, self._torch = pool_of, torch
 
     def start(self) -> Death | str:
         """Load the target in the worker; this takes as long as loading does. Return the death of a worker that cannot
         load it, or the reason why this node cannot have a worker, or the empty string.
         """
-        setup = self._setup
         # A fork server imports its parent's main module, which would be Ray's.
         sys.modules["__main__"].__file__ = None
         torch = importlib.metadata.version("torch").partition("+")[0]
-        if setup.torch and torch != setup.torch:
-            return f"it has torch {torch}, and this machine {setup.torch}"
+        if torch != self._torch:
+            return f"it has torch {torch}, and this machine {self._torch}"
         try:
             self._spool = Path(tempfile.mkdtemp(prefix="conformance-"))
             room = self._spool / "room"
             room.write_bytes(bytes(ROOM))
             room.unlink()
-            self._pool = LocalPool(setup.target, setup.limits, 1, setup.modules, setup.preload, self._spool)
+            self._pool = self._pool_of(self._spool)
             self._pool.ask(os.getpid)
         except WorkerDied as died:
             return died.death

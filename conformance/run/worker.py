@@ -18,6 +18,7 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -87,12 +88,7 @@ def start(
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if limits.memory is not None:
-        # RLIMIT_DATA counts private writable memory only. Reserved addresses, which a device may hand out as pointers,
-        # and mapped libraries are free, so the limit means the same on every target. Shared mappings are free, too,
-        # although a device may store its tensors there; a thread checks resident shared memory instead.
-        most = int(limits.memory * 2**30)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-        threading.Thread(target=_end_at_memory, args=(most,), daemon=True).start()
+        _limit_memory(int(limits.memory * 2**30))
     _State.limits, _State.spool = limits, spool
     import torch
 
@@ -134,7 +130,7 @@ def perform(asked: bytes) -> bytes:
         _begin("")
         return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
-        _write({"fate": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
+        _write({"reason": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)
@@ -199,6 +195,12 @@ def unit(text: str) -> Iterator[None]:
 def memory_limit() -> float | None:
     """Return the memory limit of this worker in GiB, or None without a limit or outside of a worker."""
     return _State.limits.memory if _State.limits is not None else None
+
+
+def peak_memory() -> int:
+    """Return the peak of this process's resident memory in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10  # macOS counts bytes, Linux KiB
 
 
 def step(text: str, phase: str = "") -> None:
@@ -272,18 +274,42 @@ def _write(line: Any) -> None:
         os.write(_State.note, f"{json.dumps(line)}\n".encode())
 
 
+def _limit_memory(most: int) -> None:
+    """Limit the memory of this process to `most` bytes, by the system's limit where it has one and by a thread.
+
+    RLIMIT_DATA counts private writable memory only. Reserved addresses, which a device may hand out as pointers, and
+    mapped libraries are free, so the limit means the same on every target. Shared mappings are free, too, although a
+    device may store its tensors there; the thread checks resident shared memory instead.
+    """
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit, so the thread alone limits memory
+        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    threading.Thread(target=_end_at_memory, args=(most,), daemon=True).start()
+
+
 def _end_at_memory(most: int) -> None:
-    """End this process as out of memory when more than `most` bytes of anonymous and shared memory are resident."""
-    if not os.path.exists("/proc/self/status"):
-        return
-    with open("/proc/self/status", "rb", buffering=0) as status:
-        while True:
-            status.seek(0)
-            lines = [line.split() for line in status.read().splitlines()]
-            if sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:")) > most:
-                _write({"fate": ExitReason.MEMORY})
-                os._exit(1)
-            time.sleep(MEMORY_LOOK)
+    """End this process as out of memory when it uses more than `most` bytes."""
+    memory_in_use = _memory_gauge()
+    while memory_in_use() <= most:
+        time.sleep(MEMORY_LOOK)
+    _write({"reason": ExitReason.MEMORY})
+    os._exit(1)
+
+
+def _memory_gauge() -> Callable[[], int]:
+    """Return a function that reads this process's anonymous and shared resident memory in bytes. Without /proc it reads
+    the peak of the whole resident memory.
+    """
+    try:
+        status = open("/proc/self/status", "rb", buffering=0)  # noqa: SIM115 - open until the process ends
+    except OSError:
+        return peak_memory
+
+    def resident() -> int:
+        status.seek(0)
+        lines = [line.split() for line in status.read().splitlines()]
+        return sum(int(line[1]) << 10 for line in lines if line[0] in (b"RssAnon:", b"RssShmem:"))
+
+    return resident
 
 
 def _end_with_owner() -> None:

@@ -81,7 +81,8 @@ def redirected(path: str) -> None:
     os.dup2(2, 1)  # device output is not part of the command's answer
     with contextlib.suppress(OSError, ValueError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
-        library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINE, 0)
+        stdout = "__stdoutp" if sys.platform == "darwin" else "stdout"
+        library.setvbuf(ctypes.c_void_p.in_dll(library, stdout), None, _BY_LINE, 0)
 
 
 def limited() -> None:

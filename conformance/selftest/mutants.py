@@ -9,7 +9,6 @@ the effect of the bias. Faults are planted in torch CPU, or with `--on tiny` in 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import statistics
@@ -35,7 +34,8 @@ from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.record.errors import TargetError, UserError
 from conformance.record.result import exit_code
-from conformance.run.execution_place import add_options, place_of
+from conformance.run import options
+from conformance.run.execution_place import place_of
 from conformance.run.messages import Death, Limits, Pool, Task, WorkerDied
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
@@ -44,6 +44,8 @@ from conformance.selftest.value_faults import VALUE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode
+
+FLAGS = ("on", "seed", "programs", "fault", "plain", *options.PLACE)
 
 
 class Planted(TorchDispatchMode):
@@ -212,14 +214,7 @@ def hunt_in(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table. Returns 1 if a fault was not found, 2 for bad usage or if no program ran."""
-    parser = argparse.ArgumentParser("conformance mutants", description=__doc__.partition("\n")[0])
-    parser.add_argument("--programs", type=int, default=2000, help="the most programs to draw (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault")
-    parser.add_argument("--plain", action="store_true", help="draw without bias")
-    parser.add_argument("--on", default="cpu", metavar="TARGET", help="what the faults are planted in (default: cpu)")
-    parser.add_argument("-n", "--jobs", type=int, default=1, help="worker processes (default: none but this one)")
-    add_options(parser.add_argument)
+    parser = options.parser("conformance mutants", __doc__.partition("\n")[0], FLAGS, {"programs": 2000})
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     try:

@@ -385,7 +385,9 @@ class _Bare(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         for line in node.body:
-            if not isinstance(line, ast.AnnAssign):  # fields of a dataclass keep their annotations
+            if isinstance(line, ast.AnnAssign):  # a field of a dataclass needs an annotation, whatever it says
+                line.annotation = ast.Name("object", ast.Load())
+            else:
                 self.visit(line)
         return self.undocumented(node)
 

@@ -19,7 +19,7 @@ from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone import torch_compat
 from conformance.standalone.modes import take_modes
 
-FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda"
+FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda or device:mps"
 
 LAZY = ("xla", "lazy")
 """Devices of torch with lazy tensors."""

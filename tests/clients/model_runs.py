@@ -1,7 +1,7 @@
-"""Train and run the models of `models.py` on a device, eager and compiled: the table of docs/models.md.
+"""Train and run the models of `models.py` on a device, eager and compiled: docs/models.csv, a table of performance.md.
 
     python tests/clients/model_runs.py [NAME ...]   runs them, compares with torch CPU, prints the rows
-    ... --write                                     and puts the rows into docs/models.md
+    ... --write                                     and puts the rows into docs/models.csv
 
 tiny draws the same random numbers as the CPU. The losses of a model are therefore comparable at each step, and a wrong
 gradient shows in the loss of the next step. Times are processor times, which are also valid on a busy machine.
@@ -13,7 +13,6 @@ import argparse
 import fnmatch
 import io
 import os
-import re
 import statistics
 import sys
 import time
@@ -33,12 +32,8 @@ from tests.clients.models import BY_NAME, MODELS, Model, made
 STEPS = 3
 REPLAYED, MEASURED = 6, 3  # number of steps before an eager step is replayed, and number of steps measured after that
 NEW_TOKENS = 3
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-BEGIN, END = "<!-- table: python tests/clients/model_runs.py --write -->", "<!-- end of table -->"
-HEADER = (
-    "| model | eager: kernels | eager: ms | compiled: kernels | compiled: ms | torch CPU: ms | generates |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
-)
+TABLE = Path(__file__).parents[2] / "docs" / "models.csv"
+HEADER = "model,eager: kernels,eager: ms,compiled: kernels,compiled: ms,torch CPU: ms,generates"
 
 
 @dataclass
@@ -148,32 +143,29 @@ def row(model: Model) -> str:
             torch.testing.assert_close(by_device, logits)
         text = "yes"
     times = [f"{1000 * run.seconds:.0f}" for run in (eager, fused)]
-    return (
-        f"| {model.name} | {eager.kernels} | {times[0]} | {fused.kernels} | {times[1]} "
-        f"| {1000 * expected.seconds:.1f} | {text} |"
-    )
+    numbers = (eager.kernels, times[0], fused.kernels, times[1], f"{1000 * expected.seconds:.1f}")
+    return ",".join([model.name, *map(str, numbers), text])
 
 
-def rows_of_page(text: str) -> dict[str, str]:
-    """Return the rows of the table in docs/models.md by model name. Raises ValueError if the page has no table."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{PAGE.name} has no table: {BEGIN} and {END} must stand there once")
-    table = text.split(BEGIN)[1].split(END)[0]
-    return {match[1]: match[0] for match in re.finditer(r"^\| (\w+\.\w+) \|.*$", table, re.MULTILINE)}
+def rows_of(text: str) -> dict[str, str]:
+    """Return the rows of the table by model name. Raises ValueError if the first line is no header of the table."""
+    header, *rows = text.splitlines()
+    if header != HEADER:
+        raise ValueError(f"{TABLE.name} does not begin with the line {HEADER!r}")
+    return {row.partition(",")[0]: row for row in rows}
 
 
 def written(text: str, rows: dict[str, str]) -> str:
-    """Return the page with some rows of its table replaced, in the order of `MODELS`."""
-    rows = {**rows_of_page(text), **rows}
-    table = "\n".join([HEADER, *[rows[name] for name in BY_NAME if name in rows]])
-    return f"{text.split(BEGIN)[0]}{BEGIN}\n\n{table}\n\n{END}{text.split(END)[1]}"
+    """Return the table with some rows replaced, in the order of `MODELS`."""
+    rows = {**rows_of(text), **rows}
+    return "\n".join([HEADER, *[rows[name] for name in BY_NAME if name in rows], ""])
 
 
 def main(arguments: list[str]) -> int:
     """Run the named models, or all without a name. Return exit code 1 if a model disagrees with torch CPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a model's name, or a pattern such as 'timm.*'")
-    parser.add_argument("--write", action="store_true", help="put the rows into docs/models.md")
+    parser.add_argument("--write", action="store_true", help="put the rows into docs/models.csv")
     given = parser.parse_args(arguments)
     chosen = [m for m in MODELS if not given.names or any(fnmatch.fnmatch(m.name, n) for n in given.names)]
     if not chosen:
@@ -189,9 +181,9 @@ def main(arguments: list[str]) -> int:
             continue
         print(line, flush=True)
         if given.write:
-            beside = PAGE.with_suffix(".part")
-            beside.write_text(written(PAGE.read_text(), {model.name: line}))
-            os.replace(beside, PAGE)
+            beside = TABLE.with_suffix(".part")
+            beside.write_text(written(TABLE.read_text(), {model.name: line}))
+            os.replace(beside, TABLE)
     print(f"{len(chosen) - len(failed)} of {len(chosen)} agree with torch CPU")
     return 1 if failed else 0
 

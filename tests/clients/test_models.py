@@ -69,26 +69,27 @@ def test_tracing(model: Model) -> None:
 
 
 class TestTable:
-    """docs/models.md, checked without running a model."""
+    """docs/models.csv, checked without running a model."""
 
     def test_there_are_thirty(self) -> None:
         assert len(BY_NAME) == len(MODELS) >= 30
 
     def test_rows_are_of_models(self) -> None:
-        """Every row of the page belongs to a model of the table."""
-        rows = model_runs.rows_of_page(model_runs.PAGE.read_text())
+        """Every row of the file belongs to a model of the table, and writing no row changes nothing."""
+        text = model_runs.TABLE.read_text()
+        rows = model_runs.rows_of(text)
         assert rows
         assert set(rows) <= set(BY_NAME)
+        assert model_runs.written(text, {}) == text
 
     def test_rows_are_replaced_in_order(self) -> None:
         """New rows are inserted in the order of the models, and other rows stay."""
         first, second = list(BY_NAME)[:2]
-        page = f"before\n{model_runs.BEGIN}\n{model_runs.END}\nafter\n"
-        page = model_runs.written(page, {second: f"| {second} | 1 |"})
-        page = model_runs.written(page, {first: f"| {first} | 2 |"})
-        assert list(model_runs.rows_of_page(page).items()) == [
-            (first, f"| {first} | 2 |"),
-            (second, f"| {second} | 1 |"),
-        ]
-        assert page.startswith("before\n")
-        assert page.endswith("\nafter\n")
+        table = model_runs.written(f"{model_runs.HEADER}\n", {second: f"{second},1"})
+        table = model_runs.written(table, {first: f"{first},2"})
+        assert table == f"{model_runs.HEADER}\n{first},2\n{second},1\n"
+
+    def test_another_file_is_refused(self) -> None:
+        """A file without the header is an error that names the header."""
+        with pytest.raises(ValueError, match=r"models\.csv does not begin with the line 'model,"):
+            model_runs.rows_of("a,b\n")

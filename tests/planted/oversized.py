@@ -70,3 +70,19 @@ class HungryTarget(OversizedTarget):
 
     name = "hungry"
     mode = Hungry
+
+
+class Refusing(TorchFunctionMode):
+    """A clone that raises an error with another text each time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.clone:
+            raise RuntimeError(f"no kernel for the tensor at {id(args[0])}")
+        return func(*args, **(kwargs or {}))
+
+
+class RefusingTarget(OversizedTarget):
+    """torch CPU without a clone."""
+
+    name = "refusing"
+    mode = Refusing

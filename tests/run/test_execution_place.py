@@ -53,7 +53,8 @@ class TestPlaceOf:
     def test_what_is_not_imported(self) -> None:
         """Commands whose workers alone need torch do not import it, since that takes seconds, and Ray is imported only
         on request. Regression test: `opinfo` read the probe's table from the module of its trials."""
-        commands = "opinfo.runner", "accuracy.__main__", "sizes.__main__", "report.__main__", "expectations"
+        commands = ("sources.opinfo.runner", "sources.accuracy.__main__", "sources.sizes.__main__", "report.__main__",
+                    "declare.expectations")  # fmt: skip
         lines = [f"import conformance.{name}" for name in commands]
         asked = "; ".join([*lines, "import sys", "print({'torch', 'ray'} & {*sys.modules})"])
         said = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)

@@ -39,7 +39,7 @@ def outcome(pool: Pool, function: Any, *args: Any) -> Done | Death:
 
 class TestDeaths:
     @pytest.mark.parametrize(
-        ("function", "fate", "said", "steps"),
+        ("function", "reason", "said", "steps"),
         [
             (tasks.segfaults, ExitReason.CRASH, "SIGSEGV", ("1", "2")),
             (tasks.exits_0, ExitReason.CRASH, "exit code 0", ()),
@@ -50,12 +50,12 @@ class TestDeaths:
         ],
     )
     def test_each_is_told(
-        self, function: Any, fate: ExitReason, said: str, steps: tuple[str, ...], shared: LocalPool
+        self, function: Any, reason: ExitReason, said: str, steps: tuple[str, ...], shared: LocalPool
     ) -> None:
         """The answer has the worker's end in words and the last steps of its note; the next task runs."""
         answer = outcome(shared, function)
         assert isinstance(answer, Death)
-        assert (answer.fate, said in answer.said) == (fate, True), answer
+        assert (answer.reason, said in answer.said) == (reason, True), answer
         assert answer.note is not None
         assert answer.note.steps == steps
         assert outcome(shared, tasks.pid) != Done(os.getpid())
@@ -65,7 +65,7 @@ class TestDeaths:
         """A worker that exceeds its memory limit is distinguished from a crash."""
         answer = outcome(shared, tasks.eats_memory)
         assert isinstance(answer, Death)
-        assert answer.fate is ExitReason.MEMORY
+        assert answer.reason is ExitReason.MEMORY
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is looked at on Linux only")
     def test_shared_memory(self, shared: LocalPool) -> None:
@@ -73,7 +73,7 @@ class TestDeaths:
         tensors there used up the machine's memory."""
         answer = outcome(shared, tasks.eats_shared_memory)
         assert isinstance(answer, Death)
-        assert answer.fate is ExitReason.MEMORY
+        assert answer.reason is ExitReason.MEMORY
 
     def test_an_exception_is_no_death(self, shared: LocalPool) -> None:
         """An exception is the task's answer, as text if it cannot be recreated here, and the worker continues."""
@@ -108,7 +108,7 @@ class TestDeaths:
         with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
             shared.ask(tasks.segfaults)
         assert isinstance(caught.value, UserError)
-        assert caught.value.death.fate is ExitReason.CRASH
+        assert caught.value.death.reason is ExitReason.CRASH
 
     @pytest.mark.parametrize("target", ["class:tasks.Dies", "class:tasks.Leaves"])
     def test_a_target_that_ends_its_process(self, target: str) -> None:
@@ -117,7 +117,7 @@ class TestDeaths:
         with LocalPool(target, Limits(), 1) as pool:
             answer = outcome(pool, tasks.pid)
         assert isinstance(answer, Death)
-        assert answer.fate is ExitReason.NEVER_STARTED
+        assert answer.reason is ExitReason.NEVER_STARTED
         assert pool.counters.started <= 2 * pool_module.ATTEMPTS + 2
 
 
@@ -210,7 +210,7 @@ class TestWorkers:
         with LocalPool("cpu", Limits(unit=60, compiling=1, grace=1), 1, ["tasks"]) as pool:
             answer = outcome(pool, tasks.compiles, 1000.0)
         assert isinstance(answer, Death)
-        assert (answer.fate, answer.said) == (ExitReason.TIMEOUT, "gave no answer in 1 s")
+        assert (answer.reason, answer.said) == (ExitReason.TIMEOUT, "gave no answer in 1 s")
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     def test_they_end_with_their_owner(self, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ class TestOverdue:
         clock[0] += limits.unit + limits.grace - 1
         assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1",))) is None
         clock[0] += 2
-        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).fate is ExitReason.TIMEOUT
+        assert running.overdue(limits, Note(os.getpid(), 49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
 
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
         """A task that has not started a unit has no limit."""
@@ -314,15 +314,15 @@ class TestOverdue:
         clock[0] += 100
         assert running.overdue(limits, compiling) is None
         clock[0] += 100
-        assert running.overdue(limits, compiling).fate is ExitReason.TIMEOUT
+        assert running.overdue(limits, compiling).reason is ExitReason.TIMEOUT
 
 
 class TestNote:
     def test_whole_lines_count(self) -> None:
         """Only complete lines count, since a worker may be writing its note."""
-        text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"fate": "MEM'
+        text = '[7, 3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"reason": "MEM'
         assert Note.parse(text) == Note(7, 3, "a program", ("1", "2"), COMPILING)
-        assert Note.parse(text + 'ORY"}\n').fate is ExitReason.MEMORY  # type: ignore[union-attr]
+        assert Note.parse(text + 'ORY"}\n').reason is ExitReason.MEMORY  # type: ignore[union-attr]
         assert Note.parse("[7, 3") is None
 
 

@@ -129,11 +129,11 @@ class TestAnswers:
                 (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
                 (tasks.eats_memory, ExitReason.MEMORY, "out of memory", ()),
             ]
-            for function, fate, said, steps in cases:
+            for function, reason, said, steps in cases:
                 pool.submit(Task("it", function))
                 [(_, answer)] = pool.ended()
                 assert isinstance(answer, Death)
-                assert (answer.fate, said in answer.said, answer.note and answer.note.steps) == (fate, True, steps)
+                assert (answer.reason, said in answer.said, answer.note and answer.note.steps) == (reason, True, steps)
             before = before or actors()
             with pytest.raises(RuntimeError, match="Odd: 1"):
                 pool.ask(tasks.raises)
@@ -277,13 +277,22 @@ class TestLosses:
                 cluster.add_node(num_cpus=1, object_store_memory=SMALL, env_vars={"TMPDIR": str(small)})
 
                 def fill() -> None:
-                    with contextlib.suppress(OSError), open(small / "filler", "wb", buffering=0) as file:
-                        while True:
-                            file.write(bytes(2**12))
+                    threading.Thread(target=keep_full, daemon=True).start()
+
+                def keep_full() -> None:
+                    """Fill the disk, also the space of files that the worker deletes."""
+                    with open(small / "filler", "wb", buffering=0) as file:
+                        while not pool.lost:
+                            with contextlib.suppress(OSError):
+                                file.write(bytes(2**12))
 
                 found = tmp_path / "found"
                 found.mkdir()
                 with pool_on(cluster) as pool:
+                    while len(pool.workers) < 2:  # otherwise the other node may answer all tasks
+                        pool.submit(Task("it", tasks.slowly_pid))
+                        pool.submit(Task("it", tasks.slowly_pid))
+                        assert len(list(pool.ended())) == 2
                     told(request, run_through(pool, found, fill))
                     assert [said.partition(":")[0].split()[2:] for said in pool.lost] == [["is", "left", "out"]]
         finally:

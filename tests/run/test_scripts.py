@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 
 import pytest
 
 from conformance.record import result as model
 from conformance.record.finding import Finding
-from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
+from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
 from conformance.run import scripts
-from conformance.run.scripts import confirm, run_alone, said_of
+from conformance.run.script_process import run_alone
+from conformance.run.scripts import NO_SCRIPT_CAN, confirm, said_of
 
+LOST = "it finds no difference"
 SAID = "print('{}')\nraise SystemExit({})"
 ASSERTION = "error of step 1: expected no error, got RuntimeError (0 <= device.index() INTERNAL ASSERT FAILED)"
 
@@ -81,11 +84,6 @@ class TestSaidOf:
         assert said("print('here')", "timeout", "the program") != SHOWS
         assert time.monotonic() - began < 30
 
-    def test_what_prints_without_end_is_ended(self) -> None:
-        """Only the deciding lines of an endless output are stored."""
-        ended = run_alone("while True: print('x' * 10_000)", 1.0)
-        assert ended.code is None and len(ended.last) <= scripts.LAST
-
     def test_a_child_that_outlives_it(self) -> None:
         """The child keeps the script's output open, and the reader still returns."""
         began = time.monotonic()
@@ -97,7 +95,7 @@ class TestSaidOf:
 class TestConfirm:
     def test_what_does_not_show_comes_last(self) -> None:
         """Findings that do not reproduce come last in the report, in its facts and in its JSON. Scripts of declared
-        findings do not run."""
+        findings run too."""
         good, bad = SAID.format("value of b: expected 1, got 2", 1), SAID.format("nothing", 0)
         finding = Finding("value / b", count=1)
         listed = [
@@ -109,26 +107,67 @@ class TestConfirm:
         run = Run("cpu", listed)
         assert run.unexpected[0].op == "a"
         confirm(run, 10, 60, 2)
-        assert [result.alone for result in run.results] == ["it finds no difference", SHOWS, "", ""]
+        assert [result.alone for result in run.results] == [LOST, SHOWS, LOST, ""]
         assert run.unexpected[-1].op == "a"
         assert "does not reproduce alone: it finds no difference" in run.unexpected[-1].remark
-        assert "1 of 2 scripts show their headline" in facts(run)
+        assert "1 of 3 scripts show their headline" in facts(run)
         assert not run.notes
         again = model.run_from_json(model.run_to_json(run), "here")
         assert [result.alone for result in again.results] == [result.alone for result in run.results]
 
-    def test_a_run_says_how_many_were_left_out(self) -> None:
-        """After the time is over, no script starts; with a time of zero, no script runs and no note appears."""
-        slow = "import time; time.sleep(2)"
+    @pytest.mark.parametrize(("seconds", "ended"), [(0.5, 1), (0.0, 0)])
+    def test_scripts_without_time_are_marked(self, seconds: float, ended: int) -> None:
+        """After the time is over, no script starts. Each result whose script did not start has a mark, and ranks behind
+        the results whose script shows the headline and before those whose script does not. Regression test: such
+        results had no mark."""
+        slow = "import time; time.sleep(2); " + SAID.format("value of a: expected 1, got 2", 1)
         run = Run("cpu", [result_of(slow, where=name) for name in "abc"])
-        confirm(run, 10, 0.5, 1)
-        assert run.notes == ["2 scripts not run, since the time was over: give --check-scripts more"]
-        silent = Run("cpu", [result_of(slow)])
-        confirm(silent, 10, 0, 1)
-        assert not silent.notes and not silent.results[0].alone
+        confirm(run, 10, seconds, 1)
+        assert [result.alone for result in run.results] == [*[SHOWS] * ended, *[NOT_RUN] * (3 - ended)]
+        assert [result.remark for result in run.results][ended:] == [NOT_RUN] * (3 - ended)
+        assert f"{3 - ended} scripts not run: --check-scripts gives them more seconds" in facts(run)
+        lost = result_of("", where="_").replace(alone=LOST)
+        shown = result_of("", where="z").replace(alone=SHOWS)
+        ranked = Run("cpu", [lost, run.results[2], shown]).unexpected
+        assert [result.op for result in ranked] == ["z", "c", "_"]
 
-    def test_what_no_script_can_show_is_not_run(self) -> None:
-        """A script cannot count kernels."""
-        run = Run("cpu", [result_of(SAID.format("", 0), "kernels")])
+    def test_what_no_script_can_show_is_marked(self) -> None:
+        """A script cannot count kernels, and has no memory limit; but it can measure its memory against a bound."""
+        bound = {"expected": "at most 3 MiB", "actual": "9 MiB"}
+        within = SAID.format("memory of result: expected at most 3 MiB, got 9 MiB ()", 1)
+        ended = {"expected": "an answer", "actual": "took more memory than it may"}
+        run = Run("cpu", [result_of("x", "kernels"), result_of("x", "memory", "b", **ended),
+                          result_of(within, "memory", "result", **bound)])  # fmt: skip
         confirm(run, 10, 60, 1)
-        assert not run.results[0].alone and not run.notes
+        assert [result.alone for result in run.results] == [NO_SCRIPT_CAN, NO_SCRIPT_CAN, SHOWS]
+        assert facts(run) == ["1 of 1 script shows its headline"]
+
+    def test_the_first_script_of_each_cause_is_first(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    ) -> None:
+        """A user needs one script of each cause before a second one of any. Scripts of declared findings come last."""
+        order = tmp_path / "order"
+
+        def finding(op: str, pattern: str, steps: int, count: int = 1) -> Result:
+            script = f"open({str(order)!r}, 'a').write('{op} '); " + SAID.format("value of c: expected 1", 1)
+            found = Finding(f"value / {op}", property="value", op=op, pattern=pattern, steps=steps, count=count)
+            return result_of(script).replace(finding=found)
+
+        results = [finding("a1", "a", 1, 9), finding("a2", "a", 2, 9), finding("a3", "a", 3, 9),
+                   finding("b1", "b", 5), finding("b2", "b", 6),
+                   finding("k1", "k", 1, 99).replace(outcome=Outcome.XFAIL)]  # fmt: skip
+        run = Run("cpu", list(reversed(results)))
+        confirm(run, 10, 60, 1)
+        assert order.read_text().split() == ["a1", "b1", "a2", "b2", "a3", "k1"]
+        assert {result.alone for result in run.results} == {SHOWS}
+
+    def test_a_fork_only_confirms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script that fails only because it runs in a fork shows its headline as `python FILE`. A hang is not run in
+        a fork at all."""
+        said = "value of c: expected 1, got 2"
+        only_alone = f"import sys; bad = 'torch' not in sys.modules; print('{said}' * bad); raise SystemExit(bad)"
+        hangs = "import sys, time\nif 'torch' in sys.modules: time.sleep(100)\nprint('it ends')"
+        run = Run("cpu", [result_of(only_alone), result_of(hangs, "timeout", "the program")])
+        monkeypatch.setattr(scripts, "STARTING", 5.0)
+        confirm(run, 5, 60, 1)
+        assert [result.alone for result in run.results] == [SHOWS, LOST]

@@ -58,7 +58,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     with LOCK, Subnormals():
         if not storages and not DIRTY and not LOOPING and not LARGE_PENDING and not calls.writes_in_place():
             return  # other queued calls are not needed yet
-        step = steps.begun(storages) if dirty else None
+        step = steps.pending_queue(storages) if dirty else None
         if step is not None:
             if not steps.replay(step, why):
                 steps.recorded(step, lambda: _compute(storages, dirty, why))

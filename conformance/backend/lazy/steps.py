@@ -111,7 +111,7 @@ def reset_state() -> None:
     _known.clear()
 
 
-def begun(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
+def pending_queue(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
     """The queue that a flush of `wanted` and of all storages written in place computes; None if it cannot be
     compared.
     """
@@ -376,4 +376,4 @@ def _step(
     return Step(run, [table[b] for b in buffers], specs, values, reads, overwritten, device)
 
 
-__all__ = ["begun", "recorded", "replay", "reset_state"]
+__all__ = ["pending_queue", "recorded", "replay", "reset_state"]

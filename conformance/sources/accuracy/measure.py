@@ -7,7 +7,6 @@ answer; otherwise it is torch CPU's own answer in float64 on the same inputs.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from conformance.engine.executor import Executor, Transform, Watch, signature_of
 from conformance.engine.target import Target
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import HELD_TIMES
+from conformance.run.worker import peak_memory
 from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
 from conformance.sources.accuracy.table import Case, Row
@@ -121,7 +121,7 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
         given = widened_inputs(inputs(), dtype)
     subject = Measured(case, given, program)
     exact, cpu = _exact(subject), _on_cpu(subject, dtype)
-    short = short_of_memory(HELD_TIMES * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    short = short_of_memory(HELD_TIMES * peak_memory())
     execution = Executor(target).run(subject, watch=watch)
     require_answer(execution, short)
     parts: list[Part] = []

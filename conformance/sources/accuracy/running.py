@@ -1,43 +1,38 @@
-"""Run of cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
+"""Run of measured cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
 
-Defines the command's `options`, `command`, `limits_of`, `chosen` and `summarize`, and `Job`, `measured`, `run` and
-`recorded`. A crash of the device, or of the harness, is the result of only one case. A `Job` defines the code that runs
-in a worker.
+Defines `MeasuredCases`, the source of both commands, and `Job`, `measured` and `run`. A crash of the device, or of the
+harness, is the result of only one case. A `Job` defines the code that runs in a worker.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import shlex
-import sys
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-from rich.console import Console
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
-from conformance.record import versions
-from conformance.record.errors import UsageError, UserError
+from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Outcome, Result, Run, summary_line
 from conformance.report import __main__ as report
-from conformance.report.escape import escape_control_characters
-from conformance.report.pipe import reader_gone
+from conformance.report import compare
 from conformance.report.summary import known_cases
-from conformance.run import signals
-from conformance.run.execution_place import LOCAL, Place, told
-from conformance.run.messages import COMPILE_LIMIT, Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.worker_log import kept
+from conformance.report.summary import scripts as scripts_run
+from conformance.run import options, scripts, signals
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.session import Session
+from conformance.run.terminal import shown
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.accuracy.worker import TARGET
-from conformance.sources.opinfo.isolation import FATES
+from conformance.sources.opinfo.isolation import OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -63,32 +58,15 @@ class Measurable(Protocol):
         """Dtype that a target must hold."""
 
     @property
+    def op(self) -> str:
+        """Name of the operator that it calls, as op_db spells it."""
+
+    @property
     def call(self) -> str:
         """The call, as Python source."""
 
     def result(self, outcome: Outcome, **rest: Any) -> Result:
         """Return a result of this case."""
-
-
-def options(name: str, does: str, findings: str, usual: Limits, subjects: str) -> argparse.ArgumentParser:
-    """Return the parser of `conformance NAME`, whose table has `subjects`, and whose default limits are `usual`."""
-    made = argparse.ArgumentParser(
-        f"conformance {name}",
-        description=does,
-        epilog=f"Exit code: 0 all as expected; 1 {findings}, or a crash, if not declared; 2 nothing measured, or bad "
-        "usage; 130 Ctrl-C, 143 SIGTERM.",
-    )
-    add = made.add_argument
-    add("--target", help="what is under test: device:NAME[,import=MODULE], compile:NAME, FILE.toml (default: "
-                         "conformance.toml, else tiny)")  # fmt: skip
-    add("--op", action="append", default=[], metavar="GLOB", help=f"only these {subjects}; may be repeated")
-    add("--timeout", "--limit", type=float, metavar="S", help=f"seconds for one case (default: {usual.unit:g})")
-    add("--compile-limit", type=float, metavar="S", help="seconds for building kernels within a case, beside --timeout")
-    add("--memory", type=float, metavar="GIB", help=f"memory of a worker (default: {usual.memory:g}, or the profile's)")
-    add("--reports", type=Path, default=Path("reports"), metavar="DIR", help="where to write (reports)")
-    add("--expectations", type=Path, metavar="FILE", help=f"default: {expectations_file(name, '<target>')}")
-    add("--update-expectations", action="store_true", help="declare what fails in that file, knowingly")
-    return made
 
 
 def expectations_file(name: str, target: str) -> Path:
@@ -103,78 +81,12 @@ def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     return declarations
 
 
-def command(
-    name: str,
-    parser: argparse.ArgumentParser,
-    run_command: Callable[[argparse.Namespace, list[str]], int],
-    arguments: Sequence[str] | None,
-) -> int:
-    """Run `conformance NAME`: parse the options and pass them to `run_command`, with the words of the command line.
-    Returns the exit code.
-    """
-    args = parser.parse_args(arguments)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        versions.check()
-        with signals.deferred(), kept(args.reports / f"{name}-workers.log") as file:
-            args.place = Place(worker_log=file, tell=told)
-            return run_command(args, words)
-    except BrokenPipeError:
-        return reader_gone()
-    except UserError as error:
-        print(f"conformance {name}: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
-
-
-def limits_of(spec: str, args: argparse.Namespace, usual: Limits) -> Limits:
-    """Return the limits of a worker: from the options, or the target's profile, or `usual`. Raises UsageError."""
-    limits = replace(
-        usual,
-        unit=profiles.limit(spec, "seconds", args.timeout, usual.unit),
-        compiling=profiles.limit(spec, "compiling", args.compile_limit, COMPILE_LIMIT),
-        memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
-    )
-    for option, value in (("timeout", limits.unit), ("compile-limit", limits.compiling)):
-        if not value > 0:
-            raise UsageError(f"--{option} must be above 0, and is {value}")
-    return limits
-
-
-def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the words of a comma-separated list, or all known ones for `all`. Raises UsageError for an unknown word,
-    and for an empty list.
-    """
-    words = list(known) if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if word not in known:
-            raise UsageError(f"unknown {what} {word!r}: choose several of {', '.join(known)}, or all")
-    if not words:
-        raise UsageError(f"no {what} given; choose several of {', '.join(known)}, or all")
-    return words
-
-
-def summarize(console: Console, made: Run, name: str, worst: Iterable[str], folder: Path) -> None:
-    """Print the worst cases, one line each, the cases that were not measured, and the count of cases on the
-    last line.
-    """
-    for line in worst:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for result in made.results:
-        if result.outcome is Outcome.SKIP:
-            console.print(escape_control_characters(f"not measured: {result.id}: {result.reason}"), highlight=False)
-    for note in [*known_cases(made), *made.notes]:
-        console.print(escape_control_characters(note), highlight=False, markup=False)
-    console.print(f"report: {folder / report.PAGES[name]}", highlight=False, markup=False)
-    if made.exit_code() == 2:
-        print(f"conformance {name}: nothing was measured in {len(made.results)} cases.", file=sys.stderr)
-    print(summary_line(made), flush=True)
-
-
-def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> Iterator[Result]:
-    """Yield the result of each case as it ends. Raises TargetError if no worker can be started, and Stopped."""
+def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until: float = math.inf) -> Iterator[Result]:
+    """Yield the result of each case that ends before the time `until`. Raises TargetError if no worker can be started,
+    and Stopped."""
     for case in cases:
         pool.submit(Task(case.id, job.run, (spec, case)))
-    for task, answer in pool.ended():
+    for task, answer in pool.ended(None if until == math.inf else until - time.monotonic()):
         case = task.args[1]
         if not isinstance(answer, Death):
             if isinstance(answer.error, UserError):
@@ -182,12 +94,12 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable]) -> It
             said = f"{type(answer.error).__name__}: {answer.error}"
             fault = Failure("harness", "the harness itself", "no error", said[:2_000])
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.fate is ExitReason.NEVER_STARTED:
+        elif answer.reason is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)
         elif reason := _too_small(answer):
             yield case.result(Outcome.SKIP, skipped=1, reason=reason)
         else:
-            outcome, oracle = FATES[answer.fate]
+            outcome, oracle = OUTCOMES[answer.reason]
             phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
             failure = Failure(oracle, phase, "an answer", answer.said, call=case.call)
             yield case.result(outcome, samples=1, failed=1, failures=(failure,))
@@ -197,7 +109,7 @@ def _too_small(death: Death) -> str:
     """Return the reason if the worker died at its memory limit before the target ran, or with less memory than the call
     may take; "" for any other death.
     """
-    steps = death.note.steps if death.note is not None and death.fate is ExitReason.MEMORY else ()
+    steps = death.note.steps if death.note is not None and death.reason is ExitReason.MEMORY else ()
     noted = next((text for text in steps if text.startswith(SHORT)), "")
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
@@ -212,8 +124,9 @@ def run(
     place: Place = LOCAL,
     expected: Sequence[Declaration] = (),
     found: Callable[[Result], None] = lambda result: None,
+    seconds: float = math.inf,
 ) -> Run:
-    """Measure the cases on `target` and return the run; at a stop, with the results so far.
+    """Measure the cases on `target` for at most `seconds` and return the run; at a stop, with the results so far.
 
     `found` receives each result after the expectations are applied. Raises TargetError for a target that cannot be
     loaded or has no values.
@@ -232,11 +145,14 @@ def run(
                 made.notes.append(
                     f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
                 )
-            for result in measured(pool, target, job, left):
+            for result in measured(pool, target, job, left, begin + seconds):
                 made.results.append(expectations.judged(result, expected))
                 found(made.results[-1])
     except KeyboardInterrupt:
         made.complete, made.interrupted = False, signals.signal_number()
+    late = 0 if made.interrupted else len(left) - len(made.results)
+    if late:
+        made.notes.append(f"{late} of {len(left)} cases not run, since the time was over.")
     small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
     if small:
         made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")
@@ -244,21 +160,115 @@ def run(
     return made
 
 
-def recorded(made: Run, name: str, words: Sequence[str], file: Path, options: argparse.Namespace) -> bool:
-    """Write the run of `conformance NAME WORDS`. With `--update-expectations`, first declare its failures in `file`.
+class MeasuredCases:
+    """A source of cases from a table: accuracy or sizes. A subclass selects the cases and shows their measurements."""
 
-    Returns False, without writing, if the run was stopped before it measured anything.
-    """
-    made.command = shlex.join(["conformance", name, *words])
-    if not made.complete and not made.results:
-        print(f"conformance {name}: interrupted before anything was measured; no report is written.", file=sys.stderr)
-        return False
-    if options.update_expectations and made.complete:
-        print("\n".join(map(escape_control_characters, expectations.declare(made, file))))
-        made.results = expectations.accept(made.results, read(file))
-    made.expectations = str(file) if file.exists() else ""
-    summary = report.write(made, options.reports, None)
-    if os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(summary)
-    return True
+    stem: str
+    title: str
+    usual: Limits
+    job: Job
+    listed = 10
+    """Number of cases that the terminal shows, the worst first."""
+    job_summary = True
+    baseline: Run | None = None
+
+    def cases(self, args: argparse.Namespace) -> tuple[Sequence[Measurable], list[str]]:
+        """Return the chosen cases, and the selection in words. Raises UsageError for unknown words."""
+        raise NotImplementedError
+
+    def rows(self) -> Iterable[str]:
+        """Return the names that a declaration may hold."""
+        raise NotImplementedError
+
+    def worst(self, made: Run) -> Sequence[Result]:
+        """Return the measured results, the worst first."""
+        raise NotImplementedError
+
+    def line(self, result: Result) -> str:
+        """Return one measured result in words."""
+        raise NotImplementedError
+
+    def files(self, args: argparse.Namespace) -> list[None]:
+        """Return nothing: workers read no files."""
+        return []
+
+    def prepare(self, session: Session) -> None:
+        """Select the cases and read the declarations."""
+        chosen, self.selection = self.cases(session.args)
+        lacking = set(session.profile.unsupported("op")) if session.profile else set()
+        self.chosen = [case for case in chosen if case.op.partition(" ")[0] not in lacking]
+        self.lacking = len(chosen) - len(self.chosen)
+        self.file = expectations.file_of(session.args, expectations_file(self.stem, session.spec))
+        self.expected = declared(self.stem, self.file, self.rows())
+
+    def execute(self, session: Session, seconds: float) -> Run:
+        """Measure the cases under the progress bar."""
+        with shown(session.console) as view:
+            view.start(Run(profiles.identity(session.spec)), len(self.chosen))
+            made = run(
+                session.target,
+                self.job,
+                self.chosen,
+                session.limits,
+                jobs=session.args.jobs,
+                place=session.place,
+                expected=self.expected,
+                found=view.add,
+                seconds=seconds,
+            )
+        if self.lacking:
+            made.notes.append(f"{self.lacking} cases of ops that the profile declares lacking were left out.")
+        made.environment["selection"] = "; ".join([self.stem, *self.selection])
+        made.expectations = str(self.file) if self.file.exists() else ""
+        made.seconds = 0.0
+        return made
+
+    def declare(self, session: Session, made: Run) -> list[str]:
+        """See `Source.declare`."""
+        done = expectations.declare(made, self.file)
+        made.results = expectations.accept(made.results, read(self.file))
+        made.expectations = str(self.file)
+        return done
+
+    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
+        """Return nothing: the cases of op_db test the profile."""
+        return [], []
+
+    def keep(self, session: Session, made: Run) -> None:
+        """Write nothing."""
+
+    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
+        """Print the worst cases, one line each, the cases that were not measured, and the count of cases on the last
+        line."""
+        for result in self.worst(made)[: self.listed]:
+            session.print(self.line(result))
+        for result in made.results:
+            if result.outcome is Outcome.SKIP:
+                session.print(f"not measured: {result.id}: {result.reason}")
+        for result in made.unexpected:
+            if result.script_mark:
+                session.print(f"{result.id}: {result.remark}")
+        for note in [*scripts_run(made), *known_cases(made), *made.notes]:
+            session.print(note)
+        session.print(f"report: {session.reports / report.PAGES[self.stem]}")
+        print(summary_line(made), flush=True)
+
+    def nothing(self, session: Session, made: Run) -> str:
+        """See `Source.nothing`."""
+        return f"nothing was measured in {len(made.results)} cases"
+
+
+SUBJECTS = ("op", "dtype", "variant")
+FLAGS = ("target", *SUBJECTS, "minutes", *options.LIMITS, "check-scripts", "reports", *options.DECLARED, *options.PLACE)
+
+
+def usual(stem: str, limits: Limits) -> dict[str, str]:
+    """Return the usual values of the shared options, for their help."""
+    return {
+        "variant": "all",
+        "minutes": "no limit",
+        "limit": f"{limits.unit:g}",
+        "memory": f"{limits.memory:g}",
+        "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
+        "expectations": options.reports_expectations(stem),
+    }

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.record.accuracy import limit
+from conformance.record.result import Failure
+from conformance.record.sentences import sentence
 from conformance.sources.accuracy.measure import Part
 from conformance.sources.accuracy.table import Case
 from conformance.standalone.accuracy import SEED
@@ -21,13 +23,15 @@ LENGTH = 1003
 MARKER = "# The errors in ulp: exit code 1 where the target's is beyond what is allowed beside torch CPU's."
 
 
-def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], finding: str) -> str:
-    """Return the script; its exit code is 1 if the target's error exceeds the limit, else 0.
+def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failure: Failure) -> str:
+    """Return the script; if the target's error exceeds the limit, it reports the `failure` and its exit code is 1, else
+    0.
 
-    `setup` is the target's `script()`, `wanted` the inputs whose gradients are measured, and `finding` a sentence about
-    the finding.
+    `setup` is the target's `script()`, and `wanted` are the inputs whose gradients are measured.
     """
     row, known, each = case.row, defined(setup), bool(case.row.exact)
+    told = f"{case.id}: {sentence(failure)}"
+    report = f"{failure.oracle} of {failure.where}: expected {failure.expected}, got"
     full = f"torch.full(({LENGTH},), {{!r}}, dtype={{}})".format
     lines, exact, low = row.made(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
     if each:
@@ -51,7 +55,7 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], findin
     ]
     own = "\n\n".join(
         [
-            f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
+            f'"""{inert(told)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
             f"DTYPE, SEED = torch.{case.dtype}, {SEED}",
             "\n".join(["def inputs():", *(f"    {line}" for line in lines), "    return given"]),
             row.program(),
@@ -68,7 +72,10 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], findin
     end = [
         f"off, usual = (errors(x, exact, {low}, DTYPE, {each}) for x in (got, cpu))",
         "print('the largest errors in ulp: target', off.max().item(), 'cpu', usual.max().item())",
-        f"raise SystemExit({beyond})",
+        f"found = {beyond}",
+        "if found:",
+        f"    print({report!r}, off.max().item(), 'ulp')",
+        "raise SystemExit(found)",
     ]
     rest = carried(("errors", "beyond"), frozenset(defined(own)))
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

@@ -115,6 +115,5 @@ def _judged(case: Case, setup: str, parts: Sequence[Part]) -> Result:
         f"{worst.target!r}",
         call=case.row.call,
     )
-    script = standalone(case, setup, worst, worst.wanted, f"{case.id}: {sentence(failure)}")
-    failures = (replace(failure, script=script),)
+    failures = (replace(failure, script=standalone(case, setup, worst, worst.wanted, failure)),)
     return case.result(Outcome.FAIL, samples=1, failed=1, failures=failures, accuracy=found)

@@ -14,7 +14,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
-from conformance.record.result import counted, write_atomic
+from conformance.record.result import NOT_RUN, counted, write_atomic
 from conformance.report.live import Log, Sample
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
@@ -69,6 +69,8 @@ class Group:
     """Result of the program on each target related to the target under test."""
     masked: set[int] = field(default_factory=set)
     """Numbers of programs with later steps that are not judged because of this difference."""
+    alone: str = NOT_RUN
+    """Whether the script shows its headline in a fresh process (`result.Result.alone`)."""
 
 
 @dataclass
@@ -432,6 +434,13 @@ class Campaign:
             slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
         return self.plan.failures / f"{slug}{suffix}"
 
+    def mark_scripts(self, said: Mapping[str, str]) -> None:
+        """Write into the files of the findings whether their scripts show their headlines; `said` has the verdicts by
+        title."""
+        for group in self.distinct():
+            group.alone = said.get(group.finding.cause() or group.finding.group, group.alone)
+            self._save(group)
+
     def _save(self, group: Group) -> None:
         own = {
             "campaign": self.name,
@@ -439,16 +448,13 @@ class Campaign:
             "identity": profiles.identity(self.plan.target),
             "shrunk": group.shrunk,
             "elsewhere": group.elsewhere,
+            "alone": group.alone,
         }
         of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
         of_all |= {"masked": sorted(group.masked)}
         found = {**group.finding.to_json(), **own, **of_all}
         write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
         write_atomic(self.path(group), self.script(group))
-
-    def listed(self, group: Group) -> bool:
-        """Whether reports list the group's script. Smaller findings of the same pattern replace an unshrunk one."""
-        return group.shrunk or not self._enough_of(group)
 
     def again(self, group: Group) -> str:
         """The command that runs the group's program again."""
@@ -463,6 +469,7 @@ class Campaign:
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
         notes += [f"With: {versions}"] if versions else []
+        notes += [f"In a fresh process: {group.alone}"]
         target = describe_target(self.plan.target)
         return script(finding.program, target, finding.told, notes, finding.step, finding.death())
 

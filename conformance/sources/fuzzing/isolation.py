@@ -96,7 +96,7 @@ class Workers(PlacedPool):
             (shard,) = task.args
             behind = None
             if isinstance(answer, Death):
-                if answer.fate is ExitReason.NEVER_STARTED:
+                if answer.reason is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
                 self.deaths += 1
                 result, behind = recover_dead_worker(shard, answer)
@@ -117,14 +117,14 @@ class Workers(PlacedPool):
                 self.begin(rest)
         return whole
 
-    def fate(self, program: Program, until: float = math.inf) -> str:
+    def ending(self, program: Program, until: float = math.inf) -> str:
         """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way. Return the empty string if the
         worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
         harness itself."""
         try:
             return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
-            return str(died.death.fate)
+            return str(died.death.reason)
         except ProgramError:  # a program without a meaning on torch CPU shows nothing
             return ""
 
@@ -132,7 +132,7 @@ class Workers(PlacedPool):
         """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
-            return self.fate(finding.program, until) in {
+            return self.ending(finding.program, until) in {
                 finding.kind,
                 CRASH if finding.kind == MEMORY else finding.kind,
             }
@@ -141,7 +141,7 @@ class Workers(PlacedPool):
         try:
             return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied as died:
-            if died.death.fate is ExitReason.NEVER_STARTED:
+            if died.death.reason is ExitReason.NEVER_STARTED:
                 raise unusable(self.target, died.death) from None
             return True
 
@@ -194,9 +194,9 @@ class Workers(PlacedPool):
             nonlocal deaths
             if deaths >= MOST_DEATHS:
                 return False
-            fate = self.fate(candidate, until)
-            deaths += fate in (CRASH, TIMEOUT)
-            return fate in same
+            ending = self.ending(candidate, until)
+            deaths += ending in (CRASH, TIMEOUT)
+            return ending in same
 
         small = worker.reduce_until(finding.program, dies, CRASH_TRIALS, until)
         if not finding.step:
@@ -254,7 +254,7 @@ class FreshWorkers:
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
     """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
     a finding for the program that ended the worker."""
-    kind, number, note, behind = str(death.fate), shard.first, death.note, None
+    kind, number, note, behind = str(death.reason), shard.first, death.note, None
 
     def before(op: str) -> Finding:
         word = kind.lower()

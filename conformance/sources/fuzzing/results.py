@@ -144,7 +144,7 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
     result = result_of(
         group.finding,
-        campaign.script(group) if campaign.listed(group) else "",
+        campaign.script(group),
         count=len(group.numbers),
         first=min((number for number in group.numbers if number >= 0), default=None),
         saved=saved,

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from conformance.record import result as model
+from conformance.record.causes import Cause, causes_of
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
-from conformance.report import compare, lacking, machine
+from conformance.report import compare, machine, missing_ops
 from conformance.report import summary as sentences
-from conformance.report.causes import Cause, causes_of
 from conformance.report.escape import escape_control_characters
 from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.results import undefined
@@ -82,9 +82,10 @@ def _cause(
     kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
     console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
     _example(console, *members[0], running, scripted)
-    for _, group in members[1 : MOST_NAMED + 1]:
-        file = running.path(group, ".py" if running.listed(group) else ".json")
-        console.print(f"also:   {group.finding.op} in {counted(len(group.numbers), 'program')}: {file}")
+    for result, group in members[1 : MOST_NAMED + 1]:
+        mark = f" ({escape_control_characters(result.script_mark)})" if result.script_mark else ""
+        where = f"{group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}"
+        console.print(f"also:   {where}{mark}")
     if members[MOST_NAMED + 1 :]:
         console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
 
@@ -116,7 +117,7 @@ def _more(found: model.Finding) -> int:
 
 def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
     """Print the other lines of a run: facts, known findings, changes, and annotations on GitHub."""
-    lacking.show(console, made.lacking)
+    missing_ops.show(console, made.lacking)
     lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
     lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
     lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []

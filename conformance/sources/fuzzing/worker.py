@@ -519,6 +519,6 @@ def elsewhere(spec: str, finding: Finding, limit: float) -> str:
 
 def died_elsewhere(finding: Finding, death: Death) -> str:
     """The result of a finding's program on a related target whose worker died of it."""
-    if death.fate is ExitReason.TIMEOUT:
+    if death.reason is ExitReason.TIMEOUT:
         return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"

@@ -20,16 +20,17 @@ from conformance.record.errors import UsageError, UserError
 from conformance.record.files import write_atomic
 from conformance.record.missing_ops import Outcome
 from conformance.record.names import without_features
-from conformance.report import lacking, probe
+from conformance.report import missing_ops, probe
 from conformance.report.escape import escape_control_characters
-from conformance.run import signals
+from conformance.run import options, signals
 from conformance.run.execution_place import Place, told
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
 from conformance.run.worker_log import kept
 from conformance.sources.init.init import Found, investigate
 
-MINUTES = 30.0
+FLAGS = ("target", "env", "minutes", "limit", "memory", "output", "force", "starting", "jobs")
+USUAL = {"minutes": 30.0, "limit": 120.0, "memory": 8.0, "output": Path(profiles.NAME), "starting": 180.0}
 DEATHS = "not lacking but a finding: it ended or hung its process"
 
 
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit code: 0, 2 for an error that the user must fix, or 128 plus the signal of a
     stop.
     """
-    args = arguments_parser().parse_args(arguments)
+    about = "Test the features of a target, try each operator, and write the target's profile, conformance.toml."
+    parser = options.parser("conformance init", about, FLAGS, USUAL, changes={"target": {"required": True}})
+    args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with signals.deferred():
@@ -50,22 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signals.signal_number()
 
 
-def arguments_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = argparse.ArgumentParser("conformance init", description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("--target", required=True, help="device:NAME[,import=MODULE][,call=FUNCTION], compile:NAME, class:MODULE.CLASS")
-    add("--env", action="append", default=[], metavar="K=V", help="set before anything is imported; may be repeated")
-    add("--output", type=Path, default=Path(profiles.NAME), metavar="FILE", help=f"default: {profiles.NAME}")
-    add("--force", action="store_true", help="write over a file that is there")
-    add("--minutes", type=float, default=MINUTES, metavar="M", help=f"end trying after so long ({MINUTES:g})")
-    add("--limit", type=float, default=120.0, metavar="SECONDS", help="that one trial may take (120)")
-    add("--memory", type=float, default=8.0, metavar="GIB", help="that a worker may take (8)")
-    add("--starting", type=float, default=180.0, metavar="SECONDS", help="that loading the target may take (180)")
-    add("-n", "--jobs", type=int, default=1, help="worker processes (1)")
-    return parser
-
-
 def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Investigate the target and write its profile. Raises UserError."""
     if profiles.is_profile(args.target):
@@ -76,9 +63,6 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"--output {args.output} must end in .toml, by which a profile is known")
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} is there already; give --force to write over it, or another --output")
-    for name, least in (("minutes", 0), ("limit", 0), ("memory", 0), ("starting", 0), ("jobs", 0)):
-        if not getattr(args, name) > least:
-            raise UsageError(f"--{name} must be above {least}, and is {getattr(args, name)}")
     environment = dict(_variable(text) for text in args.env)
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -105,7 +89,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     ]
     write_atomic(args.output, profiles.dumps(made, head))
     entries = {operator: one.scope.op for operator, one in made.unsupported("operator").items()}
-    lacking.show(console, made.table(families=FAMILY_OF, entries=entries))
+    missing_ops.show(console, made.table(families=FAMILY_OF, entries=entries))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")

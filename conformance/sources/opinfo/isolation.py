@@ -19,7 +19,7 @@ from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.opinfo.sample_script import from_op_db
 
-FATES = {
+OUTCOMES = {
     ExitReason.CRASH: (Outcome.CRASH, "crash"),
     ExitReason.MEMORY: (Outcome.CRASH, "memory"),
     ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
@@ -56,18 +56,18 @@ class Cases(PlacedPool):
         """Median of the calibration loops so far, in seconds; 0 without any."""
         return statistics.median(self.loops) if self.loops else 0.0
 
-    def run(self, cases: Iterable[Case]) -> Iterator[Result]:
-        """Yield the results of the cases as they finish; cases begin in the given order. Raises TargetError if no
-        worker can be started, and Stopped.
+    def run(self, cases: Iterable[Case], seconds: float | None = None) -> Iterator[Result]:
+        """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. Raises
+        TargetError if no worker can be started, and Stopped.
         """
         for case in cases:
             self.submit(Task(case.id, worker.run, (self.target, case)))
-        for task, answer in self.ended():
+        for task, answer in self.ended(seconds):
             case = task.args[1]
             if isinstance(answer, Death):
-                if answer.fate is ExitReason.NEVER_STARTED:
+                if answer.reason is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
-                yield self._lost(case, *FATES[answer.fate], answer)
+                yield self._lost(case, *OUTCOMES[answer.reason], answer)
             elif isinstance(answer.error, UserError):
                 raise answer.error
             elif answer.error is not None:

@@ -32,8 +32,7 @@ class Journal:
     def __init__(self, folder: Path, identity: Mapping[str, Any], resume: bool = False) -> None:
         self.path, self.identity = folder / NAME, {"schema": SCHEMA, **identity}
         self.finished: list[Result] = []
-        self.seconds, self.complete = 0.0, False
-        """Set once the report is written, which holds the same results."""
+        self.seconds = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if resume and self.path.exists():
@@ -83,5 +82,9 @@ class Journal:
     def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(OSError):  # `add` has already reported a full disk
             self.file.close()
-        if self.complete or not self.wrote:
+        if not self.wrote:
             self.path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Delete the file, once the report is written, which holds the same results."""
+        self.path.unlink(missing_ok=True)

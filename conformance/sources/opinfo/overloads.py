@@ -6,7 +6,7 @@ overload takes op_db's arguments for another function of the same schema, or arg
 calls. Otherwise, arguments follow from the schema's types.
 
 `overloads.toml` says which source applies to which overload, and why the remaining ones are not called.
-`scripts/overloads.py` checks the table and writes docs/overloads.md. Only the catalog imports this module, so the
+`scripts/overloads.py` checks the table and counts in docs/checks.md. Only the catalog imports this module, so the
 import comes after the target's `prepare()`.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from conformance.record.names import (
     nearest,
 )
 from conformance.record.result import Named, Outcome, Result
+from conformance.run import options
 
 
 @dataclass(frozen=True)
@@ -128,26 +129,6 @@ def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
     return (Selection(), *([Selection(dtypes=tuple(more), samples=6)] if more else []))
 
 
-def chosen(asked: str | Sequence[str], known: Iterable[str], what: str) -> list[str]:
-    """Return the names in a comma-separated list, or every known name for `all`. Raises UsageError for an
-    unknown name.
-    """
-    known = list(known)
-    words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked) if word.strip()]
-    if words == ["all"]:
-        return known
-    if "specials_zeros" in known:
-        groups: dict[str, Iterable[str]] = {"specials": SPECIALS, "specials_backward": SPECIALS_BACKWARD}
-        words = [name for word in words for name in groups.get(word, (word,))]
-    for word in words:
-        if word not in known:
-            near = nearest(word, known) or f"; choose from {', '.join(known)}"
-            raise UsageError(f"unknown {what} {word!r}{near}")
-    if not words:
-        raise UsageError(f"no {what} given; choose from {', '.join(known)}")
-    return list(dict.fromkeys(words))
-
-
 def asks_beside(selections: Iterable[Selection]) -> bool:
     """Whether a selection has a glob for entries outside op_db."""
     return any(is_beside(*one.ops) for one in selections)
@@ -175,55 +156,44 @@ def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:
     return list(taken)
 
 
-def add_options(add: Callable[..., Any]) -> None:
-    """Add the options that choose cases, with argparse's `add_argument` or pytest's `addoption`."""
-    add("--op", action="append", default=[], metavar="GLOB", help="only these ops; may be repeated")
-    for name, usual, among in (
-        ("dtype", "float32; of fewer samples float16 or bfloat16, int64, bool", ()),
-        ("variant", "forward", VARIANTS),
-        ("layout", "as_sampled", LAYOUTS),
-    ):
-        listed = [name for name in among if name not in TIERS]
-        listed += ["specials", "specials_backward"] * (among is VARIANTS)
-        known = f"of {', '.join(listed)}" if among else "several"
-        add(f"--{name}", action="append", metavar="A,B", help=f"{usual} (default), {known}, or all")
-    add("--samples", metavar="N|all", help="samples an op (default: 20, and 6 in dtypes but float32; or as the suite)")
-    add("--suite", help=f"a set of dtypes and variants by name: {', '.join(SUITES)}")
-    add("--shard", default="1/1", metavar="i/n", help="only the i-th of n parts")
-    add("--rerun-failures", type=int, default=0, metavar="N", help="run a failure again, up to N times")
+CASES = ("op", "dtype", "variant", "layout", "samples", "suite", "shard", "rerun-failures")
+"""Options that choose cases."""
+USUAL = {
+    "dtype": "float32; of fewer samples float16 or bfloat16, int64, bool",
+    "variant": "forward",
+    "layout": "as_sampled",
+    "samples": "20, and 6 in dtypes but float32; or as the suite",
+}
+"""Usual values of the options that choose cases, for their help."""
+VALUES = {"variant": options.variants_shown(), "suite": ", ".join(SUITES)}
+"""Known values of the options that choose cases."""
+GROUPS: dict[str, Iterable[str]] = {"specials": SPECIALS, "specials_backward": SPECIALS_BACKWARD}
+"""Variants with a common name."""
 
 
-def asked(options: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
+def asked(args: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
     """Return the selections of these options. Raises UsageError.
 
     A suite comes first, narrowed to the given ops or samples; then one selection of the named dtypes; otherwise the
     default selections for a target that holds the dtypes `held`.
     """
-    samples, suite = options.samples, options.suite
+    samples, suite = args.samples, args.suite
     if samples not in (None, "all") and not (samples.isdigit() and int(samples) > 0):
         raise UsageError(f"--samples {samples!r} is neither a number above 0 nor 'all'")
-    changes: dict[str, Any] = {"ops": tuple(options.op)} if options.op else {}
+    changes: dict[str, Any] = {"ops": tuple(args.op)} if args.op else {}
     changes |= {} if samples is None else {"samples": None if samples == "all" else int(samples)}
     for name, known in (("dtype", DTYPES), ("variant", VARIANTS), ("layout", LAYOUTS)):
-        words = getattr(options, name)
+        words = getattr(args, name)
         if words is not None:
             if suite:
                 raise UsageError(f"--suite {suite} chooses {name}s itself; leave out --suite or --{name}")
-            changes[f"{name}s"] = tuple(chosen(",".join(words), known, name))
+            changes[f"{name}s"] = tuple(options.chosen(words, known, name, GROUPS))
     if not suite:
-        selections = usual(held) if options.dtype is None else (Selection(),)
+        selections = usual(held) if args.dtype is None else (Selection(),)
         return tuple(replace(selection, **changes) for selection in selections)
     if suite not in SUITES:
         raise UsageError(f"unknown suite {suite!r}; choose from {', '.join(SUITES)}")
     return tuple(replace(selection, **changes) for selection in SUITES[suite])
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Parse `2/4` into (2, 4). Raises UsageError unless 1 <= i <= n."""
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise UsageError(f"--shard {text!r} is not i/n with 1 <= i <= n; write for example 2/4")
-    return int(index), int(count)
 
 
 def select(

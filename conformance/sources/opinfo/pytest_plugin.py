@@ -23,11 +23,13 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
     """Add the options here and not in `pytest_addoption`, since another suite may define its own `--target`."""
     if not any(word.replace("/", ".").startswith(SUITE) for word in args):
         return
+    from conformance.run import options
     from conformance.sources.opinfo import plan
 
     group = parser.getgroup("conformance", "PyTorch's op_db against a target")
     group.addoption("--target", default="tiny", help="what is under test: tiny, cpu, device:NAME[,import=MODULE]")
-    plan.add_options(group.addoption)
+    for name in plan.CASES:
+        options.add_flag(group.addoption, name, plan.USUAL.get(name), plan.VALUES.get(name, ""))
     group.addoption("--case-timeout", type=float, default=120.0, metavar="S", help="seconds for one case")
     group.addoption("--case-memory", type=float, default=8.0, metavar="GIB", help="memory of a worker")
     group.addoption("--expectations", type=Path, metavar="FILE", help="default: reports/expectations/<target>.toml")
@@ -59,7 +61,7 @@ def _cases(config: pytest.Config) -> list[Any]:
     from conformance.sources.opinfo import isolation, plan
 
     args = config.option
-    selections, shard = plan.asked(args), plan.parse_shard(args.shard)
+    selections, shard = plan.asked(args), args.shard
     profile = profiles.of(args.target) or profiles.Profile()
     profile.activate()
     config.stash[EXPECTED] = expectations.expected(expectations.file_of(args, expectations.path_for(args.target)))

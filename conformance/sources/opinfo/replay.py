@@ -16,7 +16,8 @@ from conformance.record.errors import UsageError
 from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS, nearest
 from conformance.record.result import Outcome, Result, Run
 from conformance.report.replay import Replayed, show
-from conformance.sources.opinfo.plan import Selection, chosen
+from conformance.run.options import chosen
+from conformance.sources.opinfo.plan import Selection
 
 ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
 """Environment variable that makes OpInfo draw only one sample."""

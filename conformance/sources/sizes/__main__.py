@@ -1,96 +1,72 @@
-"""The command `conformance sizes --target ...`: values and memory of calls of large sizes, compared with torch CPU.
+"""The command `conformance sizes`: values and memory of calls of large sizes, compared with torch CPU.
 
-This process only plans, collects and writes. Each case gets a new worker, since memory left by an earlier case would
-hide the allocations of the next one. Results, expectations, exit code and reports are the same as for every other
-command.
+Defines `Sizes`, the source of its cases. Each case gets a new worker, since memory left by an earlier case would hide
+the allocations of the next one.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-
-from conformance.declare import expectations
-from conformance.declare import profile as profiles
 from conformance.record.errors import UsageError
 from conformance.record.footprint import SIZES, mebibytes
 from conformance.record.result import Result, Run
+from conformance.run import options
 from conformance.run.messages import Limits
-from conformance.run.probe import resolve
-from conformance.sources.accuracy import running
-from conformance.sources.accuracy.running import Job
+from conformance.run.session import main as run_command
+from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases, usual
 from conformance.sources.accuracy.table import DIRECTIONS
-from conformance.sources.opinfo import terminal
 from conformance.sources.sizes import table, worker
-from conformance.sources.sizes.table import SCALES
-
-LIMITS = Limits(unit=300.0, memory=10.0, recycle=1)
-LISTED = 10
-"""Number of cases that the terminal shows, those that use the largest part of the allowed memory first."""
-
-JOB = Job(worker.described, worker.run, worker.MODULES)
+from conformance.sources.sizes.table import SCALES, Case
 
 
-def arguments_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    does = "Run calls at the sizes of real work on a target and on torch CPU, and compare values and memory."
-    findings = (
-        "a wrong value, an inexact one, a peak of more than 3 times the bytes that are held and more than torch CPU's"
-    )
-    made = running.options(SIZES, does, findings, LIMITS, "rows of the table")
-    add = made.add_argument
-    add("--class", dest="families", default="", metavar="A,B", help=f"only these: {', '.join(table.families())}")
-    add("--dtype", default="", metavar="A,B", help="only rows that compute in these dtypes")
-    add("--variant", default="all", metavar="A,B", help=f"several of {', '.join(DIRECTIONS)}, or all (default)")
-    add("--scale", default="large", help=f"what sizes stand for: {', '.join(SCALES)} (default: large)")
-    return made
+class Sizes(MeasuredCases):
+    """The source of the table's rows, at one scale."""
+
+    title = "sizes"
+    stem, usual = SIZES, Limits(unit=300.0, memory=10.0, recycle=1)
+    job = Job(worker.described, worker.run, worker.MODULES)
+
+    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+        """See `MeasuredCases.cases`."""
+        if args.scale not in SCALES:
+            raise UsageError(f"unknown scale {args.scale!r}: choose one of {', '.join(SCALES)}")
+        classes, dtypes = args.classes or [], args.dtype or []
+        variants = options.chosen(args.variant or ["all"], DIRECTIONS, "variant")
+        cases = table.select(args.op, classes, dtypes, variants, args.scale)
+        return cases, [",".join(args.op or ["all rows"]), *classes, *dtypes, *variants, args.scale]
+
+    def rows(self) -> Iterable[str]:
+        """See `MeasuredCases.rows`."""
+        return [row.name for row in table.load()]
+
+    def worst(self, made: Run) -> Sequence[Result]:
+        """See `MeasuredCases.worst`: those that use the largest part of the allowed memory."""
+        return made.footprints
+
+    def line(self, result: Result) -> str:
+        """See `MeasuredCases.line`."""
+        of = result.footprint
+        assert of is not None
+        return (
+            f"{of.excess:>5.0%} of what is allowed: {result.name} {result.dtype} {result.variant}: peak "
+            f"{mebibytes(of.target)}, torch CPU {mebibytes(of.cpu)}, held {mebibytes(of.held)}; "
+            f"{of.target_seconds:.1f} s, torch CPU {of.cpu_seconds:.1f} s"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return running.command(SIZES, arguments_parser(), _run_command, arguments)
-
-
-def _run_command(options: argparse.Namespace, words: list[str]) -> int:
-    spec = profiles.usual(options.target)
-    limits = running.limits_of(spec, options, LIMITS)
-    if options.scale not in SCALES:
-        raise UsageError(f"unknown scale {options.scale!r}: choose one of {', '.join(SCALES)}")
-    families, dtypes = _words(options.families), _words(options.dtype)
-    variants = running.chosen(options.variant, DIRECTIONS, "variant")
-    cases = table.select(options.op, families, dtypes, variants, options.scale)
-    file = expectations.file_of(options, running.expectations_file(SIZES, spec))
-    expected = running.declared(SIZES, file, [row.name for row in table.load()])
-    target, seen = resolve(spec, limits, options.place)
-    console = Console()
-
-    with terminal.progress(console) as progress:
-        progress.start(Run(profiles.identity(spec)), len(cases))
-        made = running.run(target, JOB, cases, limits, place=options.place, expected=expected, found=progress.add)
-    made.environment |= seen.described() if seen is not None else {}
-    made.environment["selection"] = "; ".join(
-        [SIZES, ",".join(options.op or ["all rows"]), *families, *dtypes, *variants, options.scale]
+    about = (
+        "Run calls at the sizes of real work on a target and on torch CPU, and compare values and memory. A peak of "
+        "more than 3 times the bytes that are held, and more than torch CPU's, is a finding."
     )
-    if running.recorded(made, SIZES, words, file, options):
-        running.summarize(console, made, SIZES, map(_line, made.footprints[:LISTED]), options.reports)
-    return made.exit_code()
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _line(result: Result) -> str:
-    of = result.footprint
-    assert of is not None
-    return (
-        f"{of.excess:>5.0%} of what is allowed: {result.name} {result.dtype} {result.variant}: peak "
-        f"{mebibytes(of.target)}, torch CPU {mebibytes(of.cpu)}, held {mebibytes(of.held)}; "
-        f"{of.target_seconds:.1f} s, torch CPU {of.cpu_seconds:.1f} s"
-    )
+    values = {"variant": ", ".join(DIRECTIONS), "class": ", ".join(table.families()), "scale": ", ".join(SCALES)}
+    defaults = {**usual(SIZES, Sizes.usual), "dtype": "the rows' own"}
+    parser = options.parser(f"conformance {SIZES}", about, (*FLAGS, "class", "scale"), defaults, values)
+    return run_command(parser, arguments, lambda args: [Sizes()])
 
 
 if __name__ == "__main__":

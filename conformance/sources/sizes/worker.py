@@ -37,8 +37,11 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
 
     try:
         begin_peak()
-    except OSError as error:
-        raise TargetError(f"peak memory is measured by /proc/self/clear_refs, which is not there: {error}") from None
+    except (OSError, AttributeError) as error:
+        raise TargetError(
+            f"peak memory cannot be measured on this system ({error}): it needs Linux's /proc/self/clear_refs and "
+            "glibc's malloc_trim, so run this command on Linux with glibc"
+        ) from None
     return environment_of(under_test)
 
 

@@ -110,7 +110,7 @@ def test_powers_of_special_values() -> None:
     signed = [*numbers, *(-x for x in numbers), math.nan]
     base, exponent = torch.tensor(list(itertools.product(signed, signed)), dtype=torch.float64).unbind(-1)
     found, expected = torch.pow(base.to("tiny"), exponent.to("tiny")).cpu(), torch.pow(base, exponent)
-    # 2 units in the last place: an error of 1.03 in `docs/accuracy.md`, plus half a unit of torch CPU's.
+    # 2 units in the last place: an error of 1.03 ulp in the check of accuracy, plus half a unit of torch CPU's.
     torch.testing.assert_close(found, expected, rtol=4.5e-16, atol=0, equal_nan=True)
     kept = ~expected.isnan()
     assert bool((found.signbit() == expected.signbit())[kept].all())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from conformance.record import result as model
+from conformance.record.result import SHOWS, Run
+from conformance.run.scripts import confirm
 from conformance.sources.accuracy.__main__ import main
 
 PLANTED = "class:tests.planted.inaccurate.Inaccurate"
@@ -118,8 +121,9 @@ class TestCommand:
 
 class TestScript:
     @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])
-    def test_runs_alone(self, tmp_path, name, standalone):
-        """A finding's script exits with 1 if the fault is present, and with 0 on torch CPU."""
+    def test_runs_alone(self, tmp_path, name, standalone, monkeypatch, capsys):
+        """A finding's script exits with 1 if the fault is present, and with 0 on torch CPU. The run says which of the
+        two it saw: the planted target is torch CPU in a script."""
         words = ["--target", PLANTED, "--op", name, "--variant", "forward", "--reports", f"{tmp_path}"]
         assert main(words) == 1
         (result,) = model.load(tmp_path / "accuracy.json").results
@@ -131,3 +135,9 @@ class TestScript:
             made = standalone(text)
             assert made.returncode == code, made.stderr
             assert "the largest errors in ulp" in made.stdout
+        assert result.alone == "it finds no difference"
+        assert f"{result.id}: does not reproduce alone: it finds no difference" in capsys.readouterr().out
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        again = Run("cpu", [result.replace(failures=(replace(result.failures[0], script=planted),))])
+        confirm(again, 60.0, 60.0, 1)
+        assert [shown.alone for shown in again.results] == [SHOWS]

@@ -322,7 +322,7 @@ class TestWhatIsResumed:
         monkeypatch.setattr(isolation.Workers, "run", interrupted)
         for option in ("--replay", "--minimize"):
             assert main(["--target", "cpu", option, str(path), "--reports", str(tmp_path)]) == 130
-            assert capsys.readouterr().err == "interrupted: the saved programs are as they were\n"
+            assert capsys.readouterr().err == "conformance fuzz: interrupted; nothing was changed\n"
         assert path.read_text() == dump(PROGRAM)
 
     def test_a_program_alone_names_no_target(self, tmp_path, capsys):

@@ -8,6 +8,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from conformance.declare.expectations import update
 from conformance.declare.probed import Answer, Probe, Row
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
+from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, FAIL, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
-from conformance.report.causes import causes_of
 from conformance.run import probe as run_probe
+from conformance.run import session
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, isolation, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
@@ -115,7 +117,7 @@ class TestHangs:
         with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
             workers.hang = frozenset({"neg"})
             began = time.monotonic()
-            assert workers.fate(program(NEG)) == TIMEOUT
+            assert workers.ending(program(NEG)) == TIMEOUT
             assert time.monotonic() - began < 100
 
 
@@ -220,16 +222,20 @@ class TestMinutes:
         asked: list[Any] = []
         left: list[float | None] = []
 
+        clock = [1000.0]
+
         def resolve(*args: Any, **options: Any) -> tuple[str, Probe]:
             asked.append(options)
+            clock[0] += 45.0
             return "cpu", Probe(seconds=45.0)
 
-        monkeypatch.setattr(command, "resolve", resolve)
-        monkeypatch.setattr(command, "run_shown", lambda running, console: left.append(running.plan.minutes))
+        monkeypatch.setattr(session, "resolve", resolve)
+        monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        monkeypatch.setattr(command.Campaign, "run", lambda running: left.append(running.plan.minutes))
         assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
         assert asked == [{"strict": 6.0, "seconds": 60.0}]
-        assert left == [pytest.approx(0.15)]  # a tenth of the time is reserved for running scripts
-        said = "conformance.fuzz: the time of --minutes 1 was over before the first programs had ended"
+        assert left == [pytest.approx(0.225)]  # a tenth of the rest is reserved for running scripts
+        said = "conformance fuzz: the time of --minutes 1 was over before the first programs had ended"
         assert capsys.readouterr().err == f"{said}, so nothing was compared: give it more\n"
 
     def test_a_probe_ends_with_them(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 from conformance.record import result as model
-from conformance.report.causes import causes_of
+from conformance.record.causes import causes_of
 from conformance.report.summary import masked
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan, Shard

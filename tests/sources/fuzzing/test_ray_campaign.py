@@ -123,7 +123,18 @@ class TestWhatIsSent:
             (tmp_path / "my_device.py").write_text("import os\n\nassert os.environ['MY_CHIP'] == 'on'\n")
             profile = '[target]\nkind = "device"\nname = "cpu"\nimport = "my_device"\n\n[environment]\nMY_CHIP = "on"\n'
             (tmp_path / "conformance.toml").write_text(profile)
-            words = ["--op", "neg", "--samples", "1", "--per-worker", "CPU=1,my_chip=1", "--pool", three.address]
+            words = [
+                "--op",
+                "neg",
+                "--dtype",
+                "float32",
+                "--samples",
+                "1",
+                "--per-worker",
+                "CPU=1,my_chip=1",
+                "--pool",
+                three.address,
+            ]
             line = [sys.executable, "-m", "conformance", "opinfo", *words, "--reports", str(tmp_path / "reports")]
             done = subprocess.run(line, check=False, capture_output=True, text=True, cwd=tmp_path)
             assert done.returncode == 0, done.stdout + done.stderr

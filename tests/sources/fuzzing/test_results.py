@@ -151,7 +151,7 @@ class TestCampaign:
         """An unknown key gives one sentence with file, line and the nearest key, and exit code 2."""
         (tmp_path / "t.toml").write_text('[[declare]]\nscope = {programs = 3}\nreason = "r"\nproprety = "value"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = f"conformance.fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'proprety'; did you mean property?\n"
+        told = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'proprety'; did you mean property?\n"
         assert capsys.readouterr().err == told
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 

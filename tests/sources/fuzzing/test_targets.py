@@ -149,7 +149,7 @@ class TestDocumentedExample:
     @pytest.mark.parametrize(("target", "code"), [("cpu", 0), ("mutant:select is stale", 1)])
     def test_it_runs_under_pytest(self, target, code, tmp_path):
         """The pytest example of the docs page passes on the CPU and fails on a device with a fault."""
-        [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "fuzzing.md").read_text(), re.DOTALL)
+        [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checks.md").read_text(), re.DOTALL)
         (tmp_path / "test_example.py").write_text(block.replace('"cpu"', repr(target)))
         said = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "--hypothesis-seed=1", "-p", "no:cacheprovider", "test_example.py"],

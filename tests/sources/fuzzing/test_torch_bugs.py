@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 from conformance.record import result as model
-from conformance.record.result import SHOWS, WITHOUT_BACKEND, Outcome
+from conformance.record.result import NOT_RUN, SHOWS, WITHOUT_BACKEND, Outcome
 from conformance.report import html, machine
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.fuzzing.campaign import Campaign, Group
@@ -150,15 +151,20 @@ class TestCampaign:
         assert "2 of 2 scripts show their headline" in said
         run = model.load(tmp_path / "reports" / "fuzz.json")
         assert [result.alone for result in run.listed] == [SHOWS, SHOWS]
+        for saved in (tmp_path / "reports" / "failures").glob("*.json"):
+            assert json.loads(saved.read_text())["alone"] == SHOWS
+            assert f"# In a fresh process: {SHOWS}\n" in saved.with_suffix(".py").read_text()
         known = tmp_path / "known.toml"
         entry = '[[declare]]\nscope = {{program = "{}"}}\nproperty = "value"\nreason = "known"\n'
         known.write_text(entry.format("own") + entry.format("torch"))
         assert len(read(known)) == 2
         assert main([*words, "--expectations", str(known)]) == 0
-        assert model.load(tmp_path / "reports" / "fuzz.json").counts() == {"XFAIL": 2}
+        declared = model.load(tmp_path / "reports" / "fuzz.json")
+        assert declared.counts() == {"XFAIL": 2}
+        assert [result.alone for result in declared.listed] == [SHOWS, SHOWS]
 
     @pytest.mark.timeout(300)
-    def test_bugs_of_one_cause_are_two_findings(self, tmp_path: Path) -> None:
+    def test_bugs_of_one_cause_are_two_findings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Findings of one cause stay separate if only one of them also fails without the backend. Regression test: they
         were one finding with one saved program. The backend loses the writes of `add_`, and PyTorch loses them for a
         0-d float64 only."""
@@ -173,3 +179,8 @@ class TestCampaign:
         own, of_torch = model.load(tmp_path / "fuzz.json").listed
         assert (own.id, own.outcome, own.layer) == ("program::value / add_", Outcome.FAIL, "")
         assert (of_torch.id, of_torch.outcome) == ("program::value / add_ (also without the backend)", Outcome.XFAIL)
+        assert (own.alone, of_torch.alone) == (NOT_RUN, NOT_RUN)
+        assert capsys.readouterr().out.splitlines().count(NOT_RUN) == 1
+        for saved in (tmp_path / "failures").glob("*.json"):
+            assert json.loads(saved.read_text())["alone"] == NOT_RUN
+            assert f"# In a fresh process: {NOT_RUN}\n" in saved.with_suffix(".py").read_text()

@@ -127,6 +127,6 @@ class TestReasons:
         """Every aten overload is called or has a reason. Regression test: nothing called 1,700 of 3,110 overloads, and
         no list of them existed."""
         done = subprocess.run(
-            [sys.executable, ROOT / "scripts" / "overloads.py"], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "scripts.overloads"], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout

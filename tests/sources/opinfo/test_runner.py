@@ -189,8 +189,6 @@ class TestCommand:
             (["--dtype", "float31"], "unknown dtype 'float31'; did you mean float32"),
             (["--variant", "forwards"], "did you mean forward"),
             (["--samples", "0"], "--samples '0'"),
-            (["--shard", "3/2"], "--shard '3/2'"),
-            (["-n", "0"], "-n must be at least 1"),
             (["--target", "nope"], "unknown target 'nope'"),
             (["--baseline", "missing.json"], "missing.json does not exist"),
             (["--target", "cpu", "--expectations", "missing.toml"], "missing.toml: there is no such file; correct the"),
@@ -246,7 +244,7 @@ class TestCommand:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        words = ["--kernels", str(path)] if path.name == "kernels.json" else []
+        words = ["--workloads", str(path)] if path.name == "kernels.json" else []
         done = command("--target", "cpu", "--op", "sin", *words)
         assert done.returncode == 2, done.stderr
         assert said in done.stderr

@@ -13,7 +13,8 @@ import torch
 from conformance.record import result as model
 from conformance.record.errors import UsageError
 from conformance.record.footprint import ALLOWANCE, Footprint, allowed
-from conformance.record.result import Failure, Outcome
+from conformance.record.result import SHOWS, Failure, Outcome, Run
+from conformance.run.scripts import confirm
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured
 from conformance.sources.sizes import worker
 from conformance.sources.sizes.__main__ import main
@@ -40,8 +41,9 @@ def outcomes(folder: Path) -> dict[str, str]:
 
 def code_of(script: str) -> int:
     """The exit code of a script that runs in this process."""
+    code = compile(script, "script", "exec", dont_inherit=True)  # without this module's `annotations`
     with pytest.raises(SystemExit) as ended:
-        exec(compile(script, "script", "exec"), {"__name__": "__main__"})  # noqa: S102 - our own
+        exec(code, {"__name__": "__main__"})  # noqa: S102 - our own
     return int(ended.value.code or 0)
 
 
@@ -130,6 +132,15 @@ class TestPlanted:
             assert code_of(script) == 1
             assert code_of(script.replace("with MODE:", "if True:")) == 0
 
+    def test_an_error_is_shown_alone(self, monkeypatch):
+        """The script of a call that raises only on the target reports the error."""
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        (case,) = select(["clone"], [], [], ["forward"], "small")
+        made = Run("refusing", [worker.run("class:tests.planted.oversized.RefusingTarget", case)])
+        assert made.results[0].failures[0].actual.startswith("RuntimeError: no kernel for the tensor at ")
+        confirm(made, 60.0, 60.0, 1)
+        assert [result.alone for result in made.results] == [SHOWS]
+
     def test_torch_cpu_has_no_finding(self):
         """Torch CPU agrees with itself, forward and in gradients."""
         for variant in ("forward", "backward"):
@@ -189,20 +200,24 @@ class TestHarness:
 class TestCommand:
     @pytest.mark.slow
     @pytest.mark.timeout(300)
-    def test_report(self, tmp_path, capsys):
-        """The findings decide the exit code, and the report's files have the table; a declared finding passes."""
+    def test_report(self, tmp_path, capsys, monkeypatch):
+        """The findings decide the exit code, and the report's files have the table; a declared finding passes. The
+        script of each is run."""
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
         words = ["--target", PLANTED, "--scale", "small", "--op", "clone", "--op", "flip", "--reports", f"{tmp_path}"]
         declared = tmp_path / "known.toml"
         declared.touch()
         words += ["--expectations", f"{declared}"]
         assert main(words) == 1
         assert outcomes(tmp_path) == {"clone": "FAIL", "flip": "PASS"}
+        assert model.load(tmp_path / "sizes.json").results[0].alone == SHOWS
         jsonschema.validate(json.loads((tmp_path / "sizes.json").read_text()), json.loads(SCHEMA.read_text()))
         assert "<h2>Sizes</h2>" in (tmp_path / "sizes.html").read_text()
         assert "| `clone uint8 forward` | " in (tmp_path / "sizes-summary.md").read_text()
         assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
         assert main([*words, "--update-expectations"]) == 0
         assert outcomes(tmp_path) == {"clone": "XFAIL", "flip": "PASS"}
+        assert model.load(tmp_path / "sizes.json").results[0].alone == SHOWS
 
     def test_a_declaration_of_nothing(self, tmp_path, capsys):
         """An entry for an unknown row is rejected. Regression test: a typo in the file silently declared nothing."""

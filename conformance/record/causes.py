@@ -1,0 +1,92 @@
+"""Findings and failing cases by cause: one entry for each pattern, with its smallest example first.
+
+Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike. A report
+therefore lists causes (`record/patterns.py`) and names the operators under each. This module judges no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from conformance.record.finding import property_of
+from conformance.record.patterns import base_operator, pattern_of
+from conformance.record.result import BROKEN, Outcome, Result, counted, severity
+
+NAMED = 12
+"""Maximum number of a cause's operators named in one line."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Results of one pattern, the smallest example first."""
+
+    pattern: str
+    results: tuple[Result, ...]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators with this cause, each once."""
+        return tuple(dict.fromkeys(base_operator(one.finding.op if one.finding else one.name) for one in self.results))
+
+    @property
+    def title(self) -> str:
+        """The pattern and its number of operators. A single finding keeps its own title."""
+        first = self.results[0].finding
+        if len(self.results) == 1 and first is not None:
+            return first.title()
+        many = len(self.operators)
+        return f"{self.pattern}: {many} operators" if many > 1 else self.pattern
+
+    @property
+    def seen(self) -> str:
+        """The numbers of results by kind: `3 findings, 12 op_db cases`."""
+        findings = sum(result.finding is not None for result in self.results)
+        cases = len(self.results) - findings
+        parts = [counted(findings, "finding")] if findings else []
+        return ", ".join([*parts, *([counted(cases, "op_db case")] if cases else [])])
+
+    @property
+    def named(self) -> str:
+        """The operators in one line, up to `NAMED`."""
+        more = len(self.operators) - NAMED
+        return ", ".join([*self.operators[:NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def pattern_of_result(result: Result) -> str:
+    """The pattern of a finding or of a case's worst failure; empty without a failure."""
+    if result.finding is not None:
+        return result.finding.pattern or result.finding.title()
+    if not result.failures:
+        return ""
+    wrong, first = min(
+        ((property_of(one.oracle, one.expected, one.actual, one.detail), one) for one in result.failures),
+        key=lambda pair: severity(result.replace(failures=(pair[1],))),
+    )
+    return pattern_of(first, wrong, result.name)
+
+
+def causes_of(results: Iterable[Result]) -> list[Cause]:
+    """The causes of these results, the worst first. Results without a failure, such as an XPASS, have no cause."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        wanted = result.outcome in BROKEN or result.outcome is Outcome.FLAKY
+        if wanted and (pattern := pattern_of_result(result)):
+            groups.setdefault(pattern, []).append(result)
+    made = [Cause(pattern, tuple(sorted(members, key=_size))) for pattern, members in groups.items()]
+    return sorted(made, key=lambda cause: _rank(cause.results))
+
+
+def _size(result: Result) -> tuple[int, int, int, str]:
+    """Sort key for examples. Results whose script reproduces them come first. Then shrunk programs, cases, and other
+    programs; then fewest steps or shortest script."""
+    rank = result.script_rank
+    if result.finding is not None:
+        return rank, 0 if result.finding.shrunk else 2, result.finding.steps or 0, result.id
+    return rank, 1, len(result.failures[0].call) if result.failures else 0, result.id
+
+
+def _rank(results: Sequence[Result]) -> tuple[object, ...]:
+    """Sort key for causes: the rank of the worst result, then the largest number of programs and cases."""
+    *worst, _, name = min(map(severity, results))
+    return *worst, -sum(result.finding.count if result.finding else 1 for result in results), name

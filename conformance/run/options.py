@@ -1,0 +1,376 @@
+"""Command-line flags of all commands: each flag has one definition, one meaning and one group.
+
+Defines `FLAGS`, `parser`, `add_flag` and `defaults`. A command names the flags that it takes and their usual values. A
+wrong value ends the command with exit code 2 and one sentence; a misspelt flag is answered with the nearest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conformance.declare import profile as profiles
+from conformance.record.errors import UsageError
+from conformance.record.names import LAYOUTS, VARIANTS, nearest
+from conformance.run.messages import COMPILE_LIMIT, Limits
+
+GROUPS = ("target", "what to run", "limits", "output", "distribution")
+"""Groups of flags, in the order of `--help`."""
+
+EXIT_CODES = (
+    "Exit code: 0 all as expected; 1 findings that are not declared, flaky ones included, or regressions since the "
+    "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C, 143 SIGTERM."
+)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: its group, its help, and the other arguments of `add_argument`. The help may name the command's usual
+    value as `{usual}`."""
+
+    group: str
+    help: str
+    also: Sequence[str] = ()
+    """Further spellings of the flag."""
+    arguments: Mapping[str, Any] | None = None
+    values: Callable[[], str] | None = None
+    """Returns the known values, which the help appends. Called only if the command takes the flag."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that reports bad usage in one sentence."""
+
+    def takes(self, name: str) -> bool:
+        """Whether the command has this flag."""
+        return name in self._option_string_actions
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and exit with code 2."""
+        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            word = unknown[1].partition("=")[0]
+            message = f"there is no flag {word}{nearest(word, known) or '; --help lists the flags'}"
+        print(f"{self.prog}: {message.removeprefix('argument ')}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def natural(text: str) -> int:
+    """Parse a whole number, 0 or more."""
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative: give 0 or more")
+    return number
+
+
+def at_least_one(text: str) -> int:
+    """Parse a whole number, 1 or more."""
+    number = natural(text)
+    if not number:
+        raise argparse.ArgumentTypeError("0 is not enough: give 1 or more")
+    return number
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def zero_or_more(text: str) -> float:
+    """Parse a number, 0 or more."""
+    return 0.0 if text == "0" else positive(text)
+
+
+def steps_range(text: str) -> tuple[int, int]:
+    """Parse `MIN..MAX` into a pair of numbers."""
+    low, dots, high = text.partition("..")
+    if not (dots and low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range: write MIN..MAX, for example 1..8")
+    if int(high) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a program without steps shows nothing, so let MAX be 1 or more")
+    return int(low), int(high)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Parse `2/4` into (2, 4)."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not i/n with 1 <= i <= n: write for example 2/4")
+    return int(index), int(count)
+
+
+def words(text: str) -> list[str]:
+    """Parse names that are joined by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def resources(text: str) -> tuple[tuple[str, float], ...]:
+    """Parse `CPU=1,GPU=0.5` into pairs."""
+    pairs = []
+    for word in text.split(","):
+        name, _, amount = word.partition("=")
+        try:
+            pairs.append((name.strip(), float(amount)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{word!r} is not NAME=N: write for example CPU=1,GPU=1") from None
+        if not name.strip() or not 0 <= pairs[-1][1] < float("inf"):
+            raise argparse.ArgumentTypeError(f"{word!r} is not NAME=N with N of 0 or more")
+    return tuple(pairs)
+
+
+def chosen(
+    names: Iterable[str], known: Iterable[str], what: str, groups: Mapping[str, Iterable[str]] | None = None
+) -> list[str]:
+    """Return the names, or every known name for `all`, each once. A name of `groups` stands for its members. Raises
+    UsageError for an unknown name and for no name."""
+    known, names = list(known), list(names)
+    if names == ["all"]:
+        return known
+    names = [member for name in names for member in (groups or {}).get(name, (name,))]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown {what} {name!r}{nearest(name, known) or '; choose from ' + ', '.join(known)}")
+    if not names:
+        raise UsageError(f"no {what} is named; choose from {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _list_of(what: str) -> Mapping[str, Any]:
+    return {"type": words, "action": "extend", "metavar": what}
+
+
+_FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
+_SECONDS: Mapping[str, Any] = {"type": positive, "metavar": "SECONDS"}
+_SWITCH: Mapping[str, Any] = {"action": "store_true"}
+
+FLAGS: Mapping[str, Flag] = {
+    # target
+    "target": Flag(
+        "target",
+        "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
+        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, tinygrad-upstream:PATH, "
+        f"mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
+    ),
+    "on": Flag(
+        "target",
+        "the target in which the faults are planted (default: cpu)",
+        arguments={"default": "cpu", "metavar": "TARGET"},
+    ),
+    "env": Flag(
+        "target",
+        "environment variable that is set before anything is imported; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "K=V"},
+    ),
+    # what to run
+    "all": Flag("what to run", "also the accuracy and the sizes of operators", arguments=_SWITCH),
+    "seed": Flag(
+        "what to run", "the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}
+    ),
+    "programs": Flag(
+        "what to run", "number of programs (default: {usual})", arguments={"type": natural, "metavar": "K"}
+    ),
+    "steps": Flag(
+        "what to run",
+        "number of steps of a program (default: {usual})",
+        arguments={"type": steps_range, "metavar": "MIN..MAX"},
+    ),
+    "only": Flag(
+        "what to run",
+        "only these step families, beside views; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "FAMILY"},
+    ),
+    "without": Flag(
+        "what to run",
+        "not these step families; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "FAMILY"},
+    ),
+    "families": Flag("what to run", "list the step families, and run nothing", arguments=_SWITCH),
+    "corpus": Flag("what to run", "saved programs that run first", arguments={"type": Path, "metavar": "DIR"}),
+    "op": Flag(
+        "what to run",
+        "only operators with this name; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "GLOB"},
+    ),
+    "dtype": Flag("what to run", "only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),
+    "variant": Flag(
+        "what to run", "only these variants, or all (default: {usual}): {values}", arguments=_list_of("A,B")
+    ),
+    "layout": Flag(
+        "what to run",
+        "only these layouts of the inputs, or all (default: {usual}): {values}",
+        arguments=_list_of("A,B"),
+        values=lambda: ", ".join(LAYOUTS),
+    ),
+    "samples": Flag(
+        "what to run", "number of samples of an operator (default: {usual})", arguments={"metavar": "N|all"}
+    ),
+    "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
+    "class": Flag(
+        "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}
+    ),
+    "scale": Flag("what to run", "sizes of the tensors: {values} (default: {usual})", arguments={"default": "large"}),
+    "fault": Flag(
+        "what to run",
+        "only this planted fault; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "NAME"},
+    ),
+    "plain": Flag("what to run", "draw without bias", arguments=_SWITCH),
+    "shard": Flag(
+        "what to run",
+        "only the i-th of n parts, for a matrix of machines",
+        arguments={"type": shard, "default": (1, 1), "metavar": "i/n"},
+    ),
+    "replay": Flag("what to run", "run a finding again: {usual}", arguments={"metavar": "FILE"}),
+    "minimize": Flag("what to run", "make the failing program in a JSON file smaller", arguments=_FILE),
+    "resume": Flag("what to run", "go on where the same run in --reports stopped", arguments=_SWITCH),
+    "stop-at-first-failure": Flag("what to run", "end with the first finding that is not declared", arguments=_SWITCH),
+    "rerun-failures": Flag(
+        "what to run",
+        "run a failure again, up to N times (default: 0)",
+        arguments={"type": natural, "default": 0, "metavar": "N"},
+    ),
+    # limits
+    "minutes": Flag(
+        "limits",
+        "end after this time, which includes loading the target, shrinking and running scripts (default: {usual})",
+        arguments={"type": positive, "metavar": "M"},
+    ),
+    "limit": Flag(
+        "limits",
+        "time of one program, case or trial (default: the profile's, else {usual})",
+        also=("--timeout",),
+        arguments=_SECONDS,
+    ),
+    "compile-limit": Flag(
+        "limits",
+        "time of building kernels, in addition to --limit: in the first run of an operator on its dtypes, and always "
+        f"on a compiler or a lazy device (default: the profile's, else {COMPILE_LIMIT:g})",
+        arguments=_SECONDS,
+    ),
+    "memory": Flag(
+        "limits",
+        "memory of a worker; more is a finding (default: the profile's, else {usual})",
+        arguments={"type": positive, "metavar": "GIB"},
+    ),
+    "starting": Flag("limits", f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),
+    "check-scripts": Flag(
+        "limits",
+        "time in which scripts of findings are run before they are listed, 0 for none (default: {usual})",
+        arguments={"type": zero_or_more, "metavar": "SECONDS"},
+    ),
+    # output
+    "reports": Flag(
+        "output",
+        "folder of the results (default: reports)",
+        arguments={"type": Path, "default": Path("reports"), "metavar": "DIR"},
+    ),
+    "expectations": Flag("output", "declarations of known failures (default: {usual})", arguments=_FILE),
+    "update-expectations": Flag("output", "declare the failures of this run in that file", arguments=_SWITCH),
+    "baseline": Flag("output", "earlier results to compare with (default: {usual})", arguments=_FILE),
+    "update-baseline": Flag("output", "write this run to the baseline", arguments=_SWITCH),
+    "kernels": Flag(
+        "output", "earlier kernel counts of programs; a higher count is a finding (default: {usual})", arguments=_FILE
+    ),
+    "record-kernels": Flag(
+        "output", "write the kernel counts of this run to that file, and compare none", arguments=_SWITCH
+    ),
+    "workloads": Flag("output", "kernel counts of whole workloads, to compare as well", arguments=_FILE),
+    "fail-on-torch-bugs": Flag(
+        "output",
+        "fail also for findings that compile:eager or compile:aot_eager show without the backend",
+        arguments=_SWITCH,
+    ),
+    "output": Flag("output", "the profile (default: {usual})", arguments=_FILE),
+    "force": Flag("output", "replace an existing file", arguments=_SWITCH),
+    # distribution
+    "jobs": Flag(
+        "distribution",
+        "worker processes (default: {usual})",
+        also=("-n",),
+        arguments={"type": at_least_one, "default": 1, "metavar": "N"},
+    ),
+    "pool": Flag(
+        "distribution",
+        "place of the workers: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's address "
+        "(default: local)",
+        arguments={"default": "local", "metavar": "ADDRESS"},
+    ),
+    "per-worker": Flag(
+        "distribution",
+        "resources of a Ray cluster for each worker, as CPU=1,GPU=1,NAME=1 (default: CPU=1)",
+        arguments={"type": resources, "default": (("CPU", 1.0),), "metavar": "NAME=N[,..]"},
+    ),
+}
+
+PLACE = ("jobs", "pool", "per-worker", "starting")
+LIMITS = ("limit", "compile-limit", "memory")
+DECLARED = ("expectations", "update-expectations")
+
+
+def parser(
+    command: str,
+    about: str,
+    names: Iterable[str],
+    usual: Mapping[str, Any],
+    values: Mapping[str, str] | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Parser:
+    """Return the parser of a command with these flags, in their groups.
+
+    `usual` holds the values that the help names as the defaults, by flag. A value that is not text also becomes the
+    default. `values` holds the known values of a flag, and `changes` other arguments of `add_argument`.
+    """
+    made = Parser(command, description=about, epilog=EXIT_CODES)
+    groups = {name: made.add_argument_group(name) for name in GROUPS}
+    for name in names:
+        add = groups[FLAGS[name].group].add_argument
+        add_flag(add, name, usual.get(name), (values or {}).get(name, ""), **(changes or {}).get(name, {}))
+    return made
+
+
+def add_flag(add: Callable[..., Any], name: str, usual: Any = None, values: str = "", **changes: Any) -> None:
+    """Add one flag by argparse's `add_argument` or pytest's `addoption`."""
+    flag = FLAGS[name]
+    arguments = {**(flag.arguments or {}), **changes}
+    if usual is not None and not isinstance(usual, str):
+        arguments["default"] = usual
+    shown = "{}..{}".format(*usual) if isinstance(usual, tuple) else f"{usual:g}" if isinstance(usual, float) else usual
+    values = values or (flag.values() if flag.values else "")
+    text = flag.help.replace("{usual}", str(arguments.get("default") if shown is None else shown))
+    text = text.replace("{values}", values).replace("%", "%%")
+    add(*sorted((f"--{name}", *flag.also), key=len), help=text, **arguments)
+
+
+def defaults(names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of flags that a command does not offer, by their names in the parsed arguments."""
+    made = {}
+    for name in names:
+        arguments = FLAGS[name].arguments or {}
+        switch = arguments.get("action") == "store_true"
+        made[arguments.get("dest", name.replace("-", "_"))] = arguments.get("default", False if switch else None)
+    return made
+
+
+def reports_expectations(stem: str = "") -> str:
+    """Return the usual path of the declarations, for help."""
+    return str(Path("reports/expectations") / stem / "<target>.toml")
+
+
+def variants_shown(names: Iterable[str] = VARIANTS) -> str:
+    """Return the names of variants for help, the special values as their two groups."""
+    plain = [name for name in names if not name.startswith("specials")]
+    return ", ".join([*plain, *dict.fromkeys(("specials", "specials_backward"))])

@@ -1,0 +1,274 @@
+"""The one run: resolve the target, probe it, read the profile, execute sources, declare, run scripts, report.
+
+Defines `Source`, the interface of a source of subjects, and `Session`, which runs sources on one target. Drawn
+programs, op_db, accuracy and sizes are sources. A source plans its subjects, executes them in a pool and returns a
+`Run`; everything before and after that exists here once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from conformance.declare import profile as profiles
+from conformance.declare.probed import Probe
+from conformance.declare.profile import Profile
+from conformance.record import result as model
+from conformance.record import versions
+from conformance.record.errors import UserError
+from conformance.record.result import Result, Run
+from conformance.report import __main__ as report
+from conformance.report import compare, history, probe, summary
+from conformance.report.escape import escape_control_characters
+from conformance.report.pipe import reader_gone
+from conformance.run import scripts, signals
+from conformance.run.execution_place import Place, place_of
+from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.options import Parser
+from conformance.run.probe import resolve
+from conformance.run.profile_trials import BUDGET
+from conformance.run.worker_log import kept
+
+SHARE = 0.1
+"""Share of `--minutes` for the probe, for the trials of a profile, and for running scripts, each."""
+
+
+class Source(Protocol):
+    """A source of subjects: it runs them on the session's target and summarizes the results."""
+
+    stem: str
+    """Name of its files in --reports: fuzz, opinfo, accuracy or sizes."""
+    title: str
+    """Heading of its part of the output, if a command has several sources."""
+    usual: Limits
+    """Limits of a worker, unless the options or the profile say otherwise."""
+    job_summary: bool
+    """Whether its Markdown summary goes to the summary page of a CI job."""
+    baseline: Run | None
+    """Earlier results to compare with, read by `prepare`."""
+
+    def prepare(self, session: Session) -> None:
+        """Check the options and read the files that they name, before anything runs. Raises UserError."""
+
+    def files(self, args: argparse.Namespace) -> Iterable[Path | None]:
+        """Return the files that workers read."""
+
+    def execute(self, session: Session, seconds: float) -> Run:
+        """Run the subjects for at most `seconds`, apply the declarations, and return the results so far if the run is
+        interrupted. The run's seconds are those of an earlier run that it resumes."""
+
+    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
+        """Return evidence against the target's profile, from trials of at most `seconds`: results and notes."""
+
+    def declare(self, session: Session, made: Run) -> list[str]:
+        """Write the failures of the run to the declarations, apply them to the run, and return a summary."""
+
+    def keep(self, session: Session, made: Run) -> None:
+        """Write the further files that the options ask for, such as a baseline."""
+
+    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
+        """Print the findings and the totals."""
+
+    def nothing(self, session: Session, made: Run) -> str:
+        """Return why nothing was compared."""
+
+
+@dataclass
+class Session:
+    """A run of a command on one target. `words` are the arguments of `command`, and `place` the place of its workers.
+
+    `target` is the spec with the features that the probe found missing; `spec` is the spec that the user wrote.
+    """
+
+    command: str
+    words: Sequence[str]
+    args: argparse.Namespace
+    place: Place
+    console: Console = field(default_factory=lambda: Console(highlight=False, markup=False, soft_wrap=True))
+    began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - tests replace the clock
+    seen: Probe | None = None
+    limits: Limits = field(default_factory=Limits)
+    target: str = ""
+    runs: list[Run] = field(default_factory=list)
+    """The results of the sources so far."""
+    resumable: bool = False
+    """Whether the command has `--resume`."""
+
+    @property
+    def spec(self) -> str:
+        """The spec of the target, as the user wrote it."""
+        return str(self.args.target)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The target's profile, if the target is one."""
+        return profiles.of(self.spec)
+
+    @property
+    def seconds(self) -> float:
+        """The time of `--minutes`; infinity without a limit."""
+        minutes = getattr(self.args, "minutes", None)
+        return math.inf if minutes is None else 60 * float(minutes)
+
+    @property
+    def left(self) -> float:
+        """The rest of the time, in seconds."""
+        return max(self.seconds - (time.monotonic() - self.began), 0.0)
+
+    @property
+    def reports(self) -> Path:
+        """The folder of the results."""
+        return Path(self.args.reports)
+
+    def print(self, text: str) -> None:
+        """Print a line; control characters are escaped."""
+        self.console.print(escape_control_characters(text), highlight=False, markup=False, soft_wrap=True)
+
+    def limits_of(self, source: Source) -> Limits:
+        """Return the limits of a source's workers: the options', else the profile's, else the source's own."""
+        args, usual = self.args, source.usual
+        return replace(
+            usual,
+            unit=profiles.limit(self.spec, "seconds", args.limit, usual.unit),
+            compiling=profiles.limit(self.spec, "compiling", args.compile_limit, COMPILE_LIMIT),
+            memory=profiles.limit(self.spec, "memory", args.memory, usual.memory or 8.0),
+        )
+
+    def run(self, sources: Sequence[Source]) -> int:
+        """Run the sources, one after the other, each within an equal part of the time that is left. Returns the exit
+        code. Raises UserError before anything runs, and TargetError for a target that cannot be loaded."""
+        self.args.target = profiles.usual(self.args.target)
+        for source in sources:
+            self.limits = self.limits_of(source)
+            source.prepare(self)
+        history.check(self.reports / report.HISTORY)
+        self.limits = self.limits_of(sources[0])
+        strict = min(BUDGET, SHARE * self.seconds)
+        self.target, self.seen = resolve(self.spec, self.limits, self.place, strict=strict, seconds=self.seconds)
+        if self.seen is not None:
+            declared = self.profile.unsupported("feature") if self.profile is not None else None
+            probe.show(self.console, profiles.identity(self.spec), self.seen, declared)
+        codes = []
+        for number, source in enumerate(sources):
+            self.limits = self.limits_of(source)
+            if len(sources) > 1:
+                self.console.rule(source.title)
+            began = time.monotonic() if number else self.began
+            codes.append(self._run(source, self.left / (len(sources) - number), began, len(sources) == 1))
+            if codes[-1] >= 128:
+                break
+        if len(sources) > 1 and self.runs:
+            self.console.rule()
+            self._to_job_summary(report.write_together(self.runs, self.reports))
+            for verdict in summary.verdicts(*self.runs):
+                self.print(verdict.sentence)
+            self.print(f"report: {self.reports / report.PAGES['opinfo']}")
+        return model.worst(codes)
+
+    @staticmethod
+    def _to_job_summary(text: str) -> None:
+        """Append Markdown to the summary page of a CI job, if there is one."""
+        if os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+
+    def _run(self, source: Source, seconds: float, began: float, alone: bool) -> int:
+        """Run one source for about `seconds` and return its exit code. Its time counts from `began`. `alone` says that
+        the session has no other source."""
+        checking = min(scripts.BUDGET, SHARE * seconds) if self.args.check_scripts is None else self.args.check_scripts
+        trying = min(BUDGET, SHARE * seconds) if self.profile is not None and self.profile.operators else 0.0
+        kept_back = checking + trying if seconds < math.inf else 0.0
+        made = source.execute(self, max(seconds - kept_back, 0.0))
+        earlier = made.seconds
+        made.environment |= self._environment() | (self.seen.described() if self.seen is not None else {})
+        made.command = made.command or shlex.join([self.command, *self.words])
+        if not made.complete and not made.results and not made.drawn:
+            print(f"{self.command}: interrupted before anything was compared; no report is written", file=sys.stderr)
+            return made.exit_code()
+        if self.args.update_expectations and not made.interrupted and made.complete:
+            for line in source.declare(self, made):
+                self.print(line)
+        if not made.interrupted and self.profile is not None:
+            there, notes = source.stale(self, made, trying if seconds < math.inf else BUDGET)
+            made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
+        jobs = 1 if self.limits.recycle == 1 else self.args.jobs  # each may need as much memory as a worker may take
+        scripts.confirm(made, self.limits.unit, 0.0 if made.interrupted else checking, jobs)
+        made.seconds = round(earlier + time.monotonic() - began, 2)
+        changes = compare.diff(source.baseline, made) if source.baseline else None
+        text = report.write(made, self.reports, source.baseline)
+        self.runs.append(made)
+        if source.job_summary and alone:
+            self._to_job_summary(text)
+        source.keep(self, made)
+        source.summarize(self, made, changes)
+        accepted = getattr(self.args, "update_baseline", False)
+        code = made.exit_code(changes.regressions if changes and not accepted else 0)
+        if code == 2:
+            print(f"{self.command}: {source.nothing(self, made)}", file=sys.stderr)
+        if not made.complete:
+            why = "interrupted" if made.interrupted else "; ".join(made.notes)
+            more = "; the same command with --resume goes on from there" if self.resumable else ""
+            print(f"{self.command}: {why}; the results so far are in the report{more}", file=sys.stderr)
+        return code
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        """Return facts about the run that the target does not report: Python, machine and commit."""
+        made = {
+            "python": sys.version.split()[0],
+            "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
+        }
+        with suppress(OSError, subprocess.SubprocessError):
+            line = ["git", "rev-parse", "--short", "HEAD"]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
+            made["commit"] = done.stdout.strip()
+        return made
+
+
+def main(
+    parser: Parser,
+    arguments: Sequence[str] | None,
+    sources: Callable[[argparse.Namespace], Sequence[Source]],
+    instead: Callable[[argparse.Namespace], int | None] = lambda args: None,
+) -> int:
+    """Run a command: parse its arguments, run its sources, and return the exit code. `instead` may answer in place of a
+    run, as `--replay` does. Bad usage is one sentence and exit code 2."""
+    args = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        versions.check()
+        with signals.deferred():
+            code = instead(args)
+            if code is not None:
+                return code
+            chosen = sources(args)
+            files = [file for source in chosen for file in source.files(args)]
+            log = args.reports / f"{chosen[0].stem}-workers.log"
+            with kept(log, not getattr(args, "resume", False)) as file:
+                place = replace(place_of(args, *files), worker_log=file)
+                session = Session(parser.prog, words, args, place, resumable=parser.takes("--resume"))
+                return session.run(chosen)
+    except BrokenPipeError:
+        return reader_gone()
+    except UserError as error:
+        print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # a source handles it itself and returns its results
+        print(f"{parser.prog}: interrupted; nothing was changed", file=sys.stderr)
+        return 128 + signals.signal_number()
+    except OSError as error:
+        said = f"{error.filename or args.reports} cannot be written or read ({error.strerror})"
+        print(f"{parser.prog}: {said}; make room or choose another --reports", file=sys.stderr)
+        return 2

@@ -1,0 +1,157 @@
+"""Generate the list of docs/findings.md from docs/findings/, which has one file for each finding.
+
+    python -m scripts.findings            write the list
+    python -m scripts.findings --check    exit code 1 when docs/findings.md is stale
+
+A file has a title, the versions that show the finding, its layer, its kind, the operators in it, both answers, and its
+scripts with the lines that they print. `tests/test_findings.py` runs every script. To add a finding, copy a file, and
+run this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.pages import ROOT, PageError, Part
+
+PART = Part("docs/findings.md", "findings")
+FOLDER = Path("docs/findings")
+LAYERS = (
+    "torch.compile",
+    "Inductor",
+    "functionalize",
+    "meta and fake tensors",
+    "decompositions",
+    "torch CPU",
+    "tinygrad",
+    "tinygrad's PyTorch backend",
+)
+KINDS = ("crash", "value", "aliasing", "metadata", "missing error", "error")
+TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorch"}
+"""GitHub repository of each prefix of an issue, such as `pytorch#133512`."""
+
+
+class FindingsError(Exception):
+    """A file that is no finding; the text is one sentence."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Program that shows a finding: its lines of output, and its needs if torch or tinygrad alone cannot run it."""
+
+    code: str
+    prints: str
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One bug, with both answers in Markdown; `note` and `found_by` are in its file only."""
+
+    name: str
+    title: str
+    versions: Sequence[str]
+    layer: str
+    kind: str
+    operators: Sequence[str]
+    summary: str = ""
+    expected: str = ""
+    got: str = ""
+    note: str = ""
+    issues: Sequence[str] = ()
+    found_by: Sequence[str] = ()
+    scripts: Sequence[Script] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        """Anchor of the heading, which GitHub and Sphinx both derive from the title."""
+        return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
+
+
+def read(path: Path) -> Finding:
+    """Return the finding of a file. Raises FindingsError if a key or a value is unknown or missing."""
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        scripts = [Script(**script) for script in data.pop("scripts", ())]
+        found = Finding(path.stem, **data, scripts=scripts)
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise FindingsError(f"{path.name} is no finding: {error}") from None
+    if found.layer not in LAYERS:
+        raise FindingsError(f"{path.name} has the layer {found.layer!r}; choose one of {', '.join(LAYERS)}")
+    if found.kind not in KINDS:
+        raise FindingsError(f"{path.name} has the kind {found.kind!r}; choose one of {', '.join(KINDS)}")
+    if [issue for issue in found.issues if issue.partition("#")[0] not in TRACKERS]:
+        raise FindingsError(f"{path.name} has the issues {found.issues}; an issue is pytorch#NUMBER")
+    return found
+
+
+def read_all(folder: Path) -> list[Finding]:
+    """Return the findings of a folder, by layer and kind. Raises FindingsError if two titles have one anchor."""
+    every = [read(path) for path in sorted(folder.glob("*.toml"))]
+    anchors: dict[str, str] = {}
+    for found in every:
+        if (other := anchors.setdefault(found.anchor, found.name)) != found.name:
+            raise FindingsError(f"{found.name}.toml has the title of {other}.toml; give it another one")
+    return sorted(every, key=lambda found: (LAYERS.index(found.layer), KINDS.index(found.kind), found.name))
+
+
+def links(found: Finding) -> str:
+    """Markdown links to the issues of a finding."""
+    made = []
+    for issue in found.issues:
+        tracker, _, number = issue.partition("#")
+        made.append(f"[#{number}](https://github.com/{TRACKERS[tracker]}/issues/{number})")
+    return ", ".join(made)
+
+
+def entry(found: Finding) -> str:
+    """Paragraph of a finding: heading, summary, both answers, and links."""
+    answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
+    script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
+    end = ", ".join(part for part in (script, links(found)) if part) + "."
+    return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)
+
+
+def section(layer: str, findings: Sequence[Finding]) -> str:
+    """Section of a layer: an index of its operators, and its findings."""
+    rows = [
+        f"|{', '.join(f'`{operator}`' for operator in found.operators)}|[{found.kind}](#{found.anchor})|"
+        for found in sorted(findings, key=lambda found: [operator.lstrip("_.") for operator in found.operators])
+    ]
+    table = "\n".join(["|operators|kind|", "|---|---|", *rows])
+    title = layer[0].upper() + layer[1:] if not layer.startswith("torch.") else layer
+    return "\n\n".join([f"## {title}", table, *map(entry, findings)])
+
+
+def listed(findings: Sequence[Finding]) -> str:
+    """Generated part of the page: the number of findings by layer and kind, and a section for each layer."""
+    by_layer = {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
+    rows = [["layer", *KINDS, "all"], ["---"] * (len(KINDS) + 2)]
+    for layer, of in [*by_layer.items(), ("all", list(findings))]:
+        counts = [sum(found.kind == kind for found in of) for kind in KINDS]
+        rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
+    counted = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n\n".join([counted, *(section(layer, of) for layer, of in by_layer.items() if of)])
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Write or check the list. Returns 1 for a stale page, 2 for a file that is no finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="report a stale page, and write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        return PART.renew(listed(read_all(root / FOLDER)), options.check, root)
+    except (OSError, PageError, FindingsError) as error:
+        print(f"findings: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""`conformance test`: one probe, all sources, one page and one exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.record import result as model
+from conformance.run import session
+from conformance.sources import whole
+from conformance.sources.fuzzing.command import Programs
+from conformance.sources.opinfo import plan, runner
+
+LIE = "mutant:arithmetic results are contiguous"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select few cases of op_db, so that a test needs no minute for them."""
+    selection = plan.Selection(ops=("add", "t"), layouts=("as_sampled", "transposed"))
+    monkeypatch.setattr(runner.plan, "usual", lambda held=None: (selection,))
+
+
+def run(tmp_path: Path, target: str, *words: str) -> int:
+    return whole.main(["--target", target, "--minutes", "4", "--programs", "60", "--reports", str(tmp_path), *words])
+
+
+class TestTest:
+    def test_a_planted_fault(self, tmp_path: Path, few, capsys) -> None:
+        """Both sources find the fault. One page shows both, and the exit code is 1."""
+        assert run(tmp_path, LIE, "--check-scripts", "0") == 1
+        text = capsys.readouterr().out
+        first = text.index("FAIL add::float32::forward::transposed")
+        assert first < text.index("4/4 cases")  # it is shown when it is confirmed, before the summary
+        cases, programs = (model.load(tmp_path / f"{name}.json") for name in ("opinfo", "fuzz"))
+        assert {one.op for one in cases.unexpected} == {"add"}
+        assert programs.unexpected and {one.failures[0].oracle for one in programs.unexpected} >= {"stride"}
+        page = (tmp_path / "conformance.html").read_text()
+        assert "add::float32::forward::transposed" in page and "drawn programs fail" in page
+        assert text.rstrip().endswith(f"report: {tmp_path / 'conformance.html'}")
+
+    def test_a_target_without_faults(self, tmp_path: Path, few, capsys) -> None:
+        """Torch CPU passes, with op_db and programs compared."""
+        assert run(tmp_path, "cpu") == 0
+        cases, programs = (model.load(tmp_path / f"{name}.json") for name in ("opinfo", "fuzz"))
+        assert cases.compared and programs.drawn is not None and programs.drawn.compared
+        assert "No finding in" in capsys.readouterr().out
+
+    def test_all(self, tmp_path: Path, few, monkeypatch) -> None:
+        """`--all` also measures accuracy and sizes; the page has their tables."""
+        from conformance.sources.accuracy.__main__ import Accuracy
+        from conformance.sources.sizes.__main__ import Sizes
+
+        for source, ops in ((Accuracy, ["sin"]), (Sizes, ["*small*"])):
+            cases = source.cases
+
+            def narrowed(self, args, cases=cases, ops=ops):
+                args.op, args.scale = ops, "small"
+                try:
+                    return cases(self, args)
+                except session.UserError:
+                    args.op = []
+                    chosen, words = cases(self, args)
+                    return chosen[:1], words
+                finally:
+                    args.op = []
+
+            monkeypatch.setattr(source, "cases", narrowed)
+        assert run(tmp_path, "cpu", "--all") == 0
+        page = (tmp_path / "conformance.html").read_text()
+        assert 'id="accuracy"' in page and 'id="sizes"' in page
+        assert model.load(tmp_path / "accuracy.json").measured and model.load(tmp_path / "sizes.json").footprints
+
+    def test_no_time(self, tmp_path: Path, few, capsys) -> None:
+        """A time that is over before anything is compared is exit code 2 and one sentence."""
+        assert whole.main(["--target", "cpu", "--minutes", "0.0001", "--reports", str(tmp_path)]) == 2
+        assert "nothing was compared" in capsys.readouterr().err
+
+    def test_the_order_of_the_sources(self) -> None:
+        """Programs come last and take the time that the others leave."""
+        args = type("Args", (), {"all": True})()
+        assert [source.stem for source in whole.sources_of(args)] == ["opinfo", "accuracy", "sizes", "fuzz"]
+        assert isinstance(whole.sources_of(args)[-1], Programs)

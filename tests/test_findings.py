@@ -1,0 +1,106 @@
+"""Every script of docs/findings/ prints the lines that its file states, and docs/findings.md lists every finding.
+
+Scripts that need more than torch and tinygrad name their needs and are not run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts import findings
+from scripts.pages import ROOT
+
+EVERY = findings.read_all(ROOT / findings.FOLDER)
+
+
+def marks(code: str) -> list[pytest.MarkDecorator]:
+    """Return the slow mark for a script that needs Inductor, which compiles C++ for a minute with a cold cache."""
+    return [pytest.mark.slow] if "torch.compile" in code and "backend=" not in code else []
+
+
+SCRIPTS = [
+    pytest.param(script, id=f"{found.name}:{number}", marks=marks(script.code))
+    for found in EVERY
+    for number, script in enumerate(found.scripts, 1)
+    if not script.needs
+]
+
+
+class TestScripts:
+    @pytest.mark.parametrize("script", SCRIPTS)
+    def test_prints_both_answers(self, script, standalone):
+        """The script runs unchanged in a fresh process and prints exactly the stated lines."""
+        ran = standalone(script.code)
+        assert ran.returncode == 0, ran.stderr
+        assert script.prints and ran.stdout.splitlines() == script.prints.splitlines()
+
+    def test_findings_without_a_script_that_runs_are_known(self):
+        """Only findings that need the device or another checkout have no script that the tests can run."""
+        without = [found.name for found in EVERY if not [one for one in found.scripts if not one.needs]]
+        assert without == [
+            "tinygrad-llvm", "tinygrad-unused-index", "tinygrad-moved-terms", "tinygrad-narrow-where",
+            "tinygrad-register-value", "tinygrad-torch-backend",
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A checkout with the page and two findings."""
+    (tmp_path / findings.FOLDER).mkdir(parents=True)
+    shutil.copy(ROOT / findings.PART.page, tmp_path / findings.PART.page)
+    for name in ("expand-adds-up", "zeta-large"):
+        shutil.copy(ROOT / findings.FOLDER / f"{name}.toml", tmp_path / findings.FOLDER)
+    return tmp_path
+
+
+class TestPage:
+    def test_is_current(self):
+        """docs/findings.md shows the files; if not, run python -m scripts.findings."""
+        assert findings.main(["--check"]) == 0
+
+    def test_a_stale_page_fails_the_check(self, copy, capsys):
+        """The check fails until the script has written the page. The text around the list stays."""
+        assert findings.main(["--check"], copy) == 1
+        assert "run python -m scripts.findings" in capsys.readouterr().err
+        assert findings.main([], copy) == 0
+        assert findings.main(["--check"], copy) == 0
+        page = (copy / findings.PART.page).read_text()
+        assert page.startswith("# Findings\n") and page.count("\n### ") == 2
+        assert "| functionalize |" in page and "| torch CPU |  | 1 |  |  |  |  | 1 |" in page
+        assert "[#197448](https://github.com/pytorch/pytorch/issues/197448)" in page
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            ('layer = "torch CPU"', 'layer = "CPU"', "has the layer 'CPU'; choose one of torch.compile, "),
+            ('kind = "value"', 'kind = "wrong"', "has the kind 'wrong'; choose one of crash, "),
+            ('title = "', 'titel = "', "zeta-large.toml is no finding: "),
+            ('kind = "value"', "kind = value", "zeta-large.toml is no finding: "),
+            ("prints = '''", "printed = '''", "zeta-large.toml is no finding: "),
+            ('kind = "value"', 'kind = "value"\nissues = ["tinygrad#1"]', "an issue is pytorch#NUMBER"),
+        ],
+    )
+    def test_a_file_that_is_no_finding(self, old, new, says, copy, capsys):
+        """A typo is one sentence with the name of the file, and the page stays."""
+        file, page = copy / findings.FOLDER / "zeta-large.toml", (copy / findings.PART.page).read_text()
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        assert findings.main([], copy) == 2
+        assert says in capsys.readouterr().err
+        assert (copy / findings.PART.page).read_text() == page
+
+    def test_two_findings_with_one_title(self, copy, capsys):
+        """Two findings with one title are refused, because their links would lead to one of them."""
+        shutil.copy(copy / findings.FOLDER / "zeta-large.toml", copy / findings.FOLDER / "zeta-larger.toml")
+        assert findings.main([], copy) == 2
+        assert "zeta-larger.toml has the title of zeta-large.toml" in capsys.readouterr().err
+
+    def test_a_page_without_a_place(self, copy, capsys):
+        """A page without the two comments is one sentence and exit code 2."""
+        (copy / findings.PART.page).write_text("# Findings\n")
+        assert findings.main([], copy) == 2
+        assert "put both where the part belongs" in capsys.readouterr().err
