@@ -29,7 +29,7 @@ from conformance.record.names import ORACLES, RUN_ORACLES, nearest
 
 ANY = "*"
 """The property of a declaration that covers every difference of its subjects."""
-CASES, PROGRAMS, PARTS_OF_TARGET = "cases of op_db", "findings of drawn programs", "parts of a target"
+CASES, FINDINGS, PARTS_OF_TARGET = "cases of op_db", "findings of drawn programs", "parts of a target"
 ANSWERS = "answers of torch CPU"
 """The subjects of a declaration; accuracy and sizes have cases, too."""
 UNSUPPORTED = "unsupported"
@@ -47,7 +47,7 @@ PARTS = ("op", "step", "layout", "pattern", "error", "kind", "first_wrong_step")
 
 SUBJECTS = {
     CASES: (("op", "variant", "dtype", "layout", "samples"), (*ORACLES, *RUN_ORACLES, ACCURACY, ANY)),
-    PROGRAMS: ((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
+    FINDINGS: ((*PARTS, "program", "programs", "seed", "options"), (*ORACLES, *RUN_ORACLES, *PROPERTIES, ANY)),
     PARTS_OF_TARGET: (("feature", "dtype", "operator", "op", "step"), (UNSUPPORTED,)),
     ANSWERS: (("op", "family", "variant"), (*UNDEFINED, "crash")),
 }
@@ -132,7 +132,7 @@ class Declaration:
             return PARTS_OF_TARGET
         if not {*UNDEFINED}.isdisjoint(self.property):
             return ANSWERS
-        return PROGRAMS if self.scope.program or self.scope.programs else CASES
+        return FINDINGS if self.scope.program or self.scope.programs else CASES
 
     @cached_property
     def where(self) -> str:
@@ -157,7 +157,7 @@ class Declaration:
         """Whether the declaration is about this result, or about a case with name, variant, dtype and layout. A fault
         of the harness in a drawn program is never declared."""
         finding = getattr(result, "finding", None)
-        if not self.holds or self.subject is not (CASES if finding is None else PROGRAMS):
+        if not self.holds or self.subject is not (CASES if finding is None else FINDINGS):
             return False
         if finding is None:
             names = {key: getattr(result, key) for key in ("variant", "dtype", "layout")}
@@ -255,7 +255,7 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
     return problems
 
 
-def read(path: Path | str, subjects: Sequence[str] = (CASES, PROGRAMS)) -> list[Declaration]:
+def read(path: Path | str, subjects: Sequence[str] = (CASES, FINDINGS)) -> list[Declaration]:
     """Read the declarations of a file, which may be about these subjects; none if there is no file. Raises ReportError
     with the file and the line."""
     data, lines = parsed(Path(path), {"declare": "[[declare]]"})
@@ -374,12 +374,12 @@ def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
     for key in keys:
         if key not in allowed:
             more = (
-                f"; {PROGRAMS} need 'programs', the number of programs from which on a campaign must show one, or "
+                f"; {FINDINGS} need 'programs', the number of programs from which on a campaign must show one, or "
                 "'program', the name of a saved program."
             )
             raise ReportError(
                 f"{one.where}: {key!r} is no part of the scope of {one.subject}"
-                f"{more if key in SUBJECTS[PROGRAMS][0] else '; use ' + ', '.join(allowed) + '.'}"
+                f"{more if key in SUBJECTS[FINDINGS][0] else '; use ' + ', '.join(allowed) + '.'}"
             )
     operators = len(one.scope.operator), bool(one.scope.op or one.scope.step)
     if one.subject is PARTS_OF_TARGET and operators not in ((0, False), (1, True)):

@@ -17,8 +17,8 @@ from conformance.declare import profile as profiles
 from conformance.declare.declaration import (
     ANY,
     CASES,
+    FINDINGS,
     KINDS,
-    PROGRAMS,
     Declaration,
     Scope,
     among,
@@ -111,7 +111,7 @@ def due(one: Declaration, run: Run) -> bool:
     """Whether the run must show a finding of this declaration."""
     drawn, scope = run.drawn, one.scope
     sharded = "; shard " in run.environment.get("selection", "")
-    if one.subject is not PROGRAMS or not one.holds or drawn is None or not run.complete or sharded:
+    if one.subject is not FINDINGS or not one.holds or drawn is None or not run.complete or sharded:
         return False
     if scope.program:
         return any(among(name, scope.program) for name in drawn.corpus)

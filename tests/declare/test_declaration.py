@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import CASES, PROGRAMS, Declaration, Scope, check, dumps, literal, read
+from conformance.declare.declaration import CASES, FINDINGS, Declaration, Scope, check, dumps, literal, read
 from conformance.record.errors import ReportError
 
 CASE = Declaration(Scope(op=("add",)), ("value",), "a reason")
@@ -130,7 +130,7 @@ class TestCheck:
         """Unknown names and duplicate entries are reported, for findings only if they are asked for."""
         known = Declaration(Scope(step=("copy_",), programs=300, seed=0), ("value",), "a reason")
         entries = [replace(known, scope=replace(known.scope, step=("copi_",))), known, known]
-        problems = check(entries, PROGRAMS, {"step": ("copy_", "view")})
+        problems = check(entries, FINDINGS, {"step": ("copy_", "view")})
         assert ["unknown step 'copi_'; did you mean copy_" in problems[0], len(problems)] == [True, 2]
         assert "declared twice" in problems[1]
         assert check(entries, CASES, {"step": ("view",)}) == []

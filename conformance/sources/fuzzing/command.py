@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import PROGRAMS, check, read, refuse
+from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
 from conformance.program.unsupported import held, unsupported_steps
@@ -38,7 +38,7 @@ from conformance.sources.fuzzing.replay import corpus_of, expectations_file, ker
 from conformance.sources.fuzzing.results import parts, result_of, run_of, with_counts
 from conformance.sources.fuzzing.terminal import summarize
 
-DRAWN = 200
+PROGRAMS = 200
 """Number of programs, unless the user gives a number or a time."""
 
 SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
@@ -46,7 +46,7 @@ RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scr
 FLAGS = ("target", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
-    "programs": f"{DRAWN}, or as many as --minutes allows",
+    "programs": f"{PROGRAMS}, or as many as --minutes allows",
     "steps": STEPS,
     "dtype": "the dtypes that the target holds",
     "minutes": "no limit",
@@ -81,7 +81,7 @@ class Programs:
         self.baseline = model.load(args.baseline) if args.baseline else None
         self.expected = expectations_file(args)
         self.known = read(self.expected)
-        refuse(check(self.known, PROGRAMS, parts()))
+        refuse(check(self.known, FINDINGS, parts()))
         plan_of(args, session.limits, session.spec)
 
     def execute(self, session: Session, seconds: float) -> Run:
@@ -172,7 +172,7 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
     return Plan(
         spec,
         args.seed,
-        args.programs if args.programs is not None or args.minutes is not None else DRAWN,
+        args.programs if args.programs is not None or args.minutes is not None else PROGRAMS,
         minutes,
         Drawing(
             args.steps,

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import PROGRAMS, check, read, refuse
+from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
@@ -114,7 +114,7 @@ def replay_folder(folder: Path, args: argparse.Namespace) -> int:
     XFAIL. Raises ProgramError if the target supports none of the programs."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
     known = read(file)
-    refuse(check(known, PROGRAMS, parts()))
+    refuse(check(known, FINDINGS, parts()))
     found: list[tuple[Finding, str]] = []
     lines: list[Replayed] = []
     with replaying(args) as (_, rerun):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.declare import expectations
-from conformance.declare.declaration import CASES, PROGRAMS, Declaration, check, read
+from conformance.declare.declaration import CASES, FINDINGS, Declaration, check, read
 from conformance.declare.expectations import OP_DB, WORDS
 from conformance.record import result as model
 from conformance.record.errors import ReportError, UserError
@@ -70,10 +70,10 @@ def _check(options: argparse.Namespace, path: Path) -> int:
     for declarations in (read(path), read(OP_DB)):
         problems += check(declarations, CASES, WORDS | {"op": names})
         problems += expectations.without_cases(declarations, catalog)
-    if any(one.subject is PROGRAMS for one in read(path)):
+    if any(one.subject is FINDINGS for one in read(path)):
         from conformance.sources.fuzzing.results import parts
 
-        problems += check(read(path), PROGRAMS, parts())
+        problems += check(read(path), FINDINGS, parts())
     print("\n".join(problems) or f"{path}: {len(read(path))} entries, every name exists")
     return model.exit_code(len(problems), compared=1)
 
@@ -93,7 +93,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 
 def _explain_finding(signature: str, path: Path) -> int:
-    programs = [one for one in read(path) if one.subject is PROGRAMS]
+    programs = [one for one in read(path) if one.subject is FINDINGS]
     _print([one for one in programs if one.describes(from_title(signature))], path, signature)
     return 0
 

@@ -88,8 +88,8 @@ def run(
             listed(catalog)
             profile = profiles.of(target) or Profile()
             refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": [entry.name for entry in catalog]}))
-            left_aside = () if lacking else profile.unsupported("op")
-            asked, left_out = plan.without(plan.select(catalog, selections, shard), left_aside)
+            unsupported = () if lacking else profile.unsupported("op")
+            asked, left_out = plan.without(plan.select(catalog, selections, shard), unsupported)
             made.lacking = profile.table(left_out)
             chosen = {case.id: case for case in asked}
             started(made, len(chosen))
