@@ -52,18 +52,23 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     ending, began = threading.Event(), time.monotonic()
     until = began + seconds
 
-    def shown(result: Result) -> tuple[str, str]:
+    def shown(result: Result, way: Forks | None) -> tuple[Result, str]:
         if ending.is_set() or time.monotonic() >= until:
-            return result.id, NOT_RUN
-        return result.id, _verdict(result, limit, ending, forks)
+            return result, NOT_RUN
+        return result, _verdict(result, limit, ending, way)
 
     compiling = any("torch.compile(" in one.script for result in chosen for one in result.failures)
     with contextlib.closing(Forks(compiling=compiling)) as forks, ThreadPoolExecutor(jobs) as pool:
-        left: set[Future[tuple[str, str]]] = {pool.submit(shown, result) for result in chosen if seconds}
+        way = forks if forks.fit else None
+        left: set[Future[tuple[Result, str]]] = {pool.submit(shown, result, way) for result in chosen if seconds}
         try:
             while left:
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
-                known |= dict(each.result() for each in done)
+                for result, said in [each.result() for each in done]:
+                    if said:
+                        known[result.id] = said
+                    else:  # behind all scripts that have not run yet
+                        left.add(pool.submit(shown, result, None))
                 signals.check()
         except KeyboardInterrupt:
             run.interrupted, run.complete = signals.signal_number(), False
@@ -91,19 +96,17 @@ def _in_order(results: Iterable[Result]) -> Iterator[Result]:
             yield from (one for one in examples if one is not None)
 
 
-def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks) -> str:
-    """Run the script of a result, and return the value of `Result.alone`. A process that hangs only as a fork must not
-    confirm a hang, so for a hang there is no fork.
+def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks | None) -> str:
+    """Run the script of a result, in a fork if there are `forks`, and return the value of `Result.alone`. Return "" if
+    `python FILE` has to decide: a fork can only confirm a headline, and no hang, since a process may hang only as a
+    fork.
     """
     first = result.scripted
     assert first is not None  # checked by the caller
-    ways = (forks, None) if forks.fit and first.oracle != "timeout" else (None,)
-    said = ""
-    for way in ways:
-        said = said_of(result, run_alone(first.script, limit + STARTING, ending.is_set, way), limit)
-        if said == SHOWS:
-            break
-    return said
+    if forks is not None and first.oracle == "timeout":
+        return ""
+    said = said_of(result, run_alone(first.script, limit + STARTING, ending.is_set, forks), limit)
+    return said if forks is None or said == SHOWS else ""
 
 
 def said_of(result: Result, ended: Ended, limit: float) -> str:

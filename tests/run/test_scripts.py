@@ -12,6 +12,7 @@ from conformance.record.finding import Finding
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
 from conformance.run import scripts
+from conformance.run.processes import can_fork
 from conformance.run.script_process import run_alone
 from conformance.run.scripts import NO_SCRIPT_CAN, confirm, said_of
 
@@ -171,3 +172,15 @@ class TestConfirm:
         monkeypatch.setattr(scripts, "STARTING", 5.0)
         confirm(run, 5, 60, 1)
         assert [result.alone for result in run.results] == [SHOWS, LOST]
+
+    @pytest.mark.skipif(not can_fork(), reason="scripts are no forks here")
+    def test_a_second_run_is_last(self, tmp_path: pathlib.Path) -> None:
+        """A script that shows no headline in a fork runs again after all others: its second run may take long."""
+        order = tmp_path / "order"
+        notes = f"open({str(order)!r}, 'a').write('{{}} '); "
+        lost = result_of(notes.format("lost") + SAID.format("", 0)).replace(outcome=Outcome.CRASH)
+        shows = result_of(notes.format("shows") + SAID.format("value of d: expected 1, got 2", 1), where="d")
+        run = Run("cpu", [lost, shows])
+        confirm(run, 10, 60, 1)
+        assert order.read_text().split() == ["lost", "shows", "lost"]
+        assert [result.alone for result in run.results] == [LOST, SHOWS]
