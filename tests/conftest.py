@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from conformance.record import versions
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("conformance")

@@ -11,7 +11,7 @@ import torch
 from conformance import backend
 from conformance.backend import kernels
 from conformance.backend.kernels.__main__ import main
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 
 def test_counts_what_the_device_counts() -> None:

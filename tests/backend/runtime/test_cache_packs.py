@@ -12,7 +12,7 @@ from tinygrad.helpers import VERSION
 from conformance.backend.kernels.cache import main
 from conformance.backend.runtime import cache_packs, disk_cache
 from tests.backend.runtime.test_program_cache import PROGRAM
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 SCHEDULED = """
 from conformance.backend.runtime.counters import COUNTERS

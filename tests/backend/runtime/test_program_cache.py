@@ -15,7 +15,7 @@ from tinygrad.helpers import NOOPT, Context
 
 import conformance.backend  # noqa: F401 - registers the device
 from conformance.backend.runtime import program_cache
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 PROGRAM = """
 import torch

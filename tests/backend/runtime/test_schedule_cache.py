@@ -20,7 +20,7 @@ from tinygrad.uop import Ops
 import conformance.backend
 from conformance.backend.runtime import disk_cache, schedule_cache, scheduler
 from conformance.backend.runtime.stats import reset_stats, stats
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 PROGRAM = """
 import contextlib, json, sys

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from conformance.record import names
 from conformance.record.result import Outcome, Result, Run
 from conformance.sources.opinfo import plan
-from tests.standalone import Standalone
+from tests.run_script import Standalone
 
 from .conftest import PLANTED, ROOT
 
