@@ -14,6 +14,7 @@ from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target
 from conformance.record.names import SPECIALS, VARIANTS
 from conformance.record.result import Outcome, Result
+from conformance.run import options
 from conformance.sources.opinfo import catalog, plan, undefined
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case, Selection
@@ -296,8 +297,10 @@ class TestGradients:
     def test_names(self) -> None:
         """`specials` selects the function variants and `specials_backward` the gradient variants; neither selects the
         other."""
-        assert plan.chosen("specials", VARIANTS, "variant") == [*SPECIALS]
-        assert plan.chosen("specials_backward", VARIANTS, "variant") == [f"{tier}_backward" for tier in SPECIALS]
+        chosen = [
+            options.chosen([name], VARIANTS, "variant", plan.GROUPS) for name in ("specials", "specials_backward")
+        ]
+        assert chosen == [[*SPECIALS], [f"{tier}_backward" for tier in SPECIALS]]
         assert "specials_nan_backward" in Blind().unsupported_variants
         assert not catalog_has("bincount", "specials_nan_backward")
 
