@@ -127,9 +127,9 @@ class TestReadme:
         return re.findall(r"^.*&& \.venv/bin/nox -s .*$", README, re.MULTILINE)
 
     def test_the_commands_come_in_order(self):
-        """The commands are: install and fuzz a device; then the main job and the tests, each of which installs nox."""
+        """The commands are: install and test a device; then the main job and the tests, each of which installs nox."""
         first, nox = (block.splitlines() for block in re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL))
-        assert [line.split(" --")[0] for line in first] == ["pip install .", "conformance fuzz"]
+        assert [line.split(" --")[0] for line in first] == ["pip install .", "conformance test"]
         assert nox == self.commands()
         assert [command.split()[-1] for command in nox] == ["conformance", "tests"]
         assert all("pip install nox &&" in command for command in nox)
