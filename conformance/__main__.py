@@ -20,6 +20,7 @@ JOBS = {
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
     "sizes": ("conformance.sources.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
+    "kernels": ("conformance.backend.kernels", "run a script that uses tiny, and show its kernels by line"),
     "cache": (
         "conformance.backend.kernels.cache",
         "carry compiled kernels of tiny to another machine, and remove old ones",
@@ -47,6 +48,11 @@ def main() -> int:
     sys.argv = [f"conformance {job}", *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        if error.name != "tinygrad":
+            raise
+        print(f"conformance {job}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"conformance {job}: interrupted", file=sys.stderr)
         return 130

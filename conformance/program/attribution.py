@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ ATTRIBUTED = ("value", "storage", "grad")
 """Oracles whose differences are attributed."""
 
 MOST_TRIED = 20
-"""Largest number of operators that replace torch CPU's answer for one program."""
+"""Largest number of operators whose answer is replaced in one program."""
 
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
@@ -54,6 +56,13 @@ def _wrong(verdict: Verdict, first: Mismatch) -> bool:
     return any(one.oracle == first.oracle for one in verdict.mismatches)
 
 
+@contextlib.contextmanager
+def _within(outer: Callable[[], AbstractContextManager[None]], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """Context of a mode inside the target's own."""
+    with outer(), inner:
+        yield
+
+
 class _Replacing(TorchDispatchMode):
     """Runs one operator of the device on torch CPU, and records the operators that compute on the device, each with its
     depth below the program's own calls."""
@@ -67,13 +76,7 @@ class _Replacing(TorchDispatchMode):
     def judged(self, program: Program) -> Verdict:
         """The verdict on a program whose steps run under this mode."""
         target = copy.copy(self.target)
-
-        @contextlib.contextmanager
-        def active() -> Iterator[None]:
-            with self.target.active(), self:
-                yield
-
-        target.active = active  # type: ignore[method-assign]
+        target.active = functools.partial(_within, self.target.active, self)  # type: ignore[method-assign]
         return judge_program(program, target, locate=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -226,9 +226,18 @@ def _on_cpu(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: C
     # Resizing an out= of another size would warn the caller, so out tensors are empty.
     outs = {a.name for a in op._schema.arguments if a.is_out}
     given = {k: made(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
+    results: list[Any] = []
+
+    def run(_: float) -> float:
+        results.append(widening.run(fallback.callable_with_numbers(op, args), made(tuple(args)), given, ()))
+        return 0.0
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # caused by substitute elements
-        return widening.run(fallback.callable_with_numbers(op, args), made(tuple(args)), given, ())
+        # The user's call collects C++ warnings of the calls inside it, and shows them when it ends. `apply_` is a call
+        # of its own that runs Python, so it shows those of the trial here.
+        torch.zeros(1, device="cpu").apply_(run)
+    return results[0]
 
 
 def _ones(x: Any, integers: int = 1) -> Any:

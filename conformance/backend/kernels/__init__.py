@@ -1,7 +1,7 @@
 """Kernel counts by line: the work of a block of code on the tiny device, the lines that caused it, and the reasons.
 
 `count`, `budget` and the other names are resolved on first use (PEP 562), so that the command can report missing
-packages of the device. `counting` defines them; ``python -m conformance.backend.kernels SCRIPT.py`` prints the count.
+packages of the device. `counting` defines them; ``conformance kernels SCRIPT.py`` prints the count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``python -m conformance.backend.kernels SCRIPT.py``: the work of a script on tiny, by line."""
+"""The command ``conformance kernels SCRIPT.py``: the work of a script on tiny, by line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
     from conformance.backend.kernels.counting import Count, Place, count
     from conformance.backend.runtime import trace
 except ImportError as error:  # the device's packages are missing or too old
-    print(f"conformance.backend.kernels: {error}", file=sys.stderr)
+    print(f"conformance kernels: {error}", file=sys.stderr)
     sys.exit(2)
 
 WHY = {
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a script and print its kernels and copies on the device. Returns the script's exit code, or 2 if it does not
     exist.
     """
-    parser = argparse.ArgumentParser("python -m conformance.backend.kernels", description=main.__doc__)
+    parser = argparse.ArgumentParser("conformance kernels", description=main.__doc__)
     parser.add_argument("script", type=Path, help="a Python file that uses the tiny device")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     args = parser.parse_args(arguments)

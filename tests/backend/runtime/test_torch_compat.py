@@ -80,8 +80,8 @@ class TestInstallation:
             "-m conformance.fuzz --target tiny --programs 1",
             "-m conformance.fuzz --target tiny:llvm --programs 1",
             "-m conformance.opinfo_runner --target tiny --op neg",
-            "-m conformance.backend.kernels script.py",
-            "-m conformance.selftest --on tiny",
+            "-m conformance kernels script.py",
+            "-m conformance mutants --on tiny",
         ],
     )
     def test_without_tinygrad(self, command, tmp_path):

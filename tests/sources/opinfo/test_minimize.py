@@ -133,7 +133,7 @@ class TestOwner:
         and no worker tries it again."""
         case = Case("add", "", "", "float32", "forward", "as_sampled")
         task = Task("", worker.minimized, ("cpu", case, Failure(oracle), 1.0, "", frozenset()))
-        note = Note(1, 1, json.dumps(["best", "smaller"]))
+        note = Note(1, json.dumps(["best", "smaller"]))
         after: Any = minimize._after(task, Death(ExitReason.CRASH, "died", note)).args
         assert after[4:] == (best, frozenset({"smaller"}))
         unknown: Any = minimize._after(replace(task, args=after), Death(ExitReason.CRASH, "died")).args
