@@ -172,7 +172,7 @@ class TestCommand:
         assert "1 declared failure not yet explained" in green.stdout
         other = ("--target", "cpu", "--op", "add", "--samples", "2", *file)
         assert command(*other).returncode == 1
-        assert "removed: add" in command(*other, "--update-expectations").stdout
+        assert "removed: value / add" in command(*other, "--update-expectations").stdout
         assert command(*other).returncode == 0
 
     def test_nothing_unexpected(self, command: Command) -> None:
