@@ -215,7 +215,7 @@ def show_progress(running: Campaign, view: View) -> None:
     def tell(at: Campaign) -> None:
         groups = at.distinct()
         for group in groups:
-            cause = group.finding.cause() or group.finding.group
+            cause = group.finding.pattern or group.finding.group  # one line for a bug of many operators
             if cause not in known and group.finding.op != MOVE:  # one sentence at the end reports a failing move
                 known.add(cause)
                 result = result_of(group.finding)
