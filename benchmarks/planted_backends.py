@@ -1,4 +1,4 @@
-"""Campaigns on the toy backends of `tests/planted`: which planted faults are found, alone and together, and how listed.
+"""Campaigns on the toy backends of `tests/planted`: the planted faults that they find, and the listed findings.
 
     python benchmarks/planted_backends.py [--programs 200] [--seed 0] [--tree DIR ...] [--only toy_compiler|toy_device]
 
@@ -67,7 +67,7 @@ def judged(path: Path, faults: str) -> bool:
 
 
 def detected(reports: Path, faults: tuple[str, ...]) -> list[str]:
-    """The faults that a saved program shows by itself."""
+    """Return the faults that a saved program shows without other faults."""
     seen = set[str]()
     for path in sorted((reports / "failures").glob("*.json")):
         if json.loads(path.read_text())["kind"] == "FAIL" and not judged(path, ""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from conformance.run import session
 from conformance.sources import whole
 from conformance.sources.fuzzing.command import Programs
 from conformance.sources.opinfo import plan, runner
+from conformance.sources.opinfo.journal import NAME, Journal
 
 LIE = "mutant:arithmetic results are contiguous"
 
@@ -91,6 +93,15 @@ class TestTest:
         """A time that is over before anything is compared is exit code 2 and one sentence."""
         assert whole.main(["--target", "cpu", "--minutes", "0.0001", "--reports", str(tmp_path)]) == 2
         assert "nothing was compared" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("resumable", [False, True])
+    def test_the_journal_of_an_interrupted_run(self, tmp_path: Path, resumable: bool) -> None:
+        """The journal stays only if the command has `--resume`. Regression test: `conformance test` left it."""
+        source = runner.OpDb()
+        source.journal = Journal(tmp_path, {})
+        run = SimpleNamespace(resumable=resumable, args=SimpleNamespace(update_baseline=False))
+        source.keep(run, model.Run("cpu", complete=False))  # type: ignore[arg-type]
+        assert (tmp_path / NAME).exists() is resumable
 
     def test_the_order_of_the_sources(self) -> None:
         """Programs come last and take the time that the others leave."""

@@ -250,9 +250,9 @@ class OpDb:
         return trial.contradictions(session.target, session.limits, made.lacking, session.seen, session.place)
 
     def keep(self, session: Session, made: Run) -> None:
-        """Delete the journal of a whole run, and write the baseline if the user accepts the run."""
+        """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
         late = any("not run, since the time" in note for note in made.notes)
-        if made.complete and not (late and session.resumable):
+        if not session.resumable or (made.complete and not late):
             self.journal.discard()
         if session.args.update_baseline and made.complete:
             model.save(model.slim(_over(self.baseline, made)), self.baseline_file)
