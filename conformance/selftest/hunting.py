@@ -72,7 +72,7 @@ def run(target: str, case: PlantedFault) -> Result:
     if not found.tried:
         return case.result(Outcome.SKIP, skipped=1, reason="no program was run that the target supports")
     if found.small is None:
-        lost = Failure(POWER, "the fault", f"a finding within {case.programs} programs", "none", call=case.call)
+        lost = Failure(POWER, "the fault", f"{case.programs} programs", "not found", call=case.call)
         return case.result(Outcome.FAIL, samples=found.tried, failed=1, failures=(lost,))
     steps, inputs = len(found.small.steps), len(found.small.inputs)
     reason = f"{found.oracle}, program {found.programs}, {steps} steps and {inputs} inputs when shrunk"
