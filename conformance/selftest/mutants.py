@@ -155,7 +155,7 @@ def differences_on(program: Program, target: Target, expected: Reference | None 
     """Return the differences between a target and torch CPU on a program."""
     expected = expected or reference(program)
     actual = Executor(target).run(ProgramSubject(program)).last
-    return differences(program, expected, actual, target.oracles).mismatches
+    return differences(program, expected, actual, target, target.oracles).mismatches
 
 
 def hunt(names: Sequence[str], drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> dict[str, Hunt]:
