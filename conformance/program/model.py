@@ -20,12 +20,16 @@ from typing import Any
 
 import torch
 
+from conformance.engine.rules import KNOWN
 from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
 
 SCHEMA = 1
+
+TERMS = ("rules", "undefined")
+"""Lists of a program that only a sample of op_db has."""
 
 LOOP = "loop"
 """Op of a step that runs its body several times."""
@@ -102,13 +106,16 @@ class Program:
     """Storages, the inputs on them, and the steps. `note` is free text for readers.
 
     `tolerance` maps a dtype to (rtol, atol) if PyTorch's own tests use a larger tolerance than usual for an op of the
-    program."""
+    program. `rules` and `undefined` are further terms of a program that an op_db sample became (`engine.judge.Terms`);
+    the rules hold for its first step."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...] = ()
     note: str = ""
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the program as JSON, with the schema's version."""
@@ -116,6 +123,7 @@ class Program:
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
             **({"tolerance": {name: list(pair) for name, pair in self.tolerance.items()}} if self.tolerance else {}),
+            **{key: list(terms) for key in TERMS if (terms := getattr(self, key))},
             "storages": [vars(storage) for storage in self.storages],
             "inputs": [{**vars(one), "size": list(one.size), "stride": list(one.stride)} for one in self.inputs],
             "steps": [step.to_json() for step in self.steps],
@@ -131,7 +139,7 @@ class Program:
                 f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
                 "draw it again, or use the version that wrote it"
             )
-        unknown = data.keys() - {"schema", "note", "tolerance", "storages", "inputs", "steps"}
+        unknown = data.keys() - {"schema", "note", "tolerance", *TERMS, "storages", "inputs", "steps"}
         if unknown:
             raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
@@ -145,7 +153,11 @@ class Program:
             raise ProgramError(f"the program's data is damaged: {error}") from error
         except StepError as error:
             raise ProgramError(str(error)) from error
-        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance)
+        terms = (tuple(map(str, data.get(key, ()))) for key in TERMS)
+        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance, *terms)
+        unknown = {*program.rules} - KNOWN
+        if unknown:
+            raise ProgramError(f"the program has the unknown rule {min(unknown)!r}")
         program.check()
         return program
 

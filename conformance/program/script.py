@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
@@ -55,13 +54,11 @@ def script(
     notes: Sequence[str] = (),
     bad_step: int | None = None,
     death: str = "",
-    options: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the program as Python source.
 
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
-    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
-    `options` are further arguments of the comparison, as expressions."""
+    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text."""
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     about = textwrap.shorten(told, 110)
@@ -98,6 +95,7 @@ def script(
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
-    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **options}
+    terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
+    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **terms}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])

@@ -120,7 +120,7 @@ def render(
     names = {"transform": "transform", "MODE": "mode"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
     chosen |= {"call": bug.call} if bug.call else {}
-    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
     loading = load(setup, early)

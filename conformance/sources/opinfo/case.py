@@ -19,18 +19,19 @@ import torch
 
 from conformance.engine.aten_ops import AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
-from conformance.engine.judge import first_line
+from conformance.engine.judge import first_line, judge
 from conformance.engine.kernel_tables import lacking
+from conformance.engine.loading import reference
 from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, SPARSE, Target
 from conformance.record.errors import UserError
 from conformance.record.names import NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of
-from conformance.sources.opinfo.judge import judge_call
+from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip, reference
+from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import compare
@@ -96,14 +97,14 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
             for sample in samples(op, case.variant, dtype, case.layout, case.samples):
                 note(sample.index, "sampling")
                 for call in _made(op, case, sample, tally):
-                    _run_call(case, op, dtype, target, call, tally, note)
+                    _run_call(case, target, call, tally, note)
         except UserError:
             raise
         except Exception as error:
             tally.failed += 1
             text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
             tally.fail(Failure("harness", "the harness itself", "no error", text))
-    _judge_kernels(case, target, dtype, tally)
+    _judge_kernels(case, target, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or _excused(tally)):
         # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
@@ -131,7 +132,7 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     )
 
 
-def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally) -> None:
+def _judge_kernels(case: Case, target: Target, tally: _Tally) -> None:
     """Compare the kernels of all samples with their summed allowance, since a case's total is also compared with the
     baseline. One sample may then cost a kernel more if another saves one.
     """
@@ -141,7 +142,7 @@ def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally
     for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
         assert tally.worst is not None  # the sum exceeds the allowance only if one call does
         found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
-        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran, dtype))
+        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran))
 
 
 def _excused(tally: _Tally) -> bool:
@@ -175,7 +176,7 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
         tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
 
-def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:
+def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> None:
     index = call.sample.index
     reason = _undeclared(target, call)
     if reason:
@@ -210,7 +211,7 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     # If only one side raises, which the judge reports, the kernel counts of the two sides are not comparable.
     if actual.last.kernels is not None and (error is None) == (actual.last.error is None):
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
-    found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
+    found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, target.oracles)
     if found and fault:
         return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
@@ -222,7 +223,7 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     tally.failed += bool(found)
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
-            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last, dtype))
+            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last))
     return None
 
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Transform, signature_of
-from conformance.engine.loading import load_target
+from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
 from conformance.record.names import SPECIALS, SPECIALS_BACKWARD
@@ -140,12 +140,6 @@ class RunningCall:
 
 class Skip(Exception):
     """This sample cannot be compared; the text says why."""
-
-
-@functools.cache
-def reference() -> Target:
-    """Return torch CPU, the reference."""
-    return load_target("cpu")
 
 
 def draws_numbers(op: Any, sample: Sample) -> bool:
