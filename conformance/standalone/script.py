@@ -36,6 +36,7 @@ MODULES = (
     "standalone/moving.py",
     "standalone/observation.py",
     "standalone/modes.py",
+    "standalone/transforms.py",
     "standalone/oracles.py",
     "standalone/script_runtime.py",
     "standalone/layouts.py",
