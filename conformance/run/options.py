@@ -162,7 +162,7 @@ FLAGS: Mapping[str, Flag] = {
     "target": Flag(
         "target",
         "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
-        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, decompositions, aot_eager, inductor, "
+        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, decompositions, aot_eager, inductor, "
         f"tinygrad-upstream:PATH, mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
     "on": Flag(

@@ -43,7 +43,6 @@ class DecompositionsTarget(Target):
     def script(self) -> str:
         """Return the mode."""
         return (
-            "from torch._decomp import core_aten_decompositions\nfrom torch.utils._python_dispatch import "
-            f"TorchDispatchMode\n{carried(('DecompositionMode',))}\n\n"
+            f"from torch._decomp import core_aten_decompositions\n{carried(('DecompositionMode',))}\n\n\n"
             "DEVICE, MODE = 'cpu', DecompositionMode(core_aten_decompositions())"
         )
