@@ -27,6 +27,7 @@ LAYERS = (
     "torch.compile",
     "Inductor",
     "functionalize",
+    "vmap",
     "meta and fake tensors",
     "decompositions",
     "torch CPU",

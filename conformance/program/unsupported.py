@@ -8,10 +8,13 @@ counted separately.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable
 
+import torch
+
 from conformance.declare.declaration import unknown
-from conformance.engine.aten_ops import Operators
+from conformance.engine.aten_ops import TAGGED, Operators, Tagged
 from conformance.engine.executor import StepFailed
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
@@ -23,12 +26,24 @@ from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
 from conformance.record.names import VARIANTS
 
+
+def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
+    """Return whether the program calls an operator with one of these tags on torch CPU, up to an undeclared error."""
+    running = RunningProgram(program)
+    with Tagged(tags) as seen, contextlib.suppress(StepFailed):
+        for step in program.steps:
+            running.step(step)
+    return seen.found
+
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
     "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+    "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
+    **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }
 """Traits of programs that a target may declare as unsupported, each with its predicate."""
 

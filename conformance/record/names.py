@@ -18,6 +18,8 @@ BUILTIN = {
     "meta": "conformance.targets.meta:MetaTarget",
     "fake": "conformance.targets.fake:FakeTarget",
     "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
+    "vmap": "conformance.targets.vmap:VmapTarget",
+    "decompositions": "conformance.targets.decompositions:DecompositionsTarget",
     "compile": "conformance.targets.compiler:CompileTarget",
     "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
     "inductor": "conformance.targets.inductor:InductorTarget",

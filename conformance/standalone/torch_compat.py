@@ -52,6 +52,7 @@ SYMBOLS: dict[str, str] = {
 """Symbols that come with torch itself, and the versions that have them."""
 
 ON_USE: dict[str, str] = {
+    "torch._decomp:core_aten_decompositions": ">=2.9",
     "torch._dynamo:disable": ">=2.9",
     "torch._dynamo:list_backends": ">=2.9",
     "torch._dynamo:reset": ">=2.9",
@@ -200,6 +201,11 @@ def fake_tensor_mode() -> Any:
 def forget_fake_calls() -> None:
     """Empty the cache of call results in fake tensors."""
     found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
+
+
+def core_decompositions() -> Any:
+    """Return torch's decompositions into core ATen operators, by overload."""
+    return found("torch._decomp:core_aten_decompositions")()
 
 
 def in_functionalize() -> bool:

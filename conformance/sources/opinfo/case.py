@@ -11,13 +11,13 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
-from conformance.engine.aten_ops import AtenOps, Operators, Tagged
+from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.judge import first_line, judge
 from conformance.engine.kernel_tables import lacking
@@ -253,6 +253,11 @@ def _undeclared(target: Target, call: Call) -> str:
         operator = lacking(operators.names, target)
         if operator:
             return f"the target's profile declares that it lacks {operator}"
+    for trait in target.unsupported("trait") & {*TAGGED}:
+        ops = Tagged(TAGGED[trait])
+        Executor(_Inside(ops)).run(call)
+        if ops.found:
+            return f"the target declares that it does not support {trait}"
     if not target.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
     return ""
@@ -290,6 +295,25 @@ class _Watched(Target):
     def active(self) -> Any:
         """Return the mode."""
         return self.mode
+
+
+class _Inside(_Watched):
+    """Torch CPU with a dispatch mode around the function under test only, not around the drawing of cotangents."""
+
+    transforms_program = True
+
+    def active(self) -> Any:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function in the mode."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.mode:
+                return function(*args, **kwargs)
+
+        return watched
 
 
 def _eager_ops(call: Call) -> int:
