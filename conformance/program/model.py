@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from conformance.engine.rules import KNOWN
-from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
+from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_local, is_name
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
@@ -181,6 +181,7 @@ class Program:
             for inner in step.body if step.op == LOOP else (step,):
                 _check_step(number, inner, defined)
                 defined.update(inner.out)
+        _check_after(self)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
         """Return a program with the same inputs and other steps."""
@@ -230,6 +231,17 @@ def _check_step(number: int, step: Step, defined: Set[str]) -> None:
     for name in step.names():
         if not isinstance(name, str) or name not in defined:
             raise ProgramError(f"step {number} ({step.op}) uses {name!r}, which is not defined by then")
+
+
+def _check_after(program: Program) -> None:
+    """Check that the caller's steps come last and use inputs, results, and each other's results only."""
+    inside = [step.after for step in program.steps].index(True) if any(step.after for step in program.steps) else None
+    for number, step in enumerate(program.steps[inside:] if inside is not None else (), (inside or 0) + 1):
+        if not step.after:
+            raise ProgramError(f"step {number} ({step.op}) is not after the return, and follows a step that is")
+        local = [name for name in step.names() if is_local(name)]
+        if local:
+            raise ProgramError(f"step {number} ({step.op}) is after the return, and {local[0]!r} is not returned")
 
 
 def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:

@@ -14,7 +14,7 @@ from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
-from conformance.program.source import source
+from conformance.program.source import caller, source
 from conformance.program.steps.op import DEFINED, definitions_of
 from conformance.program.steps.states import defined_by
 from conformance.program.steps.table import OPS
@@ -42,6 +42,13 @@ def attempt(step):
 """Definitions of `attempt` in a script: the second for compilers, the first for programs with several raising steps.
 
 Each raising step becomes a function that `attempt` calls. A compiler needs that for a single raising step too."""
+
+CALLED = """
+
+def called(program, given):
+    return after(program(*given.values()), *given.values())
+"""
+"""Definition that runs a program and then the calls of its caller."""
 
 OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
 """Families of steps whose results differ between a plain tensor and a view of a hidden base."""
@@ -87,11 +94,13 @@ def script(
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
+    after = caller(program, mark=bad_step, attempts=attempts)
     bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt],
+        [*map(bare, definitions_of(used)), *attempt, *([after + CALLED] if after else [])],
         [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
         [name for name in inputs if name not in also],
         source(program, mark=bad_step, attempts=attempts, also=also),
+        "called" if after else "",
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []

@@ -22,7 +22,7 @@ from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
-from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
+from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, is_local
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.moving import map_tensors, rebuild, storage_key, whole_storage
@@ -356,11 +356,12 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
     except (StepError, RuntimeError, OverflowError) as error:  # a constant outside its dtype raises the last two
         raise ProgramError(f"step {number}: {error}") from error
-    fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
+    seen = [tensor for name, tensor in shadow.env.items() if not is_local(name)]
+    fetched = [*seen, *(tensor.grad for tensor in seen if tensor.is_leaf and tensor.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
     ops = aten_ops_of(program) if count else None
-    seen = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
-    return Reference(seen, shadow.exact_names())
+    observed = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
+    return Reference(observed, shadow.exact_names())
 
 
 def aten_ops_of(program: Program) -> int | None:

@@ -20,7 +20,7 @@ from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
-from conformance.program.steps.op import Json, Step, dtype_of, walk
+from conformance.program.steps.op import VIEW, Json, Step, dtype_of, is_local, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
@@ -36,11 +36,27 @@ def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
     return seen.found
 
 
+def _writes_shared(program: Program) -> bool:
+    """Return whether the caller writes, after the return, to memory that an input or result may share.
+
+    A row that may return a view counts as one that does."""
+    roots = {one.name: f"storage {one.storage}" for one in program.inputs}
+    for step in program.steps:
+        for inner in (step, *step.body):
+            sources = inner.names()
+            views = OPS[inner.op].effect == VIEW and bool(sources)
+            roots |= {name: roots.get(sources[0], name) if views else name for name in inner.out}
+    held = [root for name, root in roots.items() if not is_local(name)]
+    writes = (step for step in program.steps if step.after and OPS[step.op].writes is not None)
+    return any(held.count(roots[name]) > 1 for step in writes for name in step.names()[:1])
+
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
     "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
+    "a caller that writes shared memory": _writes_shared,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
     "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},

@@ -36,7 +36,7 @@ Env = Mapping[str, torch.Tensor]
 
 
 SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, "raises": str | None, "times": int,
-                          "body": list, "under": list}  # fmt: skip
+                          "body": list, "under": list, "after": bool}  # fmt: skip
 """Fields of a step in JSON, with their types."""
 
 
@@ -49,7 +49,8 @@ class Step:
     """One call: the row's name, JSON arguments, and the names of its results.
 
     `raises` is the error that torch CPU raises, if any. `under` are the global states (`states.STATES`) around the
-    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn."""
+    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn. A step `after` the
+    return is a call of the program's caller: a target that transforms functions does not transform it."""
 
     op: str
     args: tuple[Json, ...] = ()
@@ -59,12 +60,13 @@ class Step:
     body: tuple[Step, ...] = ()
     times: int = 0
     under: tuple[str, ...] = ()
+    after: bool = False
 
     def to_json(self) -> dict[str, Json]:
         """Return the step as JSON without its empty fields."""
         data = {"op": self.op, "args": list(self.args)}
         more: dict[str, Json] = {"kwargs": dict(self.kwargs), "out": list(self.out), "raises": self.raises}
-        more["under"] = list(self.under)
+        more |= {"under": list(self.under), "after": self.after}
         if self.body:
             more |= {"times": self.times, "body": [step.to_json() for step in self.body]}
         return data | {key: value for key, value in more.items() if value or key == "times"}
@@ -102,6 +104,12 @@ class Step:
 def is_name(value: Json) -> bool:
     """Return whether a script can use this name for a tensor."""
     return isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is local to the program: it begins with `_`. The program does not return such a result, so
+    a compiler need not compute it as a tensor."""
+    return name.startswith("_")
 
 
 def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
