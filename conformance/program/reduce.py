@@ -37,17 +37,18 @@ def reduce_program(
     trials: int = MOST_TRIALS,
     passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
     until: float = math.inf,
+    settled_by: Callable[[Program], Program | None] | None = None,
 ) -> Program:
     """Return a smaller program for which `fails` still holds. At most `trials` candidates run, all with a meaning on
     CPU, and none begins after `until`, in seconds since the epoch. `passes` propose the candidates; the default is
-    `PASSES`."""
+    `PASSES`. `settled_by` replaces `settle`, for steps that are not in the table."""
     seen = {repr(program.to_json())}
     left = trials
 
     def smaller(candidates: Iterator[Program]) -> Program | None:
         """Return the first candidate that fails and was not tried before."""
         nonlocal left
-        for settled in map(settle, candidates):
+        for settled in map(settled_by or settle, candidates):
             if left <= 0 or time.time() >= until:
                 return None
             if settled is not None and repr(settled.to_json()) not in seen:
