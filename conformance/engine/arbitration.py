@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch, Tolerance, allowed, differing
+from conformance.standalone.oracles import Mismatch, Tolerance, differing, tolerance_of
 
 
 def arbitrate(
@@ -54,7 +54,7 @@ def arbitrate(
         ):
             return found
         right = wide.to(want.dtype)
-        errors = [_error(right, side, *allowed(want.dtype, tolerance)) for side in (want, got)]
+        errors = [_error(right, side, *tolerance_of(want.dtype, tolerance)) for side in (want, got)]
         neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
         agrees = not bool(neither.any())
         cpu, target = map(_in_tolerances, errors)
@@ -84,7 +84,7 @@ def _between(
         return False
     reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
     low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
-    rtol, atol = allowed(right.dtype, tolerance)
+    rtol, atol = tolerance_of(right.dtype, tolerance)
     slack, here = atol + rtol * right.double().abs(), got.double()
     between = (low - slack <= here) & (here <= high + slack)
     return bool((between | ~differing(right, got, False, tolerance)).all())

@@ -212,7 +212,7 @@ def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, tolerance: Tole
     `differences`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
-    rtol, atol = allowed(want.dtype, tolerance)
+    rtol, atol = tolerance_of(want.dtype, tolerance)
     if want.element_size() == 1 or want.dtype == torch.complex32:
         wide = torch.complex64 if want.dtype.is_complex else torch.float32
         want, got = want.to(wide), got.to(wide)
@@ -226,7 +226,7 @@ def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, tolerance: Tole
     return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def allowed(dtype: torch.dtype, tolerance: Tolerance | None = None) -> tuple[float, float]:
+def tolerance_of(dtype: torch.dtype, tolerance: Tolerance | None = None) -> tuple[float, float]:
     """Return the (rtol, atol) for a floating or complex dtype: the given tolerance, else torch.testing's. One-byte
     floats have no tolerance of torch.testing's and must agree exactly."""
     default = (0.0, 0.0) if dtype.itemsize == 1 else default_tolerances(dtype)

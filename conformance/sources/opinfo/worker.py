@@ -16,6 +16,7 @@ from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
 from conformance.sources.opinfo.plan import Case, Entry
+from conformance.sources.programs.progress import Progress
 
 CALIBRATE_EVERY = 20
 """Cases between two calibration loops of a worker."""
@@ -67,17 +68,14 @@ def run(target: str, case: Case) -> tuple[Result, float]:
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
 
 
-def minimized(
-    target: str, case: Case, failure: Failure, until: float, program: str, skipped: Collection[str]
-) -> Failure | str:
+def minimized(target: str, case: Case, failure: Failure, until: float, progress: Progress) -> Failure | str:
     """Return the minimized failure, or the reason why the failure stays as it is.
 
-    No trial begins after `until`, in seconds since the epoch. `program` is the smallest failing program so far, as
-    JSON, or "" before the first trial. `skipped` are programs that ended a worker."""
+    No trial begins after `until`, in seconds since the epoch. `progress` is that of earlier workers."""
     under_test = loaded(target)
-    from conformance.sources.opinfo.smaller import Trials
+    from conformance.sources.opinfo.smaller import Minimizer
 
-    return Trials(under_test, case, failure, until, program, skipped).smallest()
+    return Minimizer(under_test, case, failure, until, progress).smallest()
 
 
 _cases_run = 0
