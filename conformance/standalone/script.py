@@ -66,7 +66,6 @@ IMPORTS = {
     "time.perf": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",
-    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
     "forward_ad.": "from torch.autograd import forward_ad",
     "default_tolerances(": "from torch.testing._comparison import default_tolerances",
 }
