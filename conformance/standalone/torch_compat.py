@@ -432,3 +432,9 @@ def _no_test() -> None:
 
 def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
+
+
+def implementation(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a custom operator; another function is returned as it is."""
+    made: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return made
