@@ -287,7 +287,8 @@ def _written(step: Step) -> list[Json]:
     """Return the tensors that a call writes: one or several in `out`, or the argument that it writes in place."""
     writes = OPS[step.op].writes
     if isinstance(writes, int):
-        return [step.args[writes]]
+        first = step.args[writes]
+        return list(first) if isinstance(first, list) else [first]
     out = step.kwargs.get("out") if writes == "out" else None
     return list(out["tuple"]) if isinstance(out, dict) and "tuple" in out else [out] if out is not None else []
 

@@ -85,7 +85,7 @@ def _lines(number: int, step: Step, attempts: bool, wrapper: str = "") -> Iterat
         elif attempts:
             yield from (f"def step_{number}(): {call}", f"{answer}attempt(step_{number})")
         else:
-            yield from ("try:", f"    {answer * value}{call}", *([] if value else [f"    {answer}None"]))
+            yield from ("try:", f"    {answer}{call}" if value else f"    {call}; {answer}None")
             yield from ("except Exception as error:", f"    {answer}error")
 
 

@@ -479,3 +479,7 @@ def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[t
     with mode:
         results = function(*given)
     return SymbolicResults(given, results, [guard.expr for guard in shapes.guards])
+def implementation(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a custom operator; another function is returned as it is."""
+    made: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return made

@@ -30,6 +30,7 @@ NEEDS_VALUES = (
         step=(
             *("through_host", "from_host_view", "into_host_view"),
             *("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+            "shares_memory",
         ),
     ),
     unsupported("random numbers and warnings need values", step=("seeded", "generated", "warned")),

@@ -30,6 +30,7 @@ import torch
 from conformance.program.steps import definitions
 from conformance.program.steps.states import fault_of
 from conformance.record.errors import UserError
+from conformance.standalone.torch_compat import implementation
 
 Json = Any
 Env = Mapping[str, torch.Tensor]
@@ -370,16 +371,21 @@ IMPORTS = {
 """Import lines that functions of `definitions` need, by the pattern of their use."""
 
 
+def _function(name: str) -> Callable[..., Any]:
+    """Return the Python function of this name in `definitions`; of a custom operator, its implementation."""
+    return inspect.unwrap(implementation(getattr(definitions, name)))
+
+
 def definitions_of(names: Iterable[str]) -> list[str]:
     """Return the sources of these functions of `definitions`, and of the functions that they call, each once.
 
     Their import lines come first."""
     sources: dict[str, str] = {}
     for name in names:
-        function = inspect.unwrap(getattr(definitions, name))
+        function = _function(name)
         for needed in (*function.__code__.co_names, name):
-            if inspect.isfunction(getattr(definitions, needed, None)):
-                sources[needed] = inspect.getsource(getattr(definitions, needed)).rstrip()
+            if inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
+                sources[needed] = inspect.getsource(_function(needed)).rstrip()
     texts = list(sources.values())
     imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]
     return ["\n".join(imports), *texts] if imports else texts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
+from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.finding import CRASH, FAIL, FLAKY, HARNESS, INVALID, MEMORY, MOVE, TIMEOUT, from_signature
 from conformance.record.patterns import NOT_SHRUNK
@@ -100,6 +101,9 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         avoided=dict(done.avoided.most_common()),
         cells=dict(done.cells),
         entries=dict(done.entries),
+        hazards=dict(done.hazards),
+        writes=hazards.ACCESSES if done.hazards else (),
+        relations=hazards.RELATIONS if done.hazards else (),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"

@@ -25,6 +25,8 @@ class Tally:
     """Steps drawn, by family, layout class of the first tensor, and dtype of this tensor."""
     entries: Counter[str] = field(default_factory=Counter)
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
+    hazards: Counter[str] = field(default_factory=Counter)
+    """Hazards drawn, by write, relation, step between and use of the result, joined by `|`."""
     lacking: Counter[str] = field(default_factory=Counter)
     """Entries of op_db given up for an operator declared lacking: `OPERATOR|ENTRY`."""
 
