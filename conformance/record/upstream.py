@@ -22,6 +22,9 @@ DATA = Path(__file__).with_name("upstream.toml")
 UNKNOWN = "not in the index"
 """Text for a finding of PyTorch that no entry of the index matches."""
 
+DECISIVE = ("pass", "decomposition")
+"""Kinds of a compiler's parts of which each is one bug. Without a lowering or a setting, several bugs disappear."""
+
 RELATIONS = (
     "same",
     "shifted",
@@ -81,15 +84,16 @@ class Bug:
     def matches(self, evidence: Evidence) -> str:
         """Return why a finding is this bug, or "".
 
-        A part decides alone if both sides have one: another part is another bug. A setting concerns many operators, so
-        the operators must agree as well."""
+        A pass or a decomposition decides alone if both sides have one: another is another bug. A setting or a lowering
+        concerns many bugs, so the operators decide there, and a setting must be the same one."""
         if (self.property, self.layer) != (evidence.property, evidence.layer):
             return ""
-        if self.parts and evidence.part:
-            agree = evidence.part in self.parts and (
-                not evidence.part.startswith(SETTING) or self._operators(evidence.operators)
-            )
-            return f"right {without(evidence.part)}" if agree else ""
+        kinds = [part.partition(" ")[0] for part in self.parts]
+        kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts
+        if kind in DECISIVE and {*kinds} & {*DECISIVE}:
+            return f"right without the {evidence.part}" if same else ""
+        if kind == SETTING.strip() and kind in kinds and not same:
+            return ""
         related = not self.relation or self.relation in evidence.relations
         agree = related and self._operators(evidence.operators) and {*self.dtypes} <= {*evidence.dtypes}
         return ", ".join(filter(None, (" ".join(self.operators), self.relation, *self.dtypes))) if agree else ""
@@ -97,11 +101,6 @@ class Bug:
     def _operators(self, names: Iterable[str]) -> bool:
         known = {base_operator(name) for name in names}
         return all(known & {base_operator(one) for one in each.split("/")} for each in self.operators)
-
-
-def without(part: str) -> str:
-    """Return `without the pass remove_noop_ops` for a part of a compiler."""
-    return part if part.startswith(SETTING) else f"without the {part}"
 
 
 @functools.cache

@@ -110,7 +110,8 @@ def _same(one: Any, two: Any, values: bool = True) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
         if (one.dtype, one.shape) != (two.dtype, two.shape) or not values:
             return (one.dtype, one.shape) == (two.dtype, two.shape)
-        return torch.allclose(one, two, 1e-3, 1e-5, equal_nan=True)
+        rtol = 1e-2 if one.dtype in (torch.float16, torch.bfloat16) else 1e-3
+        return torch.allclose(one, two, rtol, 1e-5, equal_nan=True)
     if isinstance(one, (list, tuple)) and type(one) is type(two) and len(one) == len(two):
         return all(_same(a, b, values) for a, b in zip(one, two, strict=True))
     return type(one) is type(two) and bool(one == two)
