@@ -81,6 +81,9 @@ class Target:
     """Number of runs of a subject before the observed run, for a device that runs repeated subjects in another way."""
     profile: Profile | None = None
     """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
+    of_pytorch: str = ""
+    """The part of PyTorch itself that this target runs, as the index of reported bugs names it (`record/upstream.py`);
+    empty for a device and for a compiler, whose findings have a culprit."""
     _waits: bool | None = None
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator. The harness reruns each

@@ -231,6 +231,17 @@ FLAGS: Mapping[str, Flag] = {
     ),
     "replay": Flag("what to run", "run a finding again: {usual}", arguments={"metavar": "FILE"}),
     "minimize": Flag("what to run", "make the failing program in a JSON file smaller", arguments=_FILE),
+    "also-on": Flag(
+        "what to run",
+        "run the scripts of the findings under this Python too, whose torch may be another, and name the versions that "
+        "show them; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "PYTHON"},
+    ),
+    "results": Flag(
+        "what to run",
+        "measure these results of earlier campaigns, and run none; may be repeated",
+        arguments={"type": Path, "action": "append", "default": [], "metavar": "FILE"},
+    ),
     "resume": Flag("what to run", "go on where the same run in --reports stopped", arguments=_SWITCH),
     "stop-at-first-failure": Flag("what to run", "end with the first finding that is not declared", arguments=_SWITCH),
     "rerun-failures": Flag(

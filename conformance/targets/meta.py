@@ -43,7 +43,7 @@ NEEDS_VALUES = (
 
 
 class MetaTarget(Target):
-    name = "meta"
+    name, of_pytorch = "meta", "meta and fake tensors"
     oracles = METADATA
     declarations = NEEDS_VALUES
     device = torch.device("meta")

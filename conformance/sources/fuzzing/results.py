@@ -14,12 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
+from conformance.engine.target import Target
+from conformance.program.accesses import evidence_of
 from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.record.finding import CRASH, FAIL, FLAKY, HARNESS, INVALID, MEMORY, MOVE, TIMEOUT, from_signature
-from conformance.record.patterns import NOT_SHRUNK
+from conformance.record.finding import (
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    TIMEOUT,
+    from_signature,
+    layer_and_part,
+)
+from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
+from conformance.record.upstream import Evidence, known_as
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.sources.fuzzing.plan import HANGS
 from conformance.sources.fuzzing.worker import SAME, Finding
@@ -146,6 +160,7 @@ def with_counts(campaign: Campaign, run: Run) -> Run:
 
 def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
+    plan_target = describe_target(campaign.plan.target)
     result = result_of(
         group.finding,
         campaign.script(group),
@@ -158,12 +173,31 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
         masked=len(group.masked),
         layer=group.finding.layer,
+        culprit=group.finding.culprit,
+        upstream=upstream_of(group.finding, plan_target),
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
-    layers = describe_target(campaign.plan.target).without_backend
+    layers = plan_target.without_backend
     layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
     layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
+
+
+def evidence(finding: Finding, target: Target) -> Evidence | None:
+    """The evidence that decides whether a finding is a reported bug of PyTorch; None if its cause is unknown, or
+    lies in no part of PyTorch. A program that ended its process is not run."""
+    layer, part = layer_and_part(finding.culprit)
+    layer = layer if layer in COMPILER_LAYERS else target.of_pytorch
+    if not (layer and finding.property and finding.program.inputs):
+        return None
+    runs = finding.kind in (FAIL, FLAKY)
+    return evidence_of(finding.program, finding.property, layer, part, runs=runs)
+
+
+def upstream_of(finding: Finding, target: Target) -> str:
+    """The names of the reported bugs that a finding is, or that the index has none; "" without evidence."""
+    known = evidence(finding, target)
+    return known_as(known) if known is not None else ""
 
 
 def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:

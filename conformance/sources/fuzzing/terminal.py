@@ -109,6 +109,8 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
     if found.elsewhere:
         console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
+    if origin := found.origin():
+        console.print(escape_control_characters(origin))
     console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
 
 

@@ -45,7 +45,7 @@ from conformance.record.finding import (
     property_of,
     with_signal_number,
 )
-from conformance.record.patterns import LESS_PRECISE, VALUE, base_operator, pattern_of
+from conformance.record.patterns import by_culprit, pattern_of
 from conformance.run.messages import Death, ExitReason
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
@@ -73,6 +73,9 @@ NO_PROGRESS = Progress()
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
 
+LONGEST_ATTRIBUTION = 120.0
+"""Time limit in seconds for finding the culprit of one cause."""
+
 NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
 
@@ -86,8 +89,8 @@ class Finding:
     same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
     under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
     remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks.
-    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program; empty if
-    unknown."""
+    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program, or a
+    compiler's layer and part (`compiler_attribution.py`); empty if unknown."""
 
     kind: str
     seed: int
@@ -141,8 +144,7 @@ class Finding:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
         pattern = pattern_of(self.difference, self.property, self.op, is_view)
-        if self.culprit and pattern != LESS_PRECISE and base_operator(self.culprit) != base_operator(self.op):
-            pattern = VALUE.format(base_operator(self.culprit))
+        pattern = by_culprit(pattern, self.property, self.op, self.culprit)
         return f"flaky: {pattern}" if self.kind == FLAKY else pattern
 
     def death(self) -> str:
@@ -225,10 +227,12 @@ def environment(spec: str) -> dict[str, str]:
 
 
 class _Ran:
-    """The number of this process's last program, and the groups of failures that it has confirmed."""
+    """The number of this process's last program, the groups of failures that it has confirmed, and the culprits of
+    causes."""
 
     last: int | None = None
     confirmed: ClassVar[set[tuple[str, str]]] = set()
+    culprits: ClassVar[dict[tuple[str, str], str]] = {}
 
 
 def run_shard(shard: Shard) -> Result:
@@ -473,13 +477,16 @@ def shrink(
 
 
 def attributed(spec: str, finding: Finding, until: float = math.inf) -> Finding:
-    """Return the finding with its culprit, if one is known by `until`, in seconds since the epoch. Whatever a device
-    raises while its operators are replaced, the finding stays."""
+    """Return the finding with the culprit of its cause, if it is known by `until`, in seconds since the epoch. A worker
+    searches once for each cause. Whatever a target raises while its parts are replaced, the finding stays."""
     if finding.kind != FAIL or not finding.mismatches:
         return finding
-    with contextlib.suppress(UnitTimeout, Exception), at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
-        return replace(finding, culprit=culprit(finding.program, loaded(spec), finding.difference))
-    return finding
+    key = (spec, finding.cause())
+    if key not in _Ran.culprits:
+        limit = min(LONGEST_ATTRIBUTION, max(until - time.time(), 0.01))
+        with contextlib.suppress(UnitTimeout, Exception), at_most(limit):
+            _Ran.culprits[key] = culprit(finding.program, loaded(spec), finding.difference)
+    return replace(finding, culprit=_Ran.culprits.get(key, ""))
 
 
 def fails(spec: str, program: Program, limit: float) -> bool:

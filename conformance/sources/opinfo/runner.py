@@ -156,7 +156,7 @@ def run(
 # The command
 
 FLAGS = ("target", *plan.CASES, "resume", "stop-at-first-failure", "replay", "minutes", *options.LIMITS,
-         "check-scripts", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
+         "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     **plan.USUAL,
