@@ -112,11 +112,18 @@ def links(found: Finding) -> str:
     return ", ".join(made)
 
 
+def status(found: Finding) -> str:
+    """Return `known` for a finding with an issue upstream, `not in the index`, or "" for another project."""
+    if not found.layer.startswith("tinygrad"):
+        return "known" if found.issues else "not in the index"
+    return ""
+
+
 def entry(found: Finding) -> str:
     """Paragraph of a finding: heading, summary, both answers, and links."""
     answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
     script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
-    end = ", ".join(part for part in (script, links(found)) if part) + "."
+    end = ", ".join(part for part in (script, links(found) or status(found)) if part) + "."
     return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)
 
 
@@ -138,8 +145,11 @@ def listed(findings: Sequence[Finding]) -> str:
     for layer, of in [*by_layer.items(), ("all", list(findings))]:
         counts = [sum(found.kind == kind for found in of) for kind in KINDS]
         rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
+    named = sum(status(found) == "known" for found in findings)
+    new = sum(status(found) == "not in the index" for found in findings)
+    upstream = f"{named} findings of PyTorch have an issue upstream. For the {new} others none is known."
     counted = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return "\n\n".join([counted, *(section(layer, of) for layer, of in by_layer.items() if of)])
+    return "\n\n".join([counted, upstream, *(section(layer, of) for layer, of in by_layer.items() if of)])
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

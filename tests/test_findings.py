@@ -61,6 +61,13 @@ class TestPage:
         """docs/findings.md shows the files; if not, run python -m scripts.findings."""
         assert findings.main(["--check"]) == 0
 
+    def test_status(self) -> None:
+        """Each entry of PyTorch names its issue or says that the index has none. Another project has no status."""
+        said = {found.name: findings.entry(found) for found in EVERY}
+        assert said["expand-adds-up"].endswith("[#197448](https://github.com/pytorch/pytorch/issues/197448).")
+        assert said["zeta-large"].endswith(", not in the index.")
+        assert "not in the index" not in said["tinygrad-llvm"]
+
     def test_a_stale_page_fails_the_check(self, copy, capsys):
         """The check fails until the script has written the page. The text around the list stays."""
         assert findings.main(["--check"], copy) == 1

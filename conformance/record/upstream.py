@@ -84,23 +84,26 @@ class Bug:
     def matches(self, evidence: Evidence) -> str:
         """Return why a finding is this bug, or "".
 
-        A pass or a decomposition decides alone if both sides have one: another is another bug. A setting or a lowering
-        concerns many bugs, so the operators decide there, and a setting must be the same one."""
+        If both sides have a pass or a decomposition, it must be the same, with the same relation and one of the
+        operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all operators decide
+        there, and a setting must be the same one."""
         if (self.property, self.layer) != (evidence.property, evidence.layer):
             return ""
         kinds = [part.partition(" ")[0] for part in self.parts]
         kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts
+        related = not self.relation or self.relation in evidence.relations
         if kind in DECISIVE and {*kinds} & {*DECISIVE}:
-            return f"right without the {evidence.part}" if same else ""
+            agree = same and related and any(self._operators(evidence.operators))
+            return f"right without the {evidence.part}" if agree else ""
         if kind == SETTING.strip() and kind in kinds and not same:
             return ""
-        related = not self.relation or self.relation in evidence.relations
-        agree = related and self._operators(evidence.operators) and {*self.dtypes} <= {*evidence.dtypes}
+        agree = related and all(self._operators(evidence.operators)) and {*self.dtypes} <= {*evidence.dtypes}
         return ", ".join(filter(None, (" ".join(self.operators), self.relation, *self.dtypes))) if agree else ""
 
-    def _operators(self, names: Iterable[str]) -> bool:
+    def _operators(self, names: Iterable[str]) -> list[bool]:
+        """Whether each of the operators, in one of its alternatives, is among these names."""
         known = {base_operator(name) for name in names}
-        return all(known & {base_operator(one) for one in each.split("/")} for each in self.operators)
+        return [bool(known & {base_operator(one) for one in each.split("/")}) for each in self.operators]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from conformance.record.patterns import COMPILER_LAYERS
 from conformance.record.upstream import RELATIONS, UNKNOWN, Bug, Evidence, bugs, known_as
 
 SHIFT = Bug(1, "a shift", "Inductor", "value", ["clone/contiguous", "copy_"], relation="shifted")
-BY_PASS = Bug(2, "a pass", "Inductor", "value", ["mul"], parts=["pass constant_fold_uniform_value"])
+BY_PASS = Bug(2, "a pass", "Inductor", "value", ["mul", "full"], parts=["pass constant_fold_uniform_value"])
 BY_SETTING = Bug(3, "a setting", "Inductor", "value", ["to"], parts=["without vectorization"])
 
 
@@ -44,9 +44,10 @@ class TestMatches:
         assert not bug.matches(Evidence("value", "Inductor", "", ["add"], [], ["int64"]))
 
     def test_part(self) -> None:
-        """The same part decides, whatever the operators; another part is another bug, though the operators agree."""
+        """The same pass needs one of the operators only; another pass is another bug, though all operators agree."""
         part = "pass constant_fold_uniform_value"
-        assert BY_PASS.matches(Evidence("value", "Inductor", part, ["div"])) == f"right without the {part}"
+        assert BY_PASS.matches(Evidence("value", "Inductor", part, ["mul"])) == f"right without the {part}"
+        assert BY_PASS.matches(Evidence("value", "Inductor", part, ["exp"])) == ""
         assert BY_PASS.matches(Evidence("value", "Inductor", "pass remove_noop_ops", ["mul"])) == ""
 
     def test_setting(self) -> None:
