@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import StepFailed, Transform, signature_of
@@ -173,7 +174,7 @@ class ProgramSubject:
 
 def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     """Return the program as a function of its inputs. The function calls a step that must raise through `attempt`."""
-    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": "cpu", "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:

@@ -90,11 +90,12 @@ def script(
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
+    text = source(program, mark=bad_step, attempts=attempts, also=also)
     bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt],
+        [*["import numpy"] * ("numpy." in text), *map(bare, definitions_of(used)), *attempt],
         [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
         [name for name in inputs if name not in also],
-        source(program, mark=bad_step, attempts=attempts, also=also),
+        text,
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []

@@ -6,6 +6,7 @@ here find the elements. An op that may spread a nan over its result still may no
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -34,6 +35,13 @@ def fault_of(case: Case) -> tuple[str, bool]:
     """
     fault = declared(case, FAULT)
     return (f"torch CPU is wrong here: {fault.why}", fault.names("crash")) if fault else ("", False)
+
+
+@functools.cache
+def faulty(op: str, variant: str) -> bool:
+    """Whether torch CPU is known to be wrong, or to end the process, in calls of the op in this variant."""
+    where = {"op": op, "variant": variant}
+    return any(one.names(FAULT) and one.scope.op and one.scope.selects(where) for one in DECLARATIONS)
 
 
 def open_to(case: Case, call: Call, oracle: str, want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
