@@ -46,7 +46,11 @@ of tensors without elements have no meaning. The storage offset of a tensor with
 and has no meaning either. A difference is still reported as `stride`."""
 
 NOT_COMPARED = "not compared"
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", NOT_COMPARED)
+POWER = "power"
+"""The oracle of a planted fault that no program finds."""
+MUTANTS = "mutants"
+"""The command that hunts planted faults."""
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", POWER, NOT_COMPARED)
 """Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
 OpInfo nor torch CPU nor the target's declarations give a reason."""
 

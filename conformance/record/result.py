@@ -26,11 +26,13 @@ from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import MissingOperator
-from conformance.record.names import NOT_COMPARED, without_features
+from conformance.record.names import MUTANTS, NOT_COMPARED, without_features
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 3
 KIND = "conformance"
+TABLES = (ACCURACY, SIZES, MUTANTS)
+"""The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""
 NOT_RUN = "script not run"
@@ -311,9 +313,9 @@ class Run:
 
     @property
     def measures(self) -> str:
-        """ACCURACY or SIZES if all results come from the command of that name, else ""."""
+        """The command of `TABLES` that all results come from, else ""."""
         layouts = {result.layout for result in self.results}
-        return next((command for command in (ACCURACY, SIZES) if layouts == {command}), "")
+        return next((command for command in TABLES if layouts == {command}), "")
 
     @property
     def measured(self) -> list[Result]:

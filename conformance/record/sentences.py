@@ -204,6 +204,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "accuracy": _accuracy,
     "not compared": _not_compared,
     "harness": _harness,
+    "power": lambda one: f"{_named(one)} should be found within {_short(one.expected)} and is not",
 }
 
 LAYOUTS = {

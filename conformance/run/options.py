@@ -166,11 +166,6 @@ FLAGS: Mapping[str, Flag] = {
         "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, tinygrad-upstream:PATH, "
         f"mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
-    "on": Flag(
-        "target",
-        "the target in which the faults are planted (default: cpu)",
-        arguments={"default": "cpu", "metavar": "TARGET"},
-    ),
     "env": Flag(
         "target",
         "environment variable that is set before anything is imported; may be repeated",
