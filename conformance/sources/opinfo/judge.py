@@ -224,8 +224,9 @@ def _misplaced(target: Target, call: Call, wrong: Any) -> list[Mismatch]:
     """Return a mismatch for a result on the wrong device. If a sample names the CPU itself, its result
     belongs there.
     """
-    if target.device.type == "cpu":
-        return []
+    origin = call.sample.origin
+    if target.device.type == "cpu" or (origin is not None and origin.change.host):
+        return []  # a view of a tensor on the CPU lies there too
     given = leaves((call.sample.args, call.sample.kwargs))
     named = any(
         leaf == "cpu" or (isinstance(leaf, torch.device) and leaf != MARKER)
