@@ -24,7 +24,8 @@ class ProgramStats:
 
     `cells` counts steps by family, layout class of the first tensor, and its dtype. `families`, `layouts` and `dtypes`
     name all existing values of an axis, reached or not; they are empty if unknown. `entries` counts calls of op_db's
-    entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the target does
+    entries by entry, variant, layout class and dtype, joined by `|`. `arguments` counts calls with a changed argument by
+    step, argument, variant and outcome, joined by `|`. `unsupported` counts programs that the target does
     not support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
     target does not count kernels. `corpus` names the saved programs that ran as well. `options` are the options of the
     command line that restrict drawing; empty if there are none.
@@ -50,6 +51,7 @@ class ProgramStats:
     avoided: Mapping[str, int] = field(default_factory=dict)
     cells: Mapping[Cell, int] = field(default_factory=dict)
     entries: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, int] = field(default_factory=dict)
     families: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -59,6 +61,12 @@ class ProgramStats:
     def called(self) -> int:
         """Number of op_db entries that were called."""
         return len({cell.partition("|")[0] for cell in self.entries})
+
+    @property
+    def changed(self) -> dict[tuple[str, str], int]:
+        """Number of pairs of argument and variant that were drawn, by variant and outcome."""
+        parts = [key.rsplit("|", 2) for key in self.arguments]
+        return dict(sorted(Counter((variant, outcome) for _, variant, outcome in parts).items()))
 
     @property
     def compared(self) -> int:

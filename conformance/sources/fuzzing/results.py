@@ -100,6 +100,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         avoided=dict(done.avoided.most_common()),
         cells=dict(done.cells),
         entries=dict(done.entries),
+        arguments=dict(done.arguments),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
