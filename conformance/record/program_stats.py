@@ -24,9 +24,9 @@ class ProgramStats:
 
     `cells` counts steps by family, layout class of the first tensor, and its dtype. `families`, `layouts` and `dtypes`
     name all existing values of an axis, reached or not; they are empty if unknown. `entries` counts calls of op_db's
-    entries by entry, variant, layout class and dtype, joined by `|`. `arguments` counts calls with a changed argument by
-    step, argument, variant and outcome, joined by `|`. `unsupported` counts programs that the target does
-    not support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
+    entries by entry, variant, layout class and dtype, joined by `|`. `arguments` counts calls with a changed argument
+    by step, argument, variant and outcome, joined by `|`. `unsupported` counts programs that the target does not
+    support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
     target does not count kernels. `corpus` names the saved programs that ran as well. `options` are the options of the
     command line that restrict drawing; empty if there are none.
 

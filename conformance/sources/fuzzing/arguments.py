@@ -18,7 +18,7 @@ import torch
 
 from conformance.program.execute import Broken
 from conformance.program.model import LOOP, Program, fresh_names
-from conformance.program.shadow import ROUNDED, Shadow, copied
+from conformance.program.shadow import ROUNDED, Shadow, Undefined, copied
 from conformance.program.steps.draw import Draw, Source
 from conformance.program.steps.op import (
     COMPUTE,
@@ -92,7 +92,7 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
         place, change = d.choice([option for option in options if option[1].variant == variant])
         made = arguments.changed(tree, place, change)
         changed = None if made is None else _with(step, place, made[1], change.host, shadow)
-        if changed is None:
+        if changed is None or not _judged(changed, shadow):
             continue
         error = _error(changed, shadow)
         if variant == "refused_device" and not error:
@@ -106,6 +106,17 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
         elif offered is not None and tally is not None:
             outcome = offered.raises or "accepted"
             tally.arguments[f"{step.op}|{arguments.shown(place)}|{variant}|{outcome}"] += 1
+
+
+def _judged(step: Step, shadow: Shadow) -> bool:
+    """Whether the shadow can judge the step. Predicates of a row take only the kinds of arguments of its rule."""
+    try:
+        shadow.judge(step)
+    except Undefined:
+        return False
+    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
+        return False
+    return True
 
 
 def _error(step: Step, shadow: Shadow) -> str | None:

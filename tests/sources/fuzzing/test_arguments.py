@@ -27,7 +27,9 @@ PLANTED = Path(__file__).parents[2] / "planted"
 COPIES = Drawing(only=("copy", "errors"))
 
 
-def drawn(drawing: Drawing, count: int, unsupported: tuple[str, ...] = ()) -> tuple[list[Program], list[Program], Tally]:
+def drawn(
+    drawing: Drawing, count: int, unsupported: tuple[str, ...] = ()
+) -> tuple[list[Program], list[Program], Tally]:
     """Programs of seed 3, the same programs with changed arguments, and the counts."""
     tally, plain, changed = Tally(), [], []
     with warnings.catch_warnings():
