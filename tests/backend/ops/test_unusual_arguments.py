@@ -231,6 +231,14 @@ class TestAnswers:
         want, got = both(lambda x: torch.round(x, decimals=decimals), torch.tensor([1.5, -2.25]))
         torch.testing.assert_close(want, got, equal_nan=True)
 
+    def test_a_norm_of_nan(self):
+        """No norm is above the bound. tinygrad raised a ValueError."""
+        want, got = both(
+            lambda x: F.embedding(torch.tensor([0, 1], device=x.device), x, max_norm=1.0, norm_type=math.nan),
+            torch.arange(6.0).reshape(2, 3),
+        )
+        assert torch.equal(want, got)
+
     def test_strides_of_a_logcumsumexp_without_elements(self):
         x = torch.ones(0, 5, 3)
         assert torch.logcumsumexp(x.tiny(), 0).stride() == torch.logcumsumexp(x, 0).stride() == (15, 3, 1)
