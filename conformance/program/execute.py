@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import StepFailed, Transform, signature_of
@@ -177,7 +178,7 @@ class ProgramSubject:
 def functions(program: Program, attempt: Callable[..., Any]) -> dict[str, Callable[..., dict[str, Any]]]:
     """Return the function `program` of the program's inputs and, if the caller makes calls after it, `after`. They call
     a step that must raise through `attempt`."""
-    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": "cpu", "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:

@@ -95,11 +95,13 @@ def script(
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
     after = caller(program, mark=bad_step, attempts=attempts)
+    text = source(program, mark=bad_step, attempts=attempts, also=also)
+    imports = ["import numpy"] * ("numpy." in text + after)
     bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt, *([after + CALLED] if after else [])],
+        [*imports, *map(bare, definitions_of(used)), *attempt, *([after + CALLED] if after else [])],
         [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
         [name for name in inputs if name not in also],
-        source(program, mark=bad_step, attempts=attempts, also=also),
+        text,
         "called" if after else "",
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.

@@ -22,8 +22,8 @@ NEEDS_VALUES = (
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
         step="as_strided.range",
-        trait="a write that raises",
-        variant="error_inputs",
+        trait=("a write that raises", "a refused call"),
+        variant=("error_inputs", "refused_index", "refused_device"),
     ),
     unsupported(
         "copies to the host and of storages need values",

@@ -95,6 +95,9 @@ entries."""
 EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
 """Weight of each family in a program of edge-case calls."""
 
+ERRORS = "errors"
+"""Family of calls that torch refuses. Without it, no program ends with changed arguments (`arguments.py`)."""
+
 EDGED_STEPS = 6, 14
 """Least and most number of steps of such a program. They are many, since the steps depend little on each other."""
 
@@ -274,6 +277,11 @@ class Drawing:
     def can_fuse(self) -> bool:
         """Whether the families and dtypes allow programs of expressions."""
         return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether some programs end with steps of changed arguments, which torch may refuse."""
+        return self.biased and ERRORS in self.families
 
     @property
     def calls_op_db(self) -> bool:

@@ -118,6 +118,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         hazards=dict(done.hazards),
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
+        arguments=dict(done.arguments),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"

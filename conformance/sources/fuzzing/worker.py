@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import math
+import random
 import time
 import traceback
 from collections import Counter
@@ -341,7 +342,13 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
-    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
+    drawing = drawing_of(shard.plan.drawing, shard.plan.target)
+    program = drawing.numbered(shard.plan.seed, number, tally)
+    if drawing.changes_arguments:
+        from conformance.sources.fuzzing import arguments  # imports op_db, which takes seconds
+
+        source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
+        program = arguments.extended(program, source, target.unsupported("trait"), tally)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 

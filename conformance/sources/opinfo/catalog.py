@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from conformance.record.names import DTYPES, SPECIALS, SPECIALS_BACKWARD
+from conformance.record.names import CHANGED, DTYPES, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import overloads
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.standalone.oracles import Tolerance
@@ -87,7 +87,7 @@ def _variants(op: Any) -> frozenset[str]:
         "backward": op.supports_autograd,
         "forward_over_backward": op.supports_autograd and op.supports_fwgrad_bwgrad,
         "error_inputs": op.error_inputs_func is not None,
-        **dict.fromkeys(SPECIALS, True),
+        **dict.fromkeys((*SPECIALS, *CHANGED), True),
         **dict.fromkeys(SPECIALS_BACKWARD, op.supports_autograd),
     }
     return frozenset(name for name, present in has.items() if present)

@@ -7,6 +7,7 @@ Defines `JudgedCall`. OpInfo states tolerances, undefined values, free signs and
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from conformance.engine.executor import Execution, Running, Transform
 from conformance.engine.judge import Terms
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
+from conformance.record.names import CHANGED
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.truth import truth_of
@@ -65,7 +67,9 @@ class JudgedCall:
 
     @property
     def on_host(self) -> bool:
-        """Whether the sample names the CPU, or all of its tensors stay there."""
+        """Whether the sample names the CPU, or all of its tensors stay there, or a changed argument is on the CPU."""
+        if self.call.sample.origin is not None and self.call.sample.origin.change.host:
+            return True
         sample, inputs = self.call.sample, tensors(self.call.tree)
         for leaf in leaves((sample.args, sample.kwargs)):
             if not isinstance(leaf, torch.Tensor) and (
@@ -98,4 +102,25 @@ def undefined_parts(case: Case, call: Call) -> tuple[str, ...]:
     allocated for an empty out=."""
     facts = ["storage"] if call.note == "out empty" else []
     facts = facts if catalog.has_value(catalog.find(case)) else ["value", "storage"]
-    return tuple(f"{fact} of {name}" for fact in facts for name in RESULTS)
+    # A changed argument may leave an input undefined, too, such as the input of `resize_`.
+    names = ("",) if case.variant in CHANGED and "value" in facts else RESULTS
+    return tuple(f"{fact} of {name}" for fact in facts for name in names)
+
+
+CLEAR = frozenset({"RuntimeError", "TypeError", "ValueError", "IndexError"})
+"""Errors by which torch refuses a call. A device may check the arguments of a call in another order than torch CPU."""
+
+
+def as_refused(call: Call, expected: Observation, actual: Observation, mismatch: Mismatch) -> bool:
+    """Whether the mismatch is about a call with a changed argument, which the target may refuse in its own way.
+
+    The target must refuse what torch CPU refuses, by an error of a kind of `CLEAR`. It may refuse a tensor on another
+    device, and copying a tensor without values is not implemented on any.
+    """
+    origin = call.sample.origin
+    if origin is None or actual.error is None or mismatch.oracle != "error":
+        return False
+    if origin.change.variant == "kind_scalar" and re.search(r"\bdevice|on (the )?cpu\b", actual.error.text):
+        return True  # torch's rules for tensors on two devices, which torch CPU cannot show
+    there = not actual.error.not_implemented or origin.change.variant == "refused_device"
+    return expected.error is not None and there and not CLEAR.isdisjoint(actual.error.ancestors)

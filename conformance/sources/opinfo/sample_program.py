@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import Executor
@@ -190,6 +191,8 @@ def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
         return value
     if type(value) in (float, complex):
         return number(value)
+    if isinstance(value, numpy.generic):
+        return {"numpy": number(value.item()), "dtype": value.dtype.name}
     if isinstance(value, slice):
         return {"slice": [encoded(part, marker) for part in (value.start, value.stop, value.step)]}
     if value is Ellipsis:

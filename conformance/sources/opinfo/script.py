@@ -111,6 +111,7 @@ def standalone(
         stays=stays,
         processed=own_process,
         plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
+        origin=sample.origin,
     )
 
 

@@ -6,11 +6,12 @@ Defines `rules_of` and `fault_of`. The declarations in `undefined.toml` say whic
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from conformance.declare.declaration import ANSWERS, UNDEFINED, Declaration, among, read
 from conformance.engine.rules import FAULT, LARGE, REPEATED, RULES, SIGNED_ZEROS, SINGULAR, SPECIAL, TIES, ZEROS
-from conformance.record.names import TIERS
+from conformance.record.names import CHANGED, TIERS
 from conformance.sources.opinfo.plan import Case
 
 DECLARATIONS = [one for one in read(Path(__file__).parent / "undefined.toml", (ANSWERS,)) if one.holds]
@@ -32,12 +33,20 @@ def fault_of(case: Case) -> tuple[str, bool]:
     return (f"torch CPU is wrong here: {fault.why}", fault.names("crash")) if fault else ("", False)
 
 
+@functools.cache
+def faulty(op: str, variant: str) -> bool:
+    """Whether torch CPU is known to be wrong, or to end the process, in calls of the op in this variant."""
+    where = {"op": op, "variant": variant}
+    return any(one.names(FAULT) and one.scope.op and one.scope.selects(where) for one in DECLARATIONS)
+
+
 def rules_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the judge's rules for a case. Only cases with special values have any."""
-    if case.variant not in TIERS:
+    """Return the names of the judge's rules for a case. Only cases with special values or changed
+    arguments have any."""
+    if case.variant not in (*TIERS, *CHANGED):
         return ()
     names = [SPECIAL, *(name for name in RULES if name in UNDEFINED and declared(case, name))]
-    names += [LARGE] if TIERS[case.variant] in LARGE_TIERS else []
+    names += [LARGE] if TIERS.get(case.variant) in LARGE_TIERS else []
     return (*names, *([SIGNED_ZEROS] if case.variant == "specials_zeros" and not declared(case, ZEROS) else []))
 
 

@@ -21,7 +21,7 @@ from conformance.engine.executor import Transform, signature_of
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
-from conformance.record.names import SPECIALS, SPECIALS_BACKWARD
+from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import script, seeding
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
@@ -169,6 +169,13 @@ def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sam
     yield from made(op, sample)
 
 
+def _changed(op: Any, sample: Sample) -> Iterator[Call]:
+    """Yield the call whose argument has been changed: of the function, or in place."""
+    assert sample.origin is not None
+    made = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
+    yield from (replace(call, note=str(sample.origin)) for call in made)
+
+
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
     """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
     listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
@@ -263,6 +270,7 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,
+    **dict.fromkeys(CHANGED, _changed),
     "method": functools.partial(_on_tensor, "method_variant", ""),
     "inplace": functools.partial(_on_tensor, "inplace_variant", "_"),
     "out": _out,

@@ -15,6 +15,7 @@ from conformance.record.names import VARIANTS
 from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
+from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.programs.progress import Progress
 
@@ -52,18 +53,21 @@ def catalog(
     return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend
 
 
-def run(target: str, case: Case) -> tuple[Result, float]:
-    """Return the case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+def run(target: str, case: Case, skipped: Collection[int] = ()) -> tuple[Result, float]:
+    """Return the case's result without the samples in `skipped`, and the seconds of the calibration loop.
+
+    The loop runs at every `CALIBRATE_EVERY`th case; its seconds are 0 at the others."""
     global _cases_run
     under_test = loaded(target)
     from conformance.sources.opinfo.case import run_case
 
-    def note(sample: int, phase: str, builds: bool = False) -> None:
-        step(f"{sample}\t{phase}", COMPILING if builds else phase)
+    def note(sample: int, phase: str, builds: bool = False, origin: Origin | None = None) -> None:
+        changed = origin.to_json() if origin is not None else ""
+        step(f"{sample}\t{phase}\t{changed}", COMPILING if builds else phase)
 
     with unit(case.id):
         note(0, "sampling")
-        result = run_case(case, under_test, note)
+        result = run_case(case, under_test, note, skipped)
     _cases_run += 1
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
 
