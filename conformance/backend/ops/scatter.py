@@ -428,6 +428,8 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
     x = cast(self, work)
     if norm_type == math.inf:
         norm = x.abs().max(1)
+    elif norm_type == -math.inf:
+        norm = -(-x.abs()).max(1)
     elif norm_type == 2:
         norm = (x * x).sum(1).sqrt()
     elif math.isnan(norm_type):  # tinygrad raises for a power of nan

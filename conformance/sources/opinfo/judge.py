@@ -120,7 +120,7 @@ def as_refused(call: Call, expected: Observation, actual: Observation, mismatch:
     origin = call.sample.origin
     if origin is None or actual.error is None or mismatch.oracle != "error":
         return False
-    if origin.change.variant == "kind_scalar" and re.search(r"\bdevice|on (the )?cpu\b", actual.error.text):
+    if origin.change.variant == "kind_scalar" and re.search(r"(?i)\bdevice|on (the )?cpu\b", actual.error.text):
         return True  # torch's rules for tensors on two devices, which torch CPU cannot show
     there = not actual.error.not_implemented or origin.change.variant == "refused_device"
     return expected.error is not None and there and not CLEAR.isdisjoint(actual.error.ancestors)
