@@ -83,7 +83,7 @@ class RunningProgram:
             self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
-        if OPS[step.op].settled and OPS[step.op].writes is not None:
+        if (OPS[step.op].settled and OPS[step.op].writes is not None) or OPS[step.op].uncounted:
             # PyTorch does not define how often a composite writes to its out= tensor: restart the count of writes.
             self.versions = versions_of(self.env)
 

@@ -17,7 +17,15 @@ METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stri
 NEEDS_VALUES = (
     unsupported(
         "its answer, size or error depends on values",
-        step=("questions", "item.error", "index_select.range", "nonzero", "masked_select", "masked_select.out"),
+        step=(
+            "questions",
+            "item.error",
+            "index_select.range",
+            "nonzero",
+            "masked_select",
+            "masked_select.out",
+            "unique.counted",
+        ),
     ),
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
@@ -34,6 +42,7 @@ NEEDS_VALUES = (
         ),
     ),
     unsupported("random numbers and warnings need values", step=("seeded", "generated", "warned")),
+    unsupported("torch has no meta kernel for it", step="_fused_sgd_"),
     unsupported("autocast does not support this device", state="autocast"),
     unsupported("`conformance opinfo` runs op_db, and skips calls whose metadata depends on values", step="op_db"),
     unsupported("its derivatives need values", variant="forward_over_backward"),

@@ -339,6 +339,27 @@ def warned(kind: str, device: Any) -> list[str]:
     return sorted(text for text in texts if not text.startswith("ResourceWarning"))
 
 
+def random_zeros(kind: str, size: list[int], device: Any) -> torch.Tensor:
+    """Return zeros with the dtype, shape and strides of a random operator's result."""
+    if kind == "randperm":
+        made = torch.randperm(size[0], device=device)
+    elif kind == "randint":
+        made = torch.randint(0, 9, size, device=device)
+    elif kind in ("rand", "randn"):
+        made = getattr(torch, kind)(size, device=device)
+    elif kind == "rand_like":
+        made = torch.rand_like(
+            torch.ones(size, device=device).t() if len(size) < 3 else torch.ones(size, device=device)
+        )
+    elif kind == "bernoulli":
+        made = torch.bernoulli(torch.full(size, 0.5, device=device))
+    elif kind == "dropout":
+        made = torch.nn.functional.dropout(torch.ones(size, device=device))
+    else:
+        made = getattr(torch.ones(size, device=device), kind)()
+    return torch.zeros_like(made)
+
+
 @torch.library.custom_op("conformance::add_to", mutates_args=("to",), schema="(Tensor(a!) to, Tensor other) -> ()")
 def add_to(to: torch.Tensor, other: torch.Tensor) -> None:
     """Add in place: a custom operator that mutates its first argument."""

@@ -124,7 +124,7 @@ ROWS = [
     foreach("_foreach_neg_", _alone(_signed), _signed),
     foreach("_foreach_zero_", _alone(_plain), effect=MOVE),
     foreach("_foreach_copy_", _paired, effect=MOVE, weight=2),
-    foreach("_fused_sgd_", _descended, _dense_floats, effect=LOSSY),
+    foreach("_fused_sgd_", _descended, _dense_floats, effect=LOSSY, uncounted=True),
     custom("add_to", _added, weight=2),
     custom("exchange", _exchanged, effect=MOVE),
     custom("add_to_all", _added_to_all),

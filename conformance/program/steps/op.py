@@ -333,6 +333,7 @@ class Op:
     - `fatal`: predicate on the arguments of calls that are never made, since torch CPU answers them by chance or ends
       the process.
     - `fits`: predicate on the first tensor of the step.
+    - `uncounted`: torch CPU does not count the writes in version counters.
     - `needs`: the state without which a call has no meaning.
     """
 
@@ -351,6 +352,7 @@ class Op:
     settled: bool = False
     fatal: Callable[[list[Any], dict[str, Any]], bool] | None = None
     fits: Callable[[torch.Tensor], bool] | None = None
+    uncounted: bool = False
     needs: str = ""
 
     @property

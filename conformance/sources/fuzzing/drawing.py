@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from conformance.program.execute import Broken
 from conformance.program.model import Program
 from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import edges, fusion, hazards, op_db, stateful, states
+from conformance.program.steps import edges, factories, fusion, hazards, op_db, stateful, states
 from conformance.program.steps.draw import Draw, DrawContext, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
@@ -84,7 +84,7 @@ FOLLOWS = {
 """Families that may follow the family of the preceding step. They apply to half of the steps, and favor interactions: a
 write after a view after a write, or a read of a tensor that was viewed before."""
 
-FUSED = {"fusion": 12, "reduction": 2, "view": 1}
+FUSED = {"fusion": 12, "reduction": 2, factories.NAME: 1, "view": 1}
 """Weight of each family in a program of expressions. Such a program stays lazy from its inputs to its last result."""
 
 FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
@@ -92,7 +92,7 @@ EVERY = 4
 """Period of two kinds of programs: one program in `EVERY` is of expressions over special values, and one of op_db's
 entries."""
 
-EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
+EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, factories.NAME: 1, "view": 1}
 """Weight of each family in a program of edge-case calls."""
 
 ERRORS = "errors"
@@ -447,7 +447,12 @@ def draw_step(
     families = [family for family in following if family in by_family]
     if not families or not k.chance(1, 2):
         families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
-    offer(k, choose(k, by_family, families), tally, computes)
+    op = choose(k, by_family, families)
+    again = [OPS[step.op] for step in k.shadow.steps if not step.body and OPS[step.op].family in by_family]
+    if k.biased and follows and again and k.chance(1, 12):
+        second = k.choice(again)  # some bugs need a second call of one kind, such as a second gradient
+        op = second if second.fits is None or k.holds(second.fits) else op
+    offer(k, op, tally, computes)
 
 
 def offer(
