@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterator
 
-from conformance.program.model import LOOP, Program
+from conformance.program.model import LOOP, Program, arguments_of
 from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
 from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
@@ -22,7 +22,7 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
     The text uses `torch`, `device`, `attempt`, and the functions of `definitions` that the steps call. A comment marks
     step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
     returns the inputs in `also`."""
-    arguments = ", ".join(one.name for one in program.inputs)
+    arguments = ", ".join([*(one.name for one in program.inputs), *arguments_of(program)])
     named = dict.fromkeys([*_results(program), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
     body: list[str] = []

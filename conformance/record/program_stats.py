@@ -26,8 +26,9 @@ class ProgramStats:
     name all existing values of an axis, reached or not; they are empty if unknown. `entries` counts calls of op_db's
     entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the target does
     not support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
-    target does not count kernels. `corpus` names the saved programs that ran as well. `options` are the options of the
-    command line that restrict drawing; empty if there are none.
+    target does not count kernels. `calls` counts judged calls of transformed functions, and `recompiled` the calls
+    after a function's first one that compiled a graph. `corpus` names the saved programs that ran as well. `options`
+    are the options of the command line that restrict drawing; empty if there are none.
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
     only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
@@ -41,6 +42,8 @@ class ProgramStats:
     kernels_allowed: int = 0
     kernels_compared: int = 0
     arbitrated: int = 0
+    calls: int = 0
+    recompiled: int = 0
     failing: int | None = None
     known: int | None = None
     masked: int = 0
