@@ -129,6 +129,14 @@ class TestTheVerdict:
         verdict = judge_program(only(OTHER_VALUES, LARGER, OTHER_NUMBER), load_target("compile:eager"))
         assert (verdict.mismatches, verdict.calls, verdict.recompiled) == ((), 4, 2)
 
+    def test_sizes_become_dynamic_when_they_change(self) -> None:
+        larger = [Call({"a": {"size": [n, 3], "stride": [3, 1]}}) for n in (3, 4, 5)]
+        counts = [
+            judge_program(only(*larger), load_target(f"compile:eager{option}")).recompiled
+            for option in ("", ",dynamic=auto", ",dynamic=yes")
+        ]
+        assert counts == [3, 1, 0]
+
     def test_the_first_answer_for_every_call_is_found(self) -> None:
         target = Stale(lambda *inputs: None)
         assert judge_program(replace(CALLED, calls=()), target).passed
