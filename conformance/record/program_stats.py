@@ -28,8 +28,10 @@ class ProgramStats:
     between and use of the result, joined by `|`; `writes` and `relations` name all values of the first two.
     `arguments` counts calls with a changed argument by step, argument, variant and outcome, joined by `|`.
     `unsupported` counts programs that the target does not support, by reason. `avoided` counts drawn steps that did not
-    run, by reason. `kernels_allowed` is 0 if the target does not count kernels. `corpus` names the saved programs that
-    ran as well. `options` are the options of the command line that restrict drawing; empty if there are none.
+    run, by reason. `kernels_allowed` is 0 if the target does not count kernels. `calls` counts judged calls of
+    transformed functions, and `recompiled` the calls after a function's first one that compiled a graph. `corpus` names
+    the saved programs that ran as well. `options` are the options of the command line that restrict drawing; empty if
+    there are none.
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
     only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
@@ -43,6 +45,8 @@ class ProgramStats:
     kernels_allowed: int = 0
     kernels_compared: int = 0
     arbitrated: int = 0
+    calls: int = 0
+    recompiled: int = 0
     failing: int | None = None
     known: int | None = None
     masked: int = 0

@@ -1,4 +1,4 @@
-"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]`.
+"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=...]`.
 
 Defines `CompileTarget`. Dynamo may not pass a function to the backend: after a graph break, in a fallback to eager, or
 if it folds a constant. Such a function runs as plain torch CPU and would be compared with itself. The target therefore
@@ -54,7 +54,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings that attribution changes one at a time, by what the compiler then lacks; the cheapest first."""
 
-FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
+FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes|auto]"
+
+DYNAMIC = {"no": False, "yes": True, "auto": None}
+"""torch.compile's `dynamic` by the option's value; with "auto", a further call with another shape makes sizes
+dynamic."""
 
 
 class CompileTarget(Target):
@@ -83,13 +87,14 @@ class CompileTarget(Target):
     def __init__(self, argument: str = "") -> None:
         super().__init__()
         self.backend, given = options("compile", argument, ("import", "call", "dynamic"), FORM)
-        if given.get("dynamic", "no") not in ("yes", "no"):
+        dynamic = given.get("dynamic", "no")
+        if dynamic not in DYNAMIC:
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
         self.module, self.function = given.get("import", ""), given.get("call", "")
-        self.dynamic = given.get("dynamic") == "yes"
+        self.dynamic = DYNAMIC[dynamic]
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
-        self.siblings = tuple(f"compile:{name}{',dynamic=yes' * self.dynamic}" for name in every)
+        self.siblings = tuple(f"compile:{name}{f',dynamic={dynamic}' * (dynamic != 'no')}" for name in every)
         self.without_backend = () if self.of_torch else self.siblings
 
     @property

@@ -8,6 +8,7 @@ Arguments are JSON values. A dict is a marker, named by one of its keys:
 
 - `{"t": name}`: a tensor of the program
 - `{"tensor": values, "dtype": d}`: a constant on the device; `"host": true` leaves it on the CPU
+- `{"arg": name, "value": v}`: a Python argument of the program's function, with its value
 - `{"i": [m, c]}`: the index `m*i + c`, where `i` is the turn of the loop
 - `{"meta": size, "dtype": d}`: a tensor without values
 - `{"numpy": number, "dtype": d}`: a NumPy scalar
@@ -166,6 +167,7 @@ def _scalar(m: dict[str, Json]) -> Any:
 
 DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "t": lambda m, env, device, i: _find(env, m["t"]),
+    "arg": lambda m, env, device, i: decode(m["value"], env, device, i),
     "tensor": lambda m, env, device, i: torch.tensor(
         decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device
     ),
@@ -202,6 +204,7 @@ def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
 HOST = '"cpu"'
 RENDER: dict[str, Callable[[dict[str, Json]], str]] = {
     "t": lambda m: m["t"],
+    "arg": lambda m: m["arg"],
     "tensor": lambda m: (
         f"torch.tensor({render(m['tensor'])}, dtype=torch.{m['dtype']}, device={HOST if m.get('host') else 'device'})"
     ),

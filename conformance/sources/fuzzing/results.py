@@ -16,8 +16,10 @@ from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.accesses import evidence_of
+from conformance.program.calls import changes
 from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
+from conformance.program.verdict import FURTHER
 from conformance.record.finding import (
     CRASH,
     FAIL,
@@ -56,7 +58,7 @@ def parts() -> dict[str, tuple[str, ...]]:
     """The names that the parts of a finding can have, for each part with a fixed set of names."""
     steps = (*OPS, *FAMILIES)
     return {
-        "step": (*PLACES, *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
+        "step": (*PLACES, *map(FURTHER.format, changes()), *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
         "layout": ("", *CLASSES),
         "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
         "first_wrong_step": ("", *OPS),
@@ -109,6 +111,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         kernels_allowed=done.allowed,
         kernels_compared=done.compared,
         arbitrated=done.arbitrated,
+        calls=done.calls,
+        recompiled=done.recompiled,
         options=options,
         corpus=corpus,
         unsupported=dict(done.unsupported.most_common()),

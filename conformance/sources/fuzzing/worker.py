@@ -24,12 +24,13 @@ from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
+from conformance.program.calls import judge_program, resolved
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict, judge_program, leading, signature
+from conformance.program.verdict import Verdict, leading, signature
 from conformance.record.errors import TargetError, UserError
 from conformance.record.finding import (
     ALSO,
@@ -50,6 +51,7 @@ from conformance.record.patterns import by_culprit, pattern_of
 from conformance.run.messages import Death, ExitReason
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Shard
 from conformance.sources.programs.progress import Progress
@@ -200,6 +202,10 @@ class Result(Tally):
     """Programs that did not run, by the reason that the target declares."""
     arbitrated: int = 0
     """Programs that differ from torch CPU and pass by its answer in float64."""
+    calls: int = 0
+    """Judged calls of transformed functions, the first calls included."""
+    recompiled: int = 0
+    """Calls after the first that compiled a graph."""
     compared: int = 0
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -273,7 +279,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
         if found is None:
             return
         with unit(json.dumps({"number": number})):
-            rest = remainder(program, found.step) if found.step and part + 1 < MOST_PARTS else None
+            rest = remainder(found.program, found.step) if found.step and part + 1 < MOST_PARTS else None
         unjudged = rest.dropped if rest is not None else _unjudged(found)
         earlier = replace(found, part=part, unjudged=unjudged, before=_Ran.last)
         _keep(shard, result, earlier)
@@ -292,6 +298,8 @@ def _unjudged(finding: Finding) -> int:
     """Number of steps that are not judged because a difference ends the judgement of its program."""
     if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
         return 0  # the program ran to its end
+    if finding.program.calls:
+        return 0  # the first call was judged whole
     return len(finding.program.steps) - (finding.step or 0)
 
 
@@ -305,6 +313,7 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
             _count(shard, program, verdict, result)
         if exhausted(verdict):
             raise MemoryError
+        program, verdict = resolved(program, verdict, loaded(shard.plan.target), watching(program, shard.hang))
         found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
         return found, verdict.unsupported
     except ProgramError as error:
@@ -324,6 +333,9 @@ def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> 
     result.allowed += verdict.allowed or 0
     result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
     result.arbitrated += verdict.arbitrated
+    if described(shard.plan.target).transforms_program:
+        result.calls += verdict.calls or (not verdict.unsupported)
+    result.recompiled += verdict.recompiled
     result.compared += verdict.baseline is not None
     if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
         result.counts[digest(program)] = verdict.kernels
@@ -349,6 +361,8 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
 
         source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
         program = arguments.extended(program, source, target.unsupported("trait"), tally)
+    if target.transforms_program and shard.plan.calls:
+        return with_calls(program, shard.plan.seed, number, target)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 

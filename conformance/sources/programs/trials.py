@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from conformance.engine.executor import Watch
 from conformance.engine.target import Target
+from conformance.program.calls import fails_alone, judge_program
 from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import reduce_program
-from conformance.program.verdict import Verdict, judge_program
+from conformance.program.verdict import Verdict
 from conformance.record.finding import gist
 from conformance.record.result import Failure
 from conformance.run.messages import COMPILING
@@ -91,4 +92,7 @@ class Trials:
         left = max(min(self.seconds, self.until - time.time()), 0.01)
         # Within the context of a trial, at_most replaces the worker's own limit.
         with self.progress.trial(text), at_most(left) if self.seconds < math.inf else contextlib.nullcontext():
-            return judge_program(program, self.target, locate=locate, watch=watching(program, self.hang))
+            verdict = judge_program(program, self.target, locate=locate, watch=watching(program, self.hang))
+            # a call that fails as the first one is another finding, on a program of one call
+            another = verdict.call is not None and fails_alone(program, verdict.call, self.target)
+            return Verdict() if another else verdict
