@@ -27,13 +27,14 @@ LAYERS = (
     "torch.compile",
     "Inductor",
     "functionalize",
+    "vmap",
     "meta and fake tensors",
     "decompositions",
     "torch CPU",
     "tinygrad",
     "tinygrad's PyTorch backend",
 )
-KINDS = ("crash", "value", "aliasing", "metadata", "missing error", "error")
+KINDS = ("crash", "hang", "value", "aliasing", "metadata", "missing error", "error")
 TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorch"}
 """GitHub repository of each prefix of an issue, such as `pytorch#133512`."""
 

@@ -76,7 +76,7 @@ class TestPage:
         assert findings.main(["--check"], copy) == 0
         page = (copy / findings.PART.page).read_text()
         assert page.startswith("# Findings\n") and page.count("\n### ") == 2
-        assert "| functionalize |" in page and "| torch CPU |  | 1 |  |  |  |  | 1 |" in page
+        assert "| functionalize |" in page and "| torch CPU |  |  | 1 |  |  |  |  | 1 |" in page
         assert "[#197448](https://github.com/pytorch/pytorch/issues/197448)" in page
 
     @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
     Other writes without a meaning, or that raise, are skipped."""
     for op, value in WRITES:
         if op != program.steps[at].op:
-            other = settle(program.with_steps((*program.steps[:at], Step(op, ({"t": written}, value)))))
+            write = Step(op, ({"t": written}, value), after=program.steps[at].after)
+            other = settle(program.with_steps((*program.steps[:at], write)))
             if other is not None and not other.steps[-1].raises:
                 yield other

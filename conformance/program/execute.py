@@ -11,14 +11,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import StepFailed, Transform, signature_of
 from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program
-from conformance.program.source import source
+from conformance.program.source import caller, source
 from conformance.program.steps import definitions
-from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, walk
+from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local, walk
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
@@ -101,7 +102,7 @@ class RunningProgram:
 
     def observe(self, target: Target | None = None) -> Observation:
         """Return the observation of the current state. `target` is None for torch CPU."""
-        made = {name: value for name, value in self.env.items() if name not in self.inputs}
+        made = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
         given = {name: self.env[name] for name in self.inputs}
         versions = self.versions if target is None or "version" in target.oracles else None
         return observe({**made, **self.answers}, given, target=target, versions=versions)
@@ -130,21 +131,24 @@ class SteppedProgram(RunningProgram):
 
 
 class TransformedProgram:
-    """A running program as one function that a target transforms. It has a single step."""
+    """A running program as one function that a target transforms, and its caller. It has a single step."""
 
     count = 1
 
     def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target, transform: Transform) -> None:
         self.inputs, self.outcome = inputs, {}  # type: tuple[dict[str, torch.Tensor], dict[str, Any]]
-        self.function = transform(function(program, target.attempt))
+        scope = functions(program, target.attempt)
+        self.function, self.after = transform(scope["program"]), scope.get("after")
 
     def signature(self, number: int) -> Hashable:
         """Return None: the target compiles each function anew."""
         return None
 
     def advance(self, number: int) -> None:
-        """Call the transformed function."""
+        """Call the transformed function, and then make the caller's calls."""
         self.outcome = self.function(*self.inputs.values())
+        if self.after is not None:
+            self.outcome = self.after(self.outcome, *self.inputs.values())
 
     def observe(self, target: Target) -> Observation:
         """Return the observation of the function's results and of its inputs after the call."""
@@ -171,17 +175,18 @@ class ProgramSubject:
         return TransformedProgram(self.program, inputs, target, transform)
 
 
-def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return the program as a function of its inputs. The function calls a step that must raise through `attempt`."""
-    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
+def functions(program: Program, attempt: Callable[..., Any]) -> dict[str, Callable[..., dict[str, Any]]]:
+    """Return the function `program` of the program's inputs and, if the caller makes calls after it, `after`. They call
+    a step that must raise through `attempt`."""
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": "cpu", "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
         scope[name] = getattr(definitions, name)
     scope |= {name: getattr(definitions, name) for step in every for name in defined_by(step.under)}
-    exec(compile(source(program), "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
-    made: Callable[..., dict[str, Any]] = scope["program"]
-    return made
+    text = source(program) + caller(program)
+    exec(compile(text, "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
+    return {name: scope[name] for name in ("program", "after") if name in scope}
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:

@@ -20,12 +20,16 @@ from typing import Any
 
 import torch
 
-from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
+from conformance.engine.rules import KNOWN
+from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_local, is_name
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
 
 SCHEMA = 1
+
+TERMS = ("rules", "undefined")
+"""Lists of a program that only a sample of op_db has."""
 
 LOOP = "loop"
 """Op of a step that runs its body several times."""
@@ -102,13 +106,16 @@ class Program:
     """Storages, the inputs on them, and the steps. `note` is free text for readers.
 
     `tolerance` maps a dtype to (rtol, atol) if PyTorch's own tests use a larger tolerance than usual for an op of the
-    program."""
+    program. `rules` and `undefined` are further terms of a program that an op_db sample became (`engine.judge.Terms`);
+    the rules hold for its first step."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...] = ()
     note: str = ""
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the program as JSON, with the schema's version."""
@@ -116,6 +123,7 @@ class Program:
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
             **({"tolerance": {name: list(pair) for name, pair in self.tolerance.items()}} if self.tolerance else {}),
+            **{key: list(terms) for key in TERMS if (terms := getattr(self, key))},
             "storages": [vars(storage) for storage in self.storages],
             "inputs": [{**vars(one), "size": list(one.size), "stride": list(one.stride)} for one in self.inputs],
             "steps": [step.to_json() for step in self.steps],
@@ -131,7 +139,7 @@ class Program:
                 f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
                 "draw it again, or use the version that wrote it"
             )
-        unknown = data.keys() - {"schema", "note", "tolerance", "storages", "inputs", "steps"}
+        unknown = data.keys() - {"schema", "note", "tolerance", *TERMS, "storages", "inputs", "steps"}
         if unknown:
             raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
@@ -145,7 +153,11 @@ class Program:
             raise ProgramError(f"the program's data is damaged: {error}") from error
         except StepError as error:
             raise ProgramError(str(error)) from error
-        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance)
+        terms = (tuple(map(str, data.get(key, ()))) for key in TERMS)
+        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance, *terms)
+        unknown = {*program.rules} - KNOWN
+        if unknown:
+            raise ProgramError(f"the program has the unknown rule {min(unknown)!r}")
         program.check()
         return program
 
@@ -169,6 +181,7 @@ class Program:
             for inner in step.body if step.op == LOOP else (step,):
                 _check_step(number, inner, defined)
                 defined.update(inner.out)
+        _check_after(self)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
         """Return a program with the same inputs and other steps."""
@@ -218,6 +231,17 @@ def _check_step(number: int, step: Step, defined: Set[str]) -> None:
     for name in step.names():
         if not isinstance(name, str) or name not in defined:
             raise ProgramError(f"step {number} ({step.op}) uses {name!r}, which is not defined by then")
+
+
+def _check_after(program: Program) -> None:
+    """Check that the caller's steps come last and use inputs, results, and each other's results only."""
+    inside = [step.after for step in program.steps].index(True) if any(step.after for step in program.steps) else None
+    for number, step in enumerate(program.steps[inside:] if inside is not None else (), (inside or 0) + 1):
+        if not step.after:
+            raise ProgramError(f"step {number} ({step.op}) is not after the return, and follows a step that is")
+        local = [name for name in step.names() if is_local(name)]
+        if local:
+            raise ProgramError(f"step {number} ({step.op}) is after the return, and {local[0]!r} is not returned")
 
 
 def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:

@@ -37,17 +37,18 @@ def reduce_program(
     trials: int = MOST_TRIALS,
     passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
     until: float = math.inf,
+    settled_by: Callable[[Program], Program | None] | None = None,
 ) -> Program:
     """Return a smaller program for which `fails` still holds. At most `trials` candidates run, all with a meaning on
     CPU, and none begins after `until`, in seconds since the epoch. `passes` propose the candidates; the default is
-    `PASSES`."""
+    `PASSES`. `settled_by` replaces `settle`, for steps that are not in the table."""
     seen = {repr(program.to_json())}
     left = trials
 
     def smaller(candidates: Iterator[Program]) -> Program | None:
         """Return the first candidate that fails and was not tried before."""
         nonlocal left
-        for settled in map(settle, candidates):
+        for settled in map(settled_by or settle, candidates):
             if left <= 0 or time.time() >= until:
                 return None
             if settled is not None and repr(settled.to_json()) not in seen:
@@ -286,7 +287,8 @@ def _written(step: Step) -> list[Json]:
     """Return the tensors that a call writes: one or several in `out`, or the argument that it writes in place."""
     writes = OPS[step.op].writes
     if isinstance(writes, int):
-        return [step.args[writes]]
+        first = step.args[writes]
+        return list(first) if isinstance(first, list) else [first]
     out = step.kwargs.get("out") if writes == "out" else None
     return list(out["tuple"]) if isinstance(out, dict) and "tuple" in out else [out] if out is not None else []
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
-from conformance.program.source import source
+from conformance.program.source import caller, source
 from conformance.program.steps.op import DEFINED, definitions_of
 from conformance.program.steps.states import defined_by
 from conformance.program.steps.table import OPS
@@ -44,6 +43,13 @@ def attempt(step):
 
 Each raising step becomes a function that `attempt` calls. A compiler needs that for a single raising step too."""
 
+CALLED = """
+
+def called(program, given):
+    return after(program(*given.values()), *given.values())
+"""
+"""Definition that runs a program and then the calls of its caller."""
+
 OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
 """Families of steps whose results differ between a plain tensor and a view of a hidden base."""
 
@@ -55,13 +61,11 @@ def script(
     notes: Sequence[str] = (),
     bad_step: int | None = None,
     death: str = "",
-    options: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return the program as Python source.
 
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
-    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
-    `options` are further arguments of the comparison, as expressions."""
+    marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text."""
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     about = textwrap.shorten(told, 110)
@@ -90,14 +94,19 @@ def script(
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
+    after = caller(program, mark=bad_step, attempts=attempts)
+    text = source(program, mark=bad_step, attempts=attempts, also=also)
+    imports = ["import numpy"] * ("numpy." in text + after)
     bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt],
+        [*imports, *map(bare, definitions_of(used)), *attempt, *([after + CALLED] if after else [])],
         [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
         [name for name in inputs if name not in also],
-        source(program, mark=bad_step, attempts=attempts, also=also),
+        text,
+        "called" if after else "",
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
-    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **options}
+    terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
+    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **terms}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])

@@ -132,7 +132,7 @@ def judge_program(
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
-    mismatches, arbitrated = differences(program, expected, actual, target.oracles)
+    mismatches, arbitrated = differences(program, expected, actual, target, target.oracles)
     if execution.capture is not None and not mismatches and not _reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
@@ -250,7 +250,7 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 
 def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
     """Return the mismatch nearest to the cause, kernel counts excluded; None if there is none."""
-    wrong = differences(program, expected, actual, target.oracles - {"kernels"}).mismatches
+    wrong = differences(program, expected, actual, target, target.oracles - {"kernels"}).mismatches
     return leading(wrong) if wrong else None
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from conformance.declare import profile as profiles
 from conformance.record.errors import UsageError
+from conformance.record.names import GROUPS as VARIANT_GROUPS
 from conformance.record.names import LAYOUTS, VARIANTS, nearest
 from conformance.run.messages import COMPILE_LIMIT, Limits
 
@@ -162,8 +163,8 @@ FLAGS: Mapping[str, Flag] = {
     "target": Flag(
         "target",
         "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
-        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, aot_eager, inductor, tinygrad-upstream:PATH, "
-        f"mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
+        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, decompositions, aot_eager, inductor, "
+        f"tinygrad-upstream:PATH, mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
     "env": Flag(
         "target",
@@ -377,6 +378,6 @@ def reports_expectations(stem: str = "") -> str:
 
 
 def variants_shown(names: Iterable[str] = VARIANTS) -> str:
-    """Return the names of variants for help, the special values as their two groups."""
-    plain = [name for name in names if not name.startswith("specials")]
-    return ", ".join([*plain, *dict.fromkeys(("specials", "specials_backward"))])
+    """Return the names of variants for help, with the name of a group for its members."""
+    group_of = {name: group for group, members in VARIANT_GROUPS.items() for name in members}
+    return ", ".join(dict.fromkeys(group_of.get(name, name) for name in names))

@@ -36,6 +36,8 @@ MODULES = (
     "standalone/moving.py",
     "standalone/observation.py",
     "standalone/modes.py",
+    "standalone/transforms.py",
+    "standalone/fences.py",
     "standalone/oracles.py",
     "standalone/script_runtime.py",
     "standalone/layouts.py",
@@ -56,6 +58,10 @@ IMPORTS = {
     "field(default": "from dataclasses import field",
     "zlib.crc": "import zlib",
     "ctypes.CDLL": "import ctypes",
+    "mmap.mmap": "import mmap",
+    "(NamedTuple)": "from typing import NamedTuple",
+    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
+    "DispatchKeySet(": "from torch._C import DispatchKey, DispatchKeySet",
     "gc.collect(": "import gc",
     "time.perf": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
@@ -120,7 +126,7 @@ def render(
     names = {"transform": "transform", "MODE": "mode"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
     chosen |= {"call": bug.call} if bug.call else {}
-    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
     loading = load(setup, early)

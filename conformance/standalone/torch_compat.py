@@ -54,6 +54,7 @@ SYMBOLS: dict[str, str] = {
 """Symbols that come with torch itself, and the versions that have them."""
 
 ON_USE: dict[str, str] = {
+    "torch._decomp:core_aten_decompositions": ">=2.9",
     "torch._dynamo:disable": ">=2.9",
     "torch._dynamo:list_backends": ">=2.9",
     "torch._dynamo:reset": ">=2.9",
@@ -69,6 +70,7 @@ ON_USE: dict[str, str] = {
     "torch._inductor.virtualized:V": ">=2.9",
     "torch._logging:set_logs": ">=2.9",
     "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv": ">=2.9",
     "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
     "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
     "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
@@ -206,6 +208,11 @@ def fake_tensor_mode() -> Any:
 def forget_fake_calls() -> None:
     """Empty the cache of call results in fake tensors."""
     found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
+
+
+def core_decompositions() -> Any:
+    """Return torch's decompositions into core ATen operators, by overload."""
+    return found("torch._decomp:core_aten_decompositions")()
 
 
 def in_functionalize() -> bool:
@@ -479,3 +486,49 @@ def _no_test() -> None:
 
 def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
+
+
+class SymbolicResults:
+    """Metadata of results for symbolic sizes. `at` evaluates it at sizes of the inputs."""
+
+    def __init__(self, inputs: list[torch.Tensor], results: list[torch.Tensor], guards: list[Any]) -> None:
+        self.inputs, self.results, self.guards = inputs, results, guards
+
+    def at(self, sizes: list[tuple[int, ...]]) -> list[tuple[torch.dtype, tuple[int | None, ...]]] | None:
+        """Return dtype and shape of each result for inputs of these sizes; None for a length that depends on values.
+        Return None if the sizes contradict a guard of the kernel, or one symbol would stand for two lengths."""
+        known: dict[Any, int] = {}
+        for tensor, shape in zip(self.inputs, sizes, strict=True):
+            for symbol, n in zip(tensor.shape, shape, strict=True):
+                plain: Any = symbol  # a SymInt, which the types of torch call an int
+                if not isinstance(plain, torch.SymInt):
+                    if plain != n:
+                        return None
+                elif known.setdefault(plain.node.expr, n) != n:
+                    return None
+        if not all(bool(guard.subs(known)) for guard in self.guards if guard.free_symbols <= known.keys()):
+            return None
+
+        def length(n: Any) -> int | None:
+            if not isinstance(n, torch.SymInt):
+                return int(n)
+            value = n.node.expr.subs(known)
+            return int(value) if value.is_number else None
+
+        return [(one.dtype, tuple(map(length, one.shape))) for one in self.results]
+
+
+def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]) -> SymbolicResults:
+    """Call the function on fake tensors whose sizes are symbols, and return the metadata of its results."""
+    shapes = found("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
+    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
+    given = [mode.from_tensor(one.detach(), static_shapes=False) for one in inputs]
+    with mode:
+        results = function(*given)
+    return SymbolicResults(given, results, [guard.expr for guard in shapes.guards])
+
+
+def implementation(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a custom operator; another function is returned as it is."""
+    made: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return made

@@ -30,6 +30,8 @@ class FunctionalizeTarget(Target):
             "the transform treats inputs as independent tensors, and writes them when the function has ended",
             trait=("inputs that share a storage", "a write that raises"),
         ),
+        unsupported("results need not share memory", trait="a caller that writes shared memory", step="shares_memory"),
+        unsupported("torch documents that the transform refuses operators that mutate", step="custom operators"),
         unsupported(
             "torch documents that the transform refuses these calls",
             step=("requires_grad_", "backward", "set_data", "set_view_", "resize_filled_"),

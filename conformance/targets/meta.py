@@ -22,14 +22,15 @@ NEEDS_VALUES = (
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
         step="as_strided.range",
-        trait="a write that raises",
-        variant="error_inputs",
+        trait=("a write that raises", "a refused call"),
+        variant=("error_inputs", "refused_index", "refused_device"),
     ),
     unsupported(
         "copies to the host and of storages need values",
         step=(
             *("through_host", "from_host_view", "into_host_view"),
             *("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+            "shares_memory",
         ),
     ),
     unsupported("random numbers and warnings need values", step=("seeded", "generated", "warned")),

@@ -188,6 +188,9 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
 }
 """Drawing rules for the layout of an input, by class."""
 
+THRESHOLDS = (15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257)
+"""Lengths around vector widths and block sizes, where code generators change their strategy."""
+
 OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
 """Classes with additional weight, since most views and writes use them."""
 

@@ -16,6 +16,7 @@ from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.accesses import evidence_of
+from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.finding import (
     CRASH,
@@ -115,6 +116,10 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         avoided=dict(done.avoided.most_common()),
         cells=dict(done.cells),
         entries=dict(done.entries),
+        hazards=dict(done.hazards),
+        writes=hazards.ACCESSES if done.hazards else (),
+        relations=hazards.RELATIONS if done.hazards else (),
+        arguments=dict(done.arguments),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"

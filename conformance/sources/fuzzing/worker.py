@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import math
+import random
 import time
 import traceback
 from collections import Counter
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from conformance.engine.executor import Watch
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
@@ -26,7 +26,6 @@ from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError, digest, read_program
-from conformance.program.reduce import reduce_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
@@ -44,16 +43,17 @@ from conformance.record.finding import (
     TIMEOUT,
     answers,
     cause_text,
-    gist,
     property_of,
     with_signal_number,
 )
 from conformance.record.patterns import by_culprit, pattern_of
-from conformance.run.messages import COMPILING, Death, ExitReason
-from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
+from conformance.run.messages import Death, ExitReason
+from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Shard
+from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.trials import Trials, alike, watching
 from conformance.standalone.observation import out_of_memory
 from conformance.standalone.oracles import Mismatch
 
@@ -62,6 +62,14 @@ PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented"
 
 MOST_PARTS = 8
 """Largest number of parts of one program that a worker judges."""
+
+DEATHS = (CRASH, TIMEOUT, MEMORY)
+"""The kinds of findings that end a worker."""
+
+CRASH_TRIALS = 60
+"""Number of smaller programs that one worker tries for a crash or a hang."""
+
+NO_PROGRESS = Progress()
 
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
@@ -142,7 +150,7 @@ class Finding:
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""
-        if self.kind not in (CRASH, TIMEOUT, MEMORY):
+        if self.kind not in DEATHS:
             return ""
         return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
 
@@ -328,24 +336,19 @@ def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool
         return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
 
 
-def watching(program: Program, hang: Collection[str] = ()) -> Watch:
-    """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
-    program time, unless its op is in `hang`."""
-
-    def watch(number: int, builds: bool) -> None:
-        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
-        step(str(number), COMPILING if builds and op not in hang else "")
-
-    return watch
-
-
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
     """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
     the end of a drawn program show which tensors share memory."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
-    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
+    drawing = drawing_of(shard.plan.drawing, shard.plan.target)
+    program = drawing.numbered(shard.plan.seed, number, tally)
+    if drawing.changes_arguments:
+        from conformance.sources.fuzzing import arguments  # imports op_db, which takes seconds
+
+        source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
+        program = arguments.extended(program, source, target.unsupported("trait"), tally)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 
@@ -391,6 +394,15 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
+def died_of(finding: Finding, small: Program) -> Finding:
+    """The death of a finding on a smaller program."""
+    if not finding.step:
+        return replace(finding, program=small)
+    step = len(small.steps) + (finding.step > len(finding.program.steps))
+    died = ended(finding.kind, finding.seed, finding.number, small, step)
+    return replace(died, before=finding.before, said=finding.said)
+
+
 def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
@@ -403,44 +415,58 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
     return wrong, ""
 
 
-def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
+def shrink(
+    spec: str,
+    finding: Finding,
+    trials: int,
+    until: float = math.inf,
+    progress: Progress = NO_PROGRESS,
+    hang: Collection[str] = (),
+) -> Finding:
     """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
-    `until` on, in seconds since the epoch, no smaller program is tried.
+    `until` on, in seconds since the epoch, no smaller program is tried. `progress` is that of earlier workers.
 
     Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
     on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
     that does not show there."""
     target = loaded(spec)
+    if finding.kind in DEATHS:
 
-    def verdict_of(candidate: Program) -> Verdict:
-        try:
-            with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
-                return judge_program(candidate, target, locate=False, watch=watching(candidate))
-        except UnitTimeout:
-            return Verdict()
+        def exhausts(candidate: Program, verdict: Verdict) -> bool:
+            return finding.kind == MEMORY and exhausted(verdict)
+
+        hangs = finding.kind == TIMEOUT
+        deadly = Trials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
+        return died_of(finding, deadly.smallest(finding.program, CRASH_TRIALS))
 
     def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
         left, layer = _unexplained(target, candidate, wrong)
         return (wrong if layer else ()) if finding.layer else left
 
+    def matches(candidate: Program, verdict: Verdict) -> bool:
+        left = own(candidate, verdict.mismatches)
+        return bool(left) and alike(first, leading(left))
+
+    attempts = Trials(target, progress, matches, seconds=LONGEST_TRIAL, until=until)
+
+    def mismatches_of(candidate: Program) -> Sequence[Mismatch]:
+        with contextlib.suppress(UnitTimeout):
+            return own(candidate, attempts.judged(candidate).mismatches)
+        return ()
+
     program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
     if finding.step:
         beginning = program.with_steps(program.steps[: finding.step])
-        cut = own(beginning, verdict_of(beginning).mismatches)
+        cut = mismatches_of(beginning)
         program, wrong = (beginning, cut) if cut else (program, wrong)
     first = leading(wrong)
-
-    def fails(candidate: Program) -> bool:
-        mismatches = own(candidate, verdict_of(candidate).mismatches)
-        return bool(mismatches) and _alike(first, leading(mismatches))
-
-    small = reduce_program(program, fails, trials, until=until)
+    small = attempts.smallest(program, trials)
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding
 
     def wrong_at_all(other: Program) -> bool:
-        return bool(own(other, verdict_of(other).mismatches))
+        return bool(mismatches_of(other))
 
     plain = plainer(small, verdict, wrong_at_all)
     if plain is not None:
@@ -477,17 +503,6 @@ def fails(spec: str, program: Program, limit: float) -> bool:
             return bool(judge_program(program, loaded(spec), locate=False).mismatches)
     except UnitTimeout:
         return True
-
-
-def _alike(one: Mismatch, two: Mismatch) -> bool:
-    if "error" not in (one.oracle, two.oracle):
-        return one.oracle == two.oracle
-    return (one.oracle, one.expected, one.actual, gist(one.detail)) == (
-        two.oracle,
-        two.expected,
-        two.actual,
-        gist(two.detail),
-    )
 
 
 def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
