@@ -53,6 +53,8 @@ class Evidence:
     operators: Collection[str] = ()
     relations: Collection[str] = ()
     dtypes: Collection[str] = ()
+    symptom: str = ""
+    """The property of the first difference, if the cause has another one: a view that is a copy shows as a value."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Bug:
         If both sides have a pass or a decomposition, it must be the same, with the same relation and one of the
         operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all operators decide
         there, and a setting must be the same one."""
-        if (self.property, self.layer) != (evidence.property, evidence.layer):
+        if self.layer != evidence.layer or self.property not in (evidence.property, evidence.symptom):
             return ""
         kinds = [part.partition(" ")[0] for part in self.parts]
         kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts

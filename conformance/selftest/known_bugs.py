@@ -76,7 +76,7 @@ class Campaign:
 
 
 def read(path: Path) -> Campaign:
-    """Return the campaign of a `fuzz.json`, with the saved findings beside it. Raises ReportError."""
+    """Return the campaign of a `fuzz.json`, with the minimized findings beside it. Raises ReportError."""
     run = load(path)
     if run.drawn is None:
         raise ReportError(f"{path} holds no drawn programs; give the fuzz.json of a campaign")
@@ -86,7 +86,7 @@ def read(path: Path) -> Campaign:
     found = []
     for saved in sorted((path.parent / "failures").glob("*.json")):
         data = json.loads(saved.read_text(encoding="utf-8"))
-        if data.get("target") == run.target and (not name or data.get("campaign") == name):
+        if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
                 found.append((Finding.from_json(data), min(data["numbers"])))
     return Campaign(run.target, run.drawn.programs, run.seconds, found)

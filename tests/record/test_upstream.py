@@ -38,6 +38,11 @@ class TestMatches:
     def test_look_alikes(self, alike: Evidence) -> None:
         assert SHIFT.matches(alike) == ""
 
+    def test_symptom(self) -> None:
+        """The first difference counts beside the cause: the copy of a view shows as a wrong value."""
+        facts = {"operators": ["clone", "copy"], "relations": ["shifted"]}
+        assert SHIFT.matches(Evidence("aliasing", "Inductor", **facts, symptom="value"))  # type: ignore[arg-type]
+
     def test_dtypes(self) -> None:
         bug = Bug(4, "", "Inductor", "value", ["add"], dtypes=["int32"])
         assert bug.matches(Evidence("value", "Inductor", "", ["add"], [], ["int32", "bool"]))

@@ -47,8 +47,8 @@ def reports(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def save(reports: Path, one: Finding, campaign: str = "mine", target: str = "aot_eager") -> None:
-    data = {**one.to_json(), "target": target, "campaign": campaign, "numbers": [71, 47]}
+def save(reports: Path, one: Finding, campaign: str = "mine", shrunk: bool = True) -> None:
+    data = {**one.to_json(), "target": "aot_eager", "campaign": campaign, "numbers": [71, 47], "shrunk": shrunk}
     (reports / "failures" / f"{one.number}-{campaign}.json").write_text(json.dumps(data))
 
 
@@ -67,6 +67,11 @@ class TestRows:
 
     def test_look_alike(self, reports: Path) -> None:
         save(reports, BESIDE)
+        assert status(reports, 197448) == MISSED
+
+    def test_not_minimized(self, reports: Path) -> None:
+        """A long program has the operators of many bugs, so it counts only once it is minimized."""
+        save(reports, WRITTEN, shrunk=False)
         assert status(reports, 197448) == MISSED
 
     def test_of_another_campaign(self, reports: Path) -> None:

@@ -31,6 +31,7 @@ from conformance.record.finding import (
     TIMEOUT,
     from_signature,
     layer_and_part,
+    property_of,
 )
 from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
@@ -179,7 +180,7 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         masked=len(group.masked),
         layer=group.finding.layer,
         culprit=group.finding.culprit,
-        upstream=upstream_of(group.finding, plan_target),
+        upstream=upstream_of(group.finding, plan_target) if group.shrunk else "",
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
     layers = plan_target.without_backend
@@ -196,7 +197,10 @@ def evidence(finding: Finding, target: Target) -> Evidence | None:
     if not (layer and finding.property and finding.program.inputs):
         return None
     runs = finding.kind in (FAIL, FLAKY)
-    return evidence_of(finding.program, finding.property, layer, part, runs=runs)
+    found = evidence_of(finding.program, finding.property, layer, part, runs=runs)
+    first = finding.mismatches[0] if finding.mismatches else None
+    seen = property_of(first.oracle, first.expected, first.actual, first.detail) if first else ""
+    return replace(found, symptom=seen)
 
 
 def upstream_of(finding: Finding, target: Target) -> str:
