@@ -123,19 +123,14 @@ def entry(found: Finding) -> str:
     """Paragraph of a finding: heading, summary, both answers, and links."""
     answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
     script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
-    end = ", ".join(part for part in (script, links(found) or status(found)) if part) + "."
+    end = ", ".join(part for part in (script, links(found)) if part) + "."
     return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)
 
 
 def section(layer: str, findings: Sequence[Finding]) -> str:
-    """Section of a layer: an index of its operators, and its findings."""
-    rows = [
-        f"|{', '.join(f'`{operator}`' for operator in found.operators)}|[{found.kind}](#{found.anchor})|"
-        for found in sorted(findings, key=lambda found: [operator.lstrip("_.") for operator in found.operators])
-    ]
-    table = "\n".join(["|operators|kind|", "|---|---|", *rows])
+    """Section of a layer: its findings."""
     title = layer[0].upper() + layer[1:] if not layer.startswith("torch.") else layer
-    return "\n\n".join([f"## {title}", table, *map(entry, findings)])
+    return "\n\n".join([f"## {title}", *map(entry, findings)])
 
 
 def listed(findings: Sequence[Finding]) -> str:
@@ -147,7 +142,7 @@ def listed(findings: Sequence[Finding]) -> str:
         rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
     named = sum(status(found) == "known" for found in findings)
     new = sum(status(found) == "not in the index" for found in findings)
-    upstream = f"{named} findings of PyTorch have an issue upstream. For the {new} others none is known."
+    upstream = f"{named} findings of PyTorch have an issue upstream. The {new} others are not in the index of issues."
     counted = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return "\n\n".join([counted, upstream, *(section(layer, of) for layer, of in by_layer.items() if of)])
 

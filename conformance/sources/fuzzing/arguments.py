@@ -99,6 +99,8 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
             continue  # torch CPU reads an index without values (docs/findings.md)
         if error is None or (error == "TypeError" and not d.chance(1, PARSED)):
             continue
+        if not error and not changed.names():
+            continue  # a result of Python numbers alone lies on the CPU
         offered = shadow.offer(replace(changed, raises=error, out=()) if error else changed, asked=True)
         if offered is not None and offered.raises and shadow.answers.get(f"step {shadow.done}") == "no error":
             shadow.steps.pop()  # torch refuses only the copies, which overlap in other ways

@@ -43,7 +43,7 @@ def drawn(
 
 @pytest.fixture(scope="module")
 def of_copies() -> tuple[list[Program], list[Program], Tally]:
-    return drawn(COPIES, 400)
+    return drawn(COPIES, 600)
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +133,12 @@ class TestFaults:
             if len(program.steps) > len(one.steps) and judge_program(program, target, locate=False).mismatches:
                 return
         pytest.fail(f"{name} agrees in all programs")
+
+
+def test_a_changed_step_that_gives_a_result_has_a_tensor() -> None:
+    """Regression test: program 3 of seed 0 added two Python numbers, whose sum lies on the CPU."""
+    for number in (3, *range(20, 40)):
+        base = Drawing().numbered(0, number)
+        program = arguments.extended(base, random.Random(f"0:{number}:arguments").randint)
+        added = program.steps[len(base.steps) :]
+        assert all(step.names() for step in added if not step.raises)
