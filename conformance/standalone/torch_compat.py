@@ -182,6 +182,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def add_to_list(tensors: list[torch.Tensor], number: float) -> None:
+    """Add a number to each tensor, by one operator on the list."""
+    torch._foreach_add_(tensors, number)
+
+
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view with the lazy neg bit set."""
     return torch._neg_view(tensor)
