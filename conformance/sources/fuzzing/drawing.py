@@ -127,7 +127,7 @@ CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size 
 TRIED = 20
 """Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""
 
-PROBED = 100
+PROBED = 300
 """Number of programs that test whether a family occurs. Each family that can occur was among the first 20."""
 
 

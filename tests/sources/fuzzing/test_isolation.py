@@ -117,7 +117,7 @@ class TestDeaths:
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The campaign identifies the program that killed the worker, shrinks it in other processes to the failing
         step, and runs all other programs."""
-        monkeypatch.setattr(progress, "MOST_DEATHS", 2)
+        monkeypatch.setattr(progress, "MOST_DEATHS", 4)
         assert (
             main(
                 [

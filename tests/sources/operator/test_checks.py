@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from conformance.record.errors import UsageError
 from conformance.sources.operator.checks import CHECKS, PROCEDURES
 from conformance.sources.operator.examine import Request, Verdict, examination, verdicts
 from tests.planted.kernels import CORRECT, LIES
+
+ALONE = "CONFORMANCE_TESTS_ALONE"
+"""Variable of a process that runs this file only. Each check forks, and autograd refuses to run in a fork of a process
+whose backward pass has used a device, as other tests do."""
+
+alone = pytest.mark.skipif(ALONE not in os.environ, reason="test_this_file_alone runs it in a process of its own")
 
 COMPILED = ("compile", "dynamic", "inductor")
 NEAR = "tests.planted.kernels"
@@ -23,6 +34,7 @@ def wrong(made: dict[str, Verdict]) -> list[str]:
     return [name for name, one in made.items() if one.found is not None]
 
 
+@alone
 class TestTable:
     def test_every_check_has_a_lie(self):
         """Each row of the table has a planted operator."""
@@ -36,6 +48,7 @@ class TestTable:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "inductor" else []) for name in LIES]
 )
+@alone
 def test_a_lie_is_found_by_its_check(name):
     """The check alone finds the operator that breaks its promise."""
     assert name in wrong(judged(LIES[name], checks=[name]))
@@ -45,6 +58,7 @@ def test_a_lie_is_found_by_its_check(name):
     "name",
     [pytest.param(name, marks=[] if name in ("pointwise", "in place") else [pytest.mark.slow]) for name in CORRECT],
 )
+@alone
 def test_a_correct_operator_passes(name):
     """No check but those that compile shows a difference, and the values were compared."""
     made = judged(CORRECT[name], checks=[name for name in CHECKS if CHECKS[name].usual and name not in COMPILED])
@@ -52,6 +66,7 @@ def test_a_correct_operator_passes(name):
     assert made["values"].compared and made["reads"].compared and made["unwritten"].compared
 
 
+@alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_operator_passes_compiled(name):
@@ -60,6 +75,7 @@ def test_a_correct_operator_passes_compiled(name):
     assert wrong(made) == [] and any(made[name].compared for name in COMPILED)
 
 
+@alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LIES if "checks" not in LIES[name]])
 def test_a_lie_is_found_among_all_checks(name):
@@ -67,6 +83,7 @@ def test_a_lie_is_found_among_all_checks(name):
     assert name in wrong(judged(LIES[name]))
 
 
+@alone
 class TestRequest:
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -105,3 +122,16 @@ class TestRequest:
         """An operator without a derivative is not judged for it, and says so."""
         made = judged(CORRECT["reduction"], checks=["gradients", "gradcheck"])
         assert made["gradients"].reason == "the operator registers no derivative" and not made["gradients"].compared
+
+
+@pytest.mark.skipif(ALONE in os.environ, reason="this is the process")
+@pytest.mark.timeout(300)
+def test_this_file_alone() -> None:
+    """All tests of this file pass in a process of their own, and none of them is skipped."""
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        line, env={**os.environ, ALONE: "1"}, cwd=root, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout and "1 skipped" in done.stdout, done.stdout[-500:]
