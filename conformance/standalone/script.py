@@ -378,7 +378,17 @@ def bare(text: str) -> str:
     return ast.unparse(_Bare().visit(ast.parse(text)))
 
 
+PACKAGE_OPERATORS, SCRIPT_OPERATORS = "conformance::", "script::"
+"""Namespaces of custom operators. A script that runs in a process of the package must not replace the package's
+operators: a call of a replaced operator may end the process."""
+
+
 class _Bare(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str) and node.value.startswith(PACKAGE_OPERATORS):
+            node.value = node.value.replace(PACKAGE_OPERATORS, SCRIPT_OPERATORS, 1)
+        return node
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         self.generic_visit(node)
         return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None
