@@ -27,6 +27,7 @@ from conformance.record.finding import MOVE, Finding, answers, property_of, seve
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.names import NOT_COMPARED, without_features
+from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 3
@@ -311,9 +312,9 @@ class Run:
 
     @property
     def measures(self) -> str:
-        """ACCURACY or SIZES if all results come from the command of that name, else ""."""
+        """ACCURACY, SIZES or OPERATOR if all results come from the command of that name, else ""."""
         layouts = {result.layout for result in self.results}
-        return next((command for command in (ACCURACY, SIZES) if layouts == {command}), "")
+        return next((command for command in (ACCURACY, SIZES, OPERATOR) if layouts == {command}), "")
 
     @property
     def measured(self) -> list[Result]:

@@ -30,7 +30,8 @@ from conformance.report.pipe import reader_gone
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
-PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html", "sizes": "sizes.html"}
+PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html", "sizes": "sizes.html",
+         "operator": "operator.html"}  # fmt: skip
 """The page of each kind of run, by the stem of the run's other files."""
 
 

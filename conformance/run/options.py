@@ -218,6 +218,20 @@ FLAGS: Mapping[str, Flag] = {
     "samples": Flag(
         "what to run", "number of samples of an operator (default: {usual})", arguments={"metavar": "N|all"}
     ),
+    "like": Flag("what to run", "operator of op_db whose samples and tolerances apply", arguments={"metavar": "NAME"}),
+    "reference": Flag("what to run", "a slow, right version of the operator", arguments={"metavar": "MODULE:NAME"}),
+    "inputs": Flag("what to run", "description of the operator's inputs, one line for each argument", arguments=_FILE),
+    "checks": Flag("what to run", "only these checks, or all (default: {usual}): {values}", arguments=_list_of("A,B")),
+    "exclude": Flag(
+        "what to run",
+        "a check that is not judged, with the reason; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "CHECK=REASON"},
+    ),
+    "batch": Flag(
+        "what to run",
+        "dimension of an argument that the check batch splits; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "NAME=DIM"},
+    ),
     "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
     "class": Flag(
         "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}
