@@ -26,12 +26,14 @@ from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import MissingOperator
-from conformance.record.names import NOT_COMPARED, without_features
+from conformance.record.names import MUTANTS, NOT_COMPARED, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 3
 KIND = "conformance"
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR)
+"""The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""
 NOT_RUN = "script not run"
@@ -136,7 +138,8 @@ class Result(Named):
     time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
     fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the result has no script. `layer` is the target
     without the backend under test that fails in the same way; empty if there is none. `declared` is the file and line
-    of the declarations that cover the result; empty if none does.
+    of the declarations that cover the result; empty if none does. `also_on` gives what the script does under other
+    interpreters, by their torch version, in the words of `alone`.
     """
 
     op: str
@@ -172,6 +175,7 @@ class Result(Named):
     alone: str = ""
     layer: str = ""
     declared: str = ""
+    also_on: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scripted(self) -> Failure | None:
@@ -191,8 +195,9 @@ class Result(Named):
 
     @property
     def remark(self) -> str:
-        """The reason, and the mark of the script."""
-        return "; ".join(filter(None, (self.reason, self.script_mark)))
+        """The reason, the mark of the script, and the other torch versions that show the result or do not."""
+        versions = (f"{version}: {said}" for version, said in self.also_on.items())
+        return "; ".join(filter(None, (self.reason, self.script_mark, *versions)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:
         """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes
@@ -312,9 +317,9 @@ class Run:
 
     @property
     def measures(self) -> str:
-        """ACCURACY, SIZES or OPERATOR if all results come from the command of that name, else ""."""
+        """The command of `TABLES` that all results come from, else ""."""
         layouts = {result.layout for result in self.results}
-        return next((command for command in (ACCURACY, SIZES, OPERATOR) if layouts == {command}), "")
+        return next((command for command in TABLES if layouts == {command}), "")
 
     @property
     def measured(self) -> list[Result]:

@@ -206,6 +206,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "accuracy": _accuracy,
     "not compared": _not_compared,
     "harness": _harness,
+    "power": lambda one: f"{_named(one)} should be found within {_short(one.expected)} and is not",
 }
 
 LAYOUTS = {
@@ -230,6 +231,12 @@ FORMS = {
     "out": "with out=",
     "grad": "in a graph that a backward pass follows",
     "error": "a call that must raise",
+    "neutral": "with a number that changes nothing",
+    "new": "which makes a tensor within the function",
+    "twice": "with itself",
+    "floor": "rounded down",
+    "least": "the smallest elements",
+    "counted": "with the count of each element",
     "range": "an index out of range, which must raise",
     "size": "sizes that do not match, which must raise",
     "count": "a wrong number of elements, which must raise",

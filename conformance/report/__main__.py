@@ -22,7 +22,7 @@ from conformance.record import versions
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.record.merge import merge
-from conformance.record.result import Result, Run
+from conformance.record.result import TABLES, Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
@@ -30,8 +30,7 @@ from conformance.report.pipe import reader_gone
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
-PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html", "accuracy": "accuracy.html", "sizes": "sizes.html",
-         "operator": "operator.html"}  # fmt: skip
+PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html"} | {stem: f"{stem}.html" for stem in TABLES}
 """The page of each kind of run, by the stem of the run's other files."""
 
 

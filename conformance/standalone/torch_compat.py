@@ -13,10 +13,12 @@ import contextlib
 import functools
 import importlib
 import logging
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -52,15 +54,20 @@ SYMBOLS: dict[str, str] = {
 """Symbols that come with torch itself, and the versions that have them."""
 
 ON_USE: dict[str, str] = {
+    "torch._decomp:core_aten_decompositions": ">=2.9",
     "torch._dynamo:disable": ">=2.9",
     "torch._dynamo:list_backends": ">=2.9",
     "torch._dynamo:reset": ">=2.9",
     "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
     "torch._dynamo.guards:profile_guard_manager": "",
     "torch._dynamo.utils:counters": ">=2.9",
+    "torch._functorch:config.patch": ">=2.9",
     "torch._inductor:config.fallback_random": ">=2.9",
+    "torch._inductor:config.patch": ">=2.9",
+    "torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem": ">=2.9",
     "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
     "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
+    "torch._inductor.virtualized:V": ">=2.9",
     "torch._logging:set_logs": ">=2.9",
     "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv": ">=2.9",
@@ -203,6 +210,11 @@ def forget_fake_calls() -> None:
     found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
 
 
+def core_decompositions() -> Any:
+    """Return torch's decompositions into core ATen operators, by overload."""
+    return found("torch._decomp:core_aten_decompositions")()
+
+
 def in_functionalize() -> bool:
     """Whether the running code is inside `torch.func.functionalize`."""
     interpreter = found("torch._C._functorch:peek_interpreter_stack")()
@@ -251,6 +263,47 @@ def keep_eager_draws() -> None:
     from torch._inductor import config
 
     config.fallback_random = True
+
+
+@contextlib.contextmanager
+def compiler_settings(changed: Mapping[str, Any]) -> Iterator[None]:
+    """Context in which the compiler has these settings, named as `_inductor.config.dce`. Nothing is read from its
+    caches, whose keys do not contain what `bisected` skips. Changes of a setting that this torch lacks are ignored."""
+    changed = {**changed, "_inductor.config.force_disable_caches": True}
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that a cache is off
+        for module in ("_inductor.config", "_functorch.config", "_dynamo.config"):
+            config = importlib.import_module(f"torch.{module}")
+            named = {key.removeprefix(f"{module}."): value for key, value in changed.items() if key.startswith(module)}
+            with contextlib.suppress(AttributeError):
+                for key in named:
+                    functools.reduce(getattr, key.split("."), config)
+                stack.enter_context(config.patch(named))
+        yield
+
+
+@contextlib.contextmanager
+def bisected(skips: Callable[[str, str], bool]) -> Iterator[None]:
+    """Context in which torch.compile calls `skips` with the kind (`decomposition`, `pass`, `lowering`) and the name of
+    each part that it is about to apply, and does not apply it if the answer is true."""
+    bisector = found("torch._inductor.compiler_bisector:CompilerBisector")
+    virtualized = found("torch._inductor.virtualized:V")
+    found("torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem")
+
+    def disable(backend: str, subsystem: str, about: Callable[[], str] | None = None) -> bool:
+        if about is None:  # a switch of cudagraphs or of the whole backend
+            return False
+        if subsystem == "lowerings":
+            return skips("lowering", str(virtualized.current_node.target))
+        if subsystem == "decomposition":
+            return skips("decomposition", _OVERLOAD.sub(r"\1.\2", about()))
+        return skips("pass", about())
+
+    with mock.patch.object(bisector, "disable_subsystem", staticmethod(disable)):
+        yield
+
+
+_OVERLOAD = re.compile(r"<OpOverload\(op='([\w.]+)', overload='(\w+)'\)>")
 
 
 def reset_dynamo() -> None:
@@ -473,3 +526,9 @@ def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[t
     with mode:
         results = function(*given)
     return SymbolicResults(given, results, [guard.expr for guard in shapes.guards])
+
+
+def implementation(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a custom operator; another function is returned as it is."""
+    made: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return made

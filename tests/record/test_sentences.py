@@ -78,6 +78,8 @@ CASES = [
      "the whole case could not be compared: no sample"),
     ("accuracy", "result", "at most 2 ulp", "5 ulp", "torch CPU 0.5 ulp",
      "the error of result should be at most 2 ulp and is 5 ulp (torch CPU 0.5 ulp)"),
+    ("power", "the fault", "40 programs", "not found", "",
+     "the fault should be found within 40 programs and is not"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ COMMANDS: dict[str, str] = {
     "opinfo": "conformance.sources.opinfo.runner",
     "accuracy": "conformance.sources.accuracy.__main__",
     "sizes": "conformance.sources.sizes.__main__",
-    "mutants": "conformance.selftest.mutants",
+    "mutants": "conformance.selftest.hunting",
     "init": "conformance.sources.init.__main__",
     "test": "conformance.sources.whole",
 }

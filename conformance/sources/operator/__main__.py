@@ -15,7 +15,7 @@ from pathlib import Path
 from conformance.record.errors import UsageError
 from conformance.record.operator import OPERATOR
 from conformance.record.result import Result, Run
-from conformance.run import options
+from conformance.run import options, scripts
 from conformance.run.messages import Limits
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
@@ -108,13 +108,10 @@ def _description(file: Path) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    about = (
-        "Judge an operator of your own against a reference: values, metadata, memory, gradients, the fake kernel, and "
-        "torch.compile. OPERATOR is MODULE:NAME of any callable, or torch.ops.LIBRARY.NAME."
-    )
+    about = "Judge an operator of your own on torch CPU, against a reference."
     usual = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
-             "check-scripts": "300", "checks": f"all but {', '.join(NAMED)}"}  # fmt: skip
-    parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, usual, {"checks": ", ".join(CHECKS)})
+             "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {', '.join(NAMED)}"}  # fmt: skip
+    parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, usual)
     parser.add_argument("operator", metavar="OPERATOR", help="MODULE:NAME, or torch.ops.LIBRARY.NAME")
     parser.set_defaults(**options.defaults(WITHOUT - {"target"}), target="cpu")
     return run_command(parser, arguments, lambda args: [Operators()])

@@ -119,7 +119,7 @@ def from_op_db(entry: Any, operator: Operator, accepts: Accepts, dtypes: Iterabl
         dtype = getattr(torch, name)
         if dtype not in entry.dtypes:
             raise UsageError(f"op_db has no samples of {entry.name} in {name}")
-        rtol, atol = catalog.tolerances(entry, dtype)
+        rtol, atol = catalog.tolerances(entry, dtype).get(str(dtype).removeprefix("torch."), (None, None))
 
         def made(variant: str, kind: str, count: int, dtype: torch.dtype = dtype, tol: Any = (rtol, atol)) -> None:
             nonlocal refused

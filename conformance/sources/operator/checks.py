@@ -8,17 +8,20 @@ of the operator, such as a derivative, is no difference: the check is then not j
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Policy, judge
+from conformance.engine.judge import Judged, Terms, judge
+from conformance.engine.loading import reference
 from conformance.record.accuracy import limit, shown
-from conformance.record.names import SIGNIFICANT_STRIDE
+from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call, Plan
 from conformance.sources.operator.sides import (
@@ -42,7 +45,7 @@ from conformance.standalone.fences import NO_ACCESS, READ_ONLY
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, out_of_memory
-from conformance.standalone.oracles import Mismatch, compare, differing, show
+from conformance.standalone.oracles import Mismatch, Tolerance, compare, differing, show
 
 RESULT = "result"
 
@@ -146,34 +149,59 @@ def changed_inputs(seen: Observation, call: Call) -> list[str]:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and not bool(differing(one, other, True, 0, 0).any())
+    return one.shape == other.shape and one.dtype == other.dtype and not bool(differing(one, other, True).any())
 
 
 @dataclass(frozen=True)
-class ReferencePolicy(Policy):
-    """Comparison with the reference, whose own rounding and whose own indecision are no differences."""
+class AgainstReference:
+    """A call of the operator as a subject of the judge. The reference's own rounding and its own indecision are no
+    differences."""
 
-    reference: Any = None
-    call: Any = None
+    reference: Callable[..., Any]
+    call: Call
     around: Any = plainly
     grad: bool = False
+    draws = False
+    on_host = True
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
-        """Return the reference's answer in float64."""
-        truth = observed(self.reference, self.call, Float64Reference(), self.around, self.grad)
-        return truth if truth.error is None else None
+    @functools.cached_property
+    def terms(self) -> Terms:
+        """The tolerances of the call. Values of a call with special values are undefined if the reference differs from
+        itself on inputs with gaps, for which torch CPU has no vectorized loops."""
+        tolerance = tolerance_of(self.call)
+        undecided = self.call.kind == kinds.SPECIAL and self._undecided(tolerance)
+        return Terms(tolerance, undefined=("value of ",) if undecided else ())
 
-    def undefined(self, mismatch: Mismatch) -> bool:
-        """Whether the reference differs from itself on inputs with gaps, for which torch CPU has no vectorized
-        loops."""
-        return self.call.kind == kinds.SPECIAL and mismatch.oracle == "value" and self._undecided
-
-    @property
-    def _undecided(self) -> bool:
+    def _undecided(self, tolerance: Tolerance) -> bool:
         made: dict[int, Any] = {}
         given = map_leaves(dict(self.call.given), lambda leaf: made.setdefault(id(leaf), laid_out(leaf, "gaps")))
         sides = [observed(self.reference, call) for call in (self.call, self.call.on(given))]
-        return bool(compare(*sides, oracles={"value"}, rtol=self.rtol, atol=self.atol))
+        return bool(compare(*sides, oracles={"value"}, tolerance=tolerance))
+
+    def given(self) -> Collection[str]:
+        """See `Judged.given`."""
+        return names_of_inputs(self.call.given)
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+        """Return the reference's answer in float64."""
+        truth = observed(self.reference, self.call, Float64Reference(), self.around, self.grad)
+        return Execution((truth,)) if truth.error is None else None
+
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+        """Return nothing: an operator is one step."""
+        return ()
+
+    def differences(self, want: Observation, got: Observation, oracles: Collection[str]) -> list[Mismatch]:
+        """Return the mismatches between the reference and the operator."""
+        subject = cast("Judged", self)  # the judge runs nothing, since no rule holds
+        return judge(subject, Execution((want,)), Execution((got,)), reference(), oracles).mismatches
+
+
+def tolerance_of(call: Call) -> Tolerance:
+    """Return the tolerances of a call for each dtype; empty for torch.testing's."""
+    if call.rtol is None or call.atol is None:
+        return {}
+    return dict.fromkeys(DTYPES, (call.rtol, call.atol))
 
 
 def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
@@ -189,11 +217,11 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
     if call.kind == kinds.MIXED:
         want, got = _in_one_dtype(want, got, call)
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
-    policy = ReferencePolicy(oracles, False, call.rtol, call.atol, trial.reference.function, call)
+    judged = AgainstReference(trial.reference.function, call)
     given, changed = names_of_inputs(call.given), changed_inputs(want, call)
     may = trial.operator.written if trial.operator.written is not None else frozenset(changed)
     undeclared = [name for name in changed_inputs(got, call) if _argument(name) not in {_argument(one) for one in may}]
-    for mismatch in judge(want, got, policy).mismatches:
+    for mismatch in judged.differences(want, got, oracles):
         of_input, name = mismatch.where in given, mismatch.oracle
         if name == "stride":
             name = "strides" if not of_input else ""
@@ -376,11 +404,8 @@ def gradients(trial: Examination, call: Call) -> Iterator[Found]:
         mismatch = Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
         yield Found("gradients", mismatch, call)
         return
-    policy = ReferencePolicy(
-        {"structure", "dtype", "shape", "value", "error"},
-        *(False, call.rtol, call.atol, trial.reference.function, call, differentiated, True),
-    )
-    for mismatch in judge(want, got, policy).mismatches:
+    judged = AgainstReference(trial.reference.function, call, differentiated, True)
+    for mismatch in judged.differences(want, got, {"structure", "dtype", "shape", "value", "error"}):
         if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
             where = mismatch.where.removeprefix("result['").removesuffix("']")
             yield Found("gradients", dataclasses.replace(mismatch, oracle="gradients", where=where), call)
@@ -523,7 +548,7 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
             if run.capture is not None and not run.capture.ops and got.error is None:
                 raise NotJudged("the compiler was handed nothing")
             oracles = (target.oracles - {"grad", "storage_offset", "contiguity", "kernels"}) | {"storage"}
-            differs = compare(want, got, oracles=oracles, rtol=call.rtol, atol=call.atol)
+            differs = compare(want, got, oracles=oracles, tolerance=tolerance_of(call))
             for mismatch in differs:
                 where = mismatch.where.removeprefix("result['").removesuffix("']")
                 detail = _what(mismatch)

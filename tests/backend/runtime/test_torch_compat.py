@@ -81,7 +81,7 @@ class TestInstallation:
             "-m conformance.fuzz --target tiny:llvm --programs 1",
             "-m conformance.opinfo_runner --target tiny --op neg",
             "-m conformance kernels script.py",
-            "-m conformance mutants --on tiny",
+            "-m conformance mutants --target tiny",
         ],
     )
     def test_without_tinygrad(self, command, tmp_path):

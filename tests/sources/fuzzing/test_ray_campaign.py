@@ -110,7 +110,7 @@ class TestTheSameAnswers:
             done = subprocess.run(line, check=False, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             assert "2 of 2 found" in done.stdout
-            tables.append(done.stdout.splitlines()[-1])
+            tables.append(next(line for line in done.stdout.splitlines() if "2 of 2 found" in line))
         assert tables[0] == tables[1]
 
 
