@@ -71,6 +71,8 @@ _PRESENT = {"": "is", "have dtype": "has", "have shape": "has", "have strides": 
 
 
 def _other(one: Difference) -> str:
+    if ELEMENTS.match(one.detail):
+        return _value(one)
     return f"the {one.oracle} of {_named(one)} should be {_short(one.expected)} and is {_short(one.actual)}"
 
 

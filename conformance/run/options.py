@@ -214,6 +214,20 @@ FLAGS: Mapping[str, Flag] = {
     "samples": Flag(
         "what to run", "number of samples of an operator (default: {usual})", arguments={"metavar": "N|all"}
     ),
+    "like": Flag("what to run", "operator of op_db that gives samples and tolerances", arguments={"metavar": "NAME"}),
+    "reference": Flag("what to run", "slow, right version of the operator", arguments={"metavar": "MODULE:NAME"}),
+    "inputs": Flag("what to run", "description of its inputs", arguments=_FILE),
+    "checks": Flag("what to run", "only these checks, or all (default: {usual})", arguments=_list_of("A,B")),
+    "exclude": Flag(
+        "what to run",
+        "check that is not judged, and why; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "CHECK=REASON"},
+    ),
+    "batch": Flag(
+        "what to run",
+        "dimension that the check batch splits; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "NAME=DIM"},
+    ),
     "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
     "class": Flag(
         "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}

@@ -82,10 +82,10 @@ def fenced(
         flat.copy_(whole[first : first + one.size]).index_fill_(0, gaps, fill)
         made[key] = flat.untyped_storage(), first
         fences.append(one._replace(gaps=gaps))
-    return [_placed(tensor, made) for tensor in tensors], fences
+    return [_on_fence(tensor, made) for tensor in tensors], fences
 
 
-def _placed(tensor: torch.Tensor, made: dict[int, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
+def _on_fence(tensor: torch.Tensor, made: dict[int, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
     empty, key = torch.empty(0, dtype=tensor.dtype), storage_id(tensor.untyped_storage())
     if key not in made:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -230,6 +230,41 @@ def memory(x: torch.Tensor) -> torch.Tensor:
     return _right(x) + torch.empty(10**7 * x.numel() ** 2 if x.numel() > 60 else 1).sum() * 0
 
 
+def halves(x: torch.Tensor) -> list[torch.Tensor]:
+    """Reference of `structure`."""
+    return [*x.chunk(2)]
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """Reference of `shape`."""
+    return x.sum(-1)
+
+
+def exp_plus_one(x: torch.Tensor) -> torch.Tensor:
+    """Reference of `mutation`."""
+    return x.exp() + 1
+
+
+def double_(x: torch.Tensor) -> None:
+    """Reference of `version`."""
+    x.mul_(2)
+
+
+def gram(x: torch.Tensor) -> torch.Tensor:
+    """Reference of `autocast`."""
+    return x @ x.t()
+
+
+def multiply_(x: torch.Tensor, by: float) -> None:
+    """Reference of an operator in place."""
+    x.mul_(by)
+
+
+def select(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Reference of an operator with an index."""
+    return x.index_select(0, index)
+
+
 def _plant() -> None:
     for name in (
         "values",
@@ -247,11 +282,11 @@ def _plant() -> None:
     LIES["batch"]["batch"] = {"x": 0}
     of_two = lambda input, other: torch.empty_like(input)  # noqa: E731
     LIES["mixed"] = {"operator": custom(_mixed, of_two, name="mixed"), "like": torch.mul}
-    LIES["structure"] = {"operator": structure, "reference": lambda x: [*x.chunk(2)], "inputs": MATRIX}
+    LIES["structure"] = {"operator": structure, "reference": halves, "inputs": MATRIX}
     LIES["dtype"] = {"operator": custom(_dtype, lambda x: torch.empty_like(x).double(), name="dtype"), "like": silu}
     LIES["shape"] = {
         "operator": custom(_shape, lambda x: x.new_empty(*x.shape[:-1], 1), name="shape"),
-        "reference": lambda x: x.sum(-1),
+        "reference": row_sums,
         "inputs": MATRIX,
     }
     strided = lambda x: x.new_empty(x.shape[::-1]).t() if x.dim() == 2 else torch.empty_like(x)  # noqa: E731
@@ -264,12 +299,12 @@ def _plant() -> None:
     LIES["aliasing"] = {"operator": defined("aliasing(Tensor x) -> Tensor", _aliasing), "like": torch.relu}
     LIES["mutation"] = {
         "operator": defined("mutation(Tensor x) -> Tensor", _mutation),
-        "reference": lambda x: x.exp() + 1,
+        "reference": exp_plus_one,
         "inputs": VECTOR,
     }
     LIES["version"] = {
         "operator": defined("version(Tensor(a!) x) -> ()", _version, lambda x: None),
-        "reference": lambda x: (x.mul_(2), None)[1],
+        "reference": double_,
         "inputs": VECTOR,
     }
     LIES["accuracy"] = {"operator": custom(_accuracy, name="accuracy"), "like": torch.exp}
@@ -292,11 +327,7 @@ def _plant() -> None:
     LIES["vmap"] = {"operator": custom(_right, name="vmap"), "like": silu}
     LIES["vmap"]["operator"].register_vmap(lambda info, dims, x: (_right(x) * info.batch_size, dims[0]))
     square = lambda x: x.new_empty(x.shape[0], x.shape[0])  # noqa: E731
-    LIES["autocast"] = {
-        "operator": custom(_product, square, name="autocast"),
-        "reference": lambda x: x @ x.t(),
-        "inputs": MATRIX,
-    }
+    LIES["autocast"] = {"operator": custom(_product, square, name="autocast"), "reference": gram, "inputs": MATRIX}
     shape = lambda x, dim, index: x.new_empty(index.shape)  # noqa: E731
     LIES["refusals"] = {
         "operator": custom(_refusals, shape, name="refusals"),
@@ -372,16 +403,16 @@ def _correct() -> None:
     right_scale_.register_fake(lambda x, by: None)
     CORRECT["in place"] = {
         "operator": right_scale_,
-        "reference": lambda x, by: (x.mul_(by), None)[1],
+        "reference": multiply_,
         "inputs": {**MATRIX, "by": "float in 0.5..2"},
     }
-    CORRECT["view"] = {"operator": right_view, "reference": lambda x: x.t(), "inputs": MATRIX}
+    CORRECT["view"] = {"operator": right_view, "reference": torch.t, "inputs": MATRIX}
     right_moments.register_fake(lambda x: (x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1])))
     CORRECT["several results"] = {"operator": right_moments, "reference": reference_moments, "inputs": MATRIX}
     right_take.register_fake(lambda x, index: x.new_empty(index.shape[0], x.shape[1]))
     CORRECT["index"] = {
         "operator": right_take,
-        "reference": lambda x, index: x.index_select(0, index),
+        "reference": select,
         "inputs": {
             "x": "float32/bfloat16[n, m]",
             "index": "int64[k] in 0..n-1",

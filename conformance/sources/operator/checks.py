@@ -548,8 +548,13 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
             if run.capture is not None and not run.capture.ops and got.error is None:
                 raise NotJudged("the compiler was handed nothing")
             oracles = (target.oracles - {"grad", "storage_offset", "contiguity", "kernels"}) | {"storage"}
-            for mismatch in compare(want, got, oracles=oracles, tolerance=tolerance_of(call)):
-                yield Found(check, dataclasses.replace(mismatch, oracle=check, detail=_what(mismatch)), call)
+            differs = compare(want, got, oracles=oracles, tolerance=tolerance_of(call))
+            for mismatch in differs:
+                where = mismatch.where.removeprefix("result['").removesuffix("']")
+                detail = _what(mismatch)
+                yield Found(check, dataclasses.replace(mismatch, oracle=check, where=where, detail=detail), call)
+            if differs:
+                return
 
     return procedure
 

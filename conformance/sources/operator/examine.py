@@ -95,7 +95,7 @@ def examination(request: Request) -> Examination:
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
         )
     assert request.reference is not None
-    reference = operator_of(request.reference, request.near)
+    reference = operator_of(request.reference, request.near, role="reference")
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
     plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)

@@ -36,6 +36,7 @@ from conformance.sources.operator.sides import observed
 from conformance.sources.opinfo.sample_program import Unwritable, encoded
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import names_of
+from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import carried, inert
 from conformance.standalone.tensor_source import NoSource, input_lines
 
@@ -97,7 +98,7 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
             return False
         for item in examined(trial, CHECKS[found.check].procedure, [call], TRIAL):
             if isinstance(item, Found) and item.check == found.check:
-                if item.mismatch.oracle != found.mismatch.oracle:
+                if _kind(item.mismatch) != _kind(found.mismatch):
                     continue
                 smallest = item
                 return True
@@ -113,6 +114,11 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
         _valid,
     )  # fmt: skip
     return smallest
+
+
+def _kind(mismatch: Mismatch) -> tuple[str, bool, bool]:
+    """Return what a smaller call must have in common with a difference: the oracle, and what it is about."""
+    return mismatch.oracle, mismatch.where.startswith("gradient"), mismatch.expected in ("an answer", "no error")
 
 
 def _accepted(trial: Examination, call: Call) -> bool:
@@ -223,7 +229,7 @@ class Text:
     def told(self, expected: str, got: str) -> str:
         """The line that prints both answers."""
         check, where = self.found.check, self.found.mismatch.where
-        return f'print("{check} of {where}: expected", {expected}, "got", {got})'
+        return f'print("{check} of {where}: expected", {expected}, ", got", {got})'
 
 
 Body = Callable[[Text], Sequence[str]]
@@ -244,6 +250,11 @@ def _value(text: Text) -> list[str]:
         ends.append(text.told(fact.format(want), fact.format(got)))
         return [*ends, f"raise SystemExit({fact.format(want)} != {fact.format(got)})"]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
+    if call.kind == kinds.MIXED:  # PyTorch promises no dtype
+        dtypes = {one.dtype for one in tensors(call.given) if one.is_floating_point()}
+        coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        ends.append(f"want, got = {want}.to({coarse}), {got}.to({coarse})")
+        want, got = "want", "got"
     ends.append(text.told(f"{want}.tolist()", f"{got}.tolist()"))
     check = f"torch.testing.assert_close({got}, {want}, equal_nan=True{tolerance})"
     return [*ends, check]
@@ -434,7 +445,7 @@ def _gradients(text: Text) -> list[str]:
         "try:",
         f"    got = gradient({text.operator})",
         "except Exception as error:",
-        f'    print(f"gradients of {one.where}: expected a gradient, got {{type(error).__name__}}: {{error}}")',
+        f'    print("{text.found.check} of {one.where}: expected a gradient, got", repr(error))',
         "    raise SystemExit(1)",
         text.told("want.tolist()", "None if got is None else got.tolist()"),
     ]
@@ -504,6 +515,9 @@ def _symbolic(text: Text) -> list[str]:
 
 def _compiled(backend: str, dynamic: bool) -> Body:
     def body(text: Text) -> list[str]:
+        if text.found.mismatch.where.startswith("gradient"):
+            made = f"compiled = torch.compile({text.operator}, backend={backend!r}, dynamic={dynamic})"
+            return [made, "", *_gradients(replace(text, operator="compiled", reference=text.operator))]
         return [
             "def program(" + text.all + "):",
             f"    return {text.got}",
@@ -579,9 +593,24 @@ def _refusals(text: Text) -> list[str]:
 
 
 def _death(text: Text) -> list[str]:
-    if text.found.check == "hang":
-        return ["import signal", "", "signal.alarm(20)  # ends this process", text.fresh, text.got]
-    return [text.fresh, text.got]
+    if text.found.check != "hang":
+        return [text.fresh, text.got]
+    return [
+        "import signal, time",
+        "",
+        "process = os.fork()",
+        "if process == 0:",
+        f"    {text.fresh}",
+        f"    {text.got}",
+        "    os._exit(0)",
+        "for _ in range(100):",
+        "    time.sleep(0.1)",
+        "    if os.waitpid(process, os.WNOHANG) != (0, 0):",
+        "        raise SystemExit(0)",
+        "os.kill(process, signal.SIGKILL)",
+        'print("hang of the process: expected an answer, got none in 10 s")',
+        "raise SystemExit(1)",
+    ]
 
 
 BODIES: Mapping[str, Body] = {
@@ -621,7 +650,10 @@ CARRIED = {
 
 def headline(found: Found) -> str:
     """Return the difference as a sentence, with the name of its check."""
-    told = sentence(found.mismatch)
+    one = found.mismatch
+    judged = one.oracle in (*_FACTS, "value", "storage")
+    told = sentence(one) if judged else f"{one.where}: expected {one.expected}, got {one.actual}"
+    told += f" ({one.detail})" if one.detail and not judged else ""
     note = f" ({found.call.note})" if found.call.note else ""
     return textwrap.shorten(f"{found.check}: {told}{note}", 300)
 
@@ -645,7 +677,7 @@ def script(trial: Examination, found: Found) -> str:
     carries = CARRIED.get(found.check, ())
     uses_reference = any(reference.text in line for line in body)
     plain = tuple(line for line in reference.lines if line not in trial.operator.lines) if uses_reference else ()
-    head = ["import os", "import torch"] if found.check in ("writes", "reads") else ["import torch"]
+    head = ["import os, sys, torch", 'sys.path.append("")  # modules in the current folder are found, too']
     made = ["def inputs():", *(f"    {line}" for line in lines), f"    return {', '.join(env)}{',' * (len(env) == 1)}"]
     body = [line.replace("EACH", str(trial.exact)) for line in body]
     body = (

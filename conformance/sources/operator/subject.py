@@ -21,6 +21,11 @@ from conformance.record.names import nearest
 
 PARAMETER = inspect.Parameter
 
+TAKEN = frozenset(
+    "inputs want got before shared compiled program run known right mode given rows parts low same".split()
+)
+"""Names that a script uses for itself."""
+
 PACKET, OVERLOAD = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
 """Types of an operator below `torch.ops`, and of one of its overloads."""
 
@@ -66,13 +71,14 @@ class Operator:
         return {**named, **kwargs}
 
 
-def operator_of(function: Callable[..., Any], near: str = "", text: str = "") -> Operator:
+def operator_of(function: Callable[..., Any], near: str = "", text: str = "", role: str = "operator") -> Operator:
     """Return the operator of a callable. `near` is a module in which it may have a name, and `text` its name below
-    `torch`, if it has one. Raises UsageError if it cannot be called."""
+    `torch`, if it has one. A callable that no import reaches is called by its `role` in scripts. Raises UsageError if
+    it cannot be called."""
     if not callable(function):
         raise UsageError(f"{function!r} is no operator: give a function, a custom operator, or torch.ops.LIBRARY.NAME")
     overload = _overload(function)
-    lines, expression = ((), text) if text else _reached(function, overload, near)
+    lines, expression = ((), text) if text else _reached(function, overload, near, role)
     name = expression if expression.isidentifier() or "." in expression else getattr(function, "__name__", "operator")
     return Operator(function, name, overload, _signature(function, overload), lines, expression)
 
@@ -122,7 +128,7 @@ def _signature(function: Any, overload: Any) -> inspect.Signature | None:
     return inspect.Signature([*usual, *(one for one in made if one.kind is PARAMETER.KEYWORD_ONLY)])
 
 
-def _reached(function: Any, overload: Any, near: str) -> tuple[tuple[str, ...], str]:
+def _reached(function: Any, overload: Any, near: str, role: str) -> tuple[tuple[str, ...], str]:
     """Return the lines that import the function, and its expression."""
     inner = inspect.unwrap(getattr(function, "_init_fn", function))
     homes = [getattr(function, "__module__", ""), getattr(inner, "__module__", ""), near]
@@ -131,19 +137,19 @@ def _reached(function: Any, overload: Any, near: str) -> tuple[tuple[str, ...], 
             if value is function and name.isidentifier():
                 if home.partition(".")[0] == "torch":
                     return ((f"import {home}",) if home != "torch" else ()), f"{home}.{name}"
-                return (f"from {_importable(home)} import {name}",), name
+                text = f"{role}_" if name in TAKEN else name
+                return (f"from {_importable(home)} import {name}" + f" as {text}" * (text != name),), text
     if overload is not None and "<locals>" not in getattr(inner, "__qualname__", ""):
         home = near if inner is function else inner.__module__
         lines = (f"import {_importable(home)}  # registers the operator",) if home else ()
         return lines, "torch.ops." + overload._schema.name.replace("::", ".")
-    name = getattr(inner, "__name__", "operator")
-    if name.isidentifier() and not getattr(inner, "__closure__", None):
+    name = getattr(inner, "__name__", "")
+    if name.isidentifier() and name not in TAKEN and not getattr(inner, "__closure__", None):
         try:
             return tuple(textwrap.dedent(inspect.getsource(inner)).rstrip().splitlines()), name
         except (OSError, TypeError):
             pass
-    name = name if name.isidentifier() else "operator"
-    return (f"{name} = ...  # the operator under test, which no import reaches",), name
+    return (f"{role} = ...  # {getattr(function, '__qualname__', 'a callable')}, which no import reaches",), role
 
 
 def _importable(module: str) -> str:

@@ -1,0 +1,121 @@
+"""The command `conformance operator`: an operator of the user, judged check by check, on one page.
+
+Defines `Operators`, the source of its cases. A case is one check. The command and `conformance.check` share the checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from conformance.record.errors import UsageError
+from conformance.record.operator import OPERATOR
+from conformance.record.result import Result, Run
+from conformance.run import options, scripts
+from conformance.run.messages import Limits
+from conformance.run.session import Session
+from conformance.run.session import main as run_command
+from conformance.sources.accuracy.running import Job, MeasuredCases
+from conformance.sources.operator import worker
+from conformance.sources.operator.names import CHECKS, NAMED
+from conformance.sources.operator.worker import Case, Subject
+
+FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "check-scripts",
+         "reports", *options.PLACE)  # fmt: skip
+WITHOUT = {"target", "minutes", "compile-limit", "update-expectations", "expectations"}
+"""Flags of a session that the command does not offer: it judges an operator on torch CPU."""
+
+
+class Operators(MeasuredCases):
+    """The source of the checks of one operator."""
+
+    title = "operator"
+    stem, usual = OPERATOR, Limits(unit=300.0, memory=10.0)
+    job = Job(worker.described, worker.run, worker.MODULES)
+    listed = 0
+
+    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+        """See `MeasuredCases.cases`."""
+        exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
+        usual = [name for name in CHECKS if name not in NAMED or (name == "batch" and batch)]
+        names = options.chosen(args.checks or usual, CHECKS, "check")
+        options.chosen(exclude or ["all"], CHECKS, "check")
+        if bool(args.like) == bool(args.reference):
+            raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
+        if bool(args.reference) != bool(args.inputs):
+            raise UsageError("--reference and --inputs belong together: give both")
+        subject = Subject(
+            args.operator,
+            args.like or "",
+            args.reference or "",
+            json.dumps(_description(args.inputs)) if args.inputs else "",
+            tuple(args.dtype or ("float32",)),
+            tuple(names),
+            tuple(exclude.items()),
+            tuple(batch.items()),
+            args.limit or Subject.seconds,
+        )
+        self.excluded = [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
+        return [Case(subject, name) for name in names if name not in exclude], [args.operator, *names]
+
+    def prepare(self, session: Session) -> None:
+        """Select the checks."""
+        chosen, self.selection = self.cases(session.args)
+        self.chosen = [*chosen]
+        self.lacking, self.file, self.expected = 0, Path(), []
+        session.args.limit = None  # a call's limit, and not a worker's
+
+    def worst(self, made: Run) -> Sequence[Result]:
+        """See `MeasuredCases.worst`."""
+        return made.unexpected
+
+    def rows(self) -> Iterable[str]:
+        """See `MeasuredCases.rows`."""
+        return CHECKS
+
+    def execute(self, session: Session, seconds: float) -> Run:
+        """See `MeasuredCases.execute`."""
+        made = super().execute(session, seconds)
+        made.notes += self.excluded
+        made.expectations = ""
+        return made
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, reason = text.partition("=")
+    if not equals or not reason.strip():
+        raise UsageError(f"--exclude {text} has no reason: write CHECK=REASON")
+    return name.strip(), reason.strip()
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, _, dim = text.partition("=")
+    if not dim.isdecimal():
+        raise UsageError(f"--batch {text} names no dimension: write ARGUMENT=DIMENSION, for example x=0")
+    return name.strip(), int(dim)
+
+
+def _description(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read as a description of inputs: {error}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    about = "Judge an operator of your own on torch CPU, against a reference."
+    usual = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
+             "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {', '.join(NAMED)}"}  # fmt: skip
+    parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, usual)
+    parser.add_argument("operator", metavar="OPERATOR", help="MODULE:NAME, or torch.ops.LIBRARY.NAME")
+    parser.set_defaults(**options.defaults(WITHOUT - {"target"}), target="cpu")
+    return run_command(parser, arguments, lambda args: [Operators()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

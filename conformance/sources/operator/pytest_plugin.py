@@ -1,0 +1,90 @@
+"""Pytest plugin for operators: one test for each check, from a marker.
+
+    @pytest.mark.operator(my_op, like=torch.nn.functional.silu)
+    def test_my_op(operator_check):
+        operator_check()
+
+The marker takes the arguments of `conformance.check`. Pytest loads this module in every session, so it imports the
+package's code only for tests with the marker.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+MARKER, FIXTURE = "operator", "operator_check"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    text = f"{MARKER}(callable, *, like=None, ...): judge an operator, one test for each check; see conformance.check"
+    config.addinivalue_line("markers", text)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test for each check of the marker."""
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker(MARKER)
+    if mark is None or len(mark.args) != 1:
+        raise pytest.UsageError(
+            f"{metafunc.definition.name} needs a marker with one callable: @pytest.mark.{MARKER}(op)"
+        )
+    from conformance.record.errors import UserError
+
+    try:
+        metafunc.parametrize(FIXTURE, _request(mark).chosen(), indirect=True)
+    except (UserError, TypeError) as error:
+        raise pytest.UsageError(f"{metafunc.definition.name}: {error}") from None
+
+
+def _request(mark: pytest.Mark) -> Any:
+    from conformance.sources.operator.examine import Request
+
+    given = {key: value for key, value in mark.kwargs.items() if value is not None}
+    return Request(mark.args[0], near=getattr(mark.args[0], "__module__", ""), **given)
+
+
+@functools.cache
+def _verdicts(test: Callable[..., Any], procedure: str) -> tuple[Any, dict[str, Any]]:
+    """Return the examination of a test's operator, and the verdicts of a procedure by check."""
+    import dataclasses
+
+    from conformance.sources.operator.checks import CHECKS
+    from conformance.sources.operator.examine import verdicts
+
+    request = _request(next(mark for mark in test.pytestmark if mark.name == MARKER))  # type: ignore[attr-defined]
+    trial = _examined(test)
+    wanted = [name for name in request.chosen() if CHECKS[name].procedure == procedure]
+    return trial, {one.check: one for one in verdicts(trial, dataclasses.replace(request, checks=wanted))}
+
+
+@functools.cache
+def _examined(test: Callable[..., Any]) -> Any:
+    from conformance.sources.operator.examine import examination
+
+    return examination(_request(next(mark for mark in test.pytestmark if mark.name == MARKER)))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
+    """A function that fails with the minimized script if the check finds a difference, and skips with the reason if it
+    could not be judged."""
+    name = request.param
+
+    def run() -> None:
+        from conformance.sources.operator.checks import CHECKS
+        from conformance.sources.operator.finding import minimized, script
+
+        trial, made = _verdicts(request.function, CHECKS[name].procedure)
+        verdict = made.get(name)
+        if verdict is None or verdict.excluded or not (verdict.found or verdict.compared):
+            pytest.skip(verdict.reason if verdict is not None else "another check of its group ended the process")
+        if verdict.found is not None:
+            pytest.fail(script(trial, minimized(trial, verdict.found)), pytrace=False)
+
+    return run

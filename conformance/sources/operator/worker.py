@@ -1,0 +1,137 @@
+"""Worker functions of `conformance operator`: one check of an operator, with the result as the report shows it.
+
+The process that collects results refers to these functions by name without importing torch. Each function therefore
+imports its dependencies itself. A worker makes the calls once, and carries out each procedure once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conformance.record.operator import OPERATOR
+from conformance.record.result import Failure, Named, Outcome, Result
+from conformance.run.worker import loaded, step, unit
+from conformance.sources.accuracy.worker import environment_of
+
+if TYPE_CHECKING:
+    from conformance.sources.operator.checks import Examination
+    from conformance.sources.operator.examine import Request, Verdict
+
+MODULES = (__name__, "conformance.sources.operator.finding")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator and what to do with it, as text: paths of functions, the description of the inputs as JSON, the
+    checks, and the excluded ones with their reasons."""
+
+    operator: str
+    like: str = ""
+    reference: str = ""
+    inputs: str = ""
+    dtypes: tuple[str, ...] = ("float32",)
+    checks: tuple[str, ...] = ()
+    exclude: tuple[tuple[str, str], ...] = ()
+    batch: tuple[tuple[str, int], ...] = ()
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Case(Named):
+    """One check of a subject."""
+
+    subject: Subject
+    variant: str
+    layout: str = OPERATOR
+    overload: str = ""
+
+    @property
+    def op(self) -> str:  # type: ignore[override]
+        """The name of the operator."""
+        return self.subject.operator.replace(":", ".")
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """The dtypes of op_db's samples; empty for a description, which names its own."""
+        return ",".join(self.subject.dtypes) if self.subject.like else ""
+
+    @property
+    def call(self) -> str:
+        """The call, in short."""
+        return f"{self.op}(...)"
+
+    def result(self, outcome: Outcome, **rest: Any) -> Result:
+        """Return a result of this case."""
+        return Result(self.op, self.dtype, self.variant, self.layout, outcome, **rest)
+
+
+def described(target: str) -> tuple[dict[str, str], None]:
+    """Return the environment of torch CPU."""
+    return environment_of(loaded(target))[0], None
+
+
+@functools.cache
+def _begun(subject: Subject) -> tuple[Examination, Request]:
+    from conformance.sources.operator.examine import Request, examination
+    from conformance.sources.operator.subject import named
+
+    request = Request(
+        named(subject.operator),
+        subject.like or None,
+        named(subject.reference) if subject.reference else None,
+        json.loads(subject.inputs) if subject.inputs else None,
+        subject.dtypes,
+        subject.checks or None,
+        dict(subject.exclude),
+        dict(subject.batch),
+        seconds=subject.seconds,
+        near=subject.operator.partition(":")[0] if ":" in subject.operator else "",
+    )
+    return examination(request), request
+
+
+@functools.cache
+def _verdicts(subject: Subject, procedure: str) -> dict[str, Verdict]:
+    from conformance.sources.operator.checks import CHECKS
+    from conformance.sources.operator.examine import verdicts
+
+    trial, request = _begun(subject)
+    wanted = [name for name in request.chosen() if CHECKS[name].procedure == procedure]
+    return {one.check: one for one in verdicts(trial, dataclasses.replace(request, checks=wanted))}
+
+
+def run(target: str, case: Case) -> Result:
+    """Return the result of a case. Raises UserError for a subject that contradicts itself."""
+    from conformance.sources.operator.checks import CHECKS
+
+    begin = time.perf_counter()
+    with unit(case.id):
+        step("examination")
+        verdict = _verdicts(case.subject, CHECKS[case.variant].procedure).get(case.variant)
+        if verdict is None:
+            return case.result(Outcome.SKIP, skipped=1, reason="another check of its group ended the process")
+        if verdict.found is not None:
+            return _failed(case, verdict).replace(seconds=time.perf_counter() - begin)
+    if not verdict.compared:
+        return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason)
+    return case.result(Outcome.PASS, samples=verdict.compared, seconds=time.perf_counter() - begin)
+
+
+def _failed(case: Case, verdict: Verdict) -> Result:
+    from conformance.sources.operator.examine import inputs_shown
+    from conformance.sources.operator.finding import minimized, script
+
+    assert verdict.found is not None
+    trial, _ = _begun(case.subject)
+    small = minimized(trial, verdict.found)
+    one = small.mismatch
+    texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
+    failure = Failure(case.variant, **texts, call=inputs_shown(small.call), script=script(trial, small))
+    dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)
+    count = verdict.others + 1
+    return case.result(dies, samples=max(verdict.compared, count), failed=count, failures=(failure,))

@@ -1,0 +1,69 @@
+"""`conformance.check`: silence for a correct operator, the minimized script for a lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import conformance
+from conformance.record.errors import UsageError
+from tests.planted.kernels import CORRECT, LIES
+
+SOME = ["values", "layouts", "reads", "unwritten", "mutation"]
+
+
+def test_a_correct_operator():
+    """The verdicts are returned, each with the number of its calls."""
+    made = conformance.check(**CORRECT["pointwise"], checks=SOME)
+    assert {one.check for one in made} >= {*SOME} and all(one.compared for one in made)
+
+
+def test_a_lie_raises_its_script():
+    """The error's text is a script with the other differences as comments."""
+    with pytest.raises(AssertionError) as error:
+        conformance.check(**LIES["values"], checks=[*SOME, "blocks", "accuracy"])
+    text = str(error.value).strip()
+    compile(text, "script", "exec")
+    assert text.startswith('"""values: result should be') and "# Also blocks: " in text
+    assert "import tests.planted.kernels  # registers the operator" in text
+
+
+def test_a_crash_comes_first():
+    """A crash explains the other differences."""
+    with pytest.raises(AssertionError) as error:
+        conformance.check(**LIES["crash"], checks=["values", "blocks"])
+    assert str(error.value).strip().startswith('"""crash: the process')
+
+
+def test_a_local_function():
+    """A plain function of a test is judged, and its script defines it."""
+
+    def double(x):
+        return x + x * 1.001
+
+    with pytest.raises(AssertionError, match="def double\\(x\\):"):
+        conformance.check(double, reference=lambda x: x * 2, inputs={"x": "float32[3]"}, checks=["values"])
+
+
+def test_tolerances_of_the_user():
+    """`rtol` and `atol` replace the usual ones."""
+    given = {"reference": torch.exp, "inputs": {"x": "float32[8] in 0..1"}, "checks": ["values"]}
+    conformance.check(lambda x: x.exp() * 1.01, **given, rtol=0.1, atol=0.0)
+    with pytest.raises(AssertionError):
+        conformance.check(lambda x: x.exp() * 1.01, **given)
+
+
+def test_an_unknown_check():
+    """A request that cannot be carried out is no AssertionError."""
+    with pytest.raises(UsageError, match="unknown check"):
+        conformance.check(torch.exp, like=torch.exp, checks=["valeus"])
+
+
+def test_the_import_is_cheap():
+    """`import conformance` imports neither torch nor the checks."""
+    code = "import sys, conformance; raise SystemExit('torch' in sys.modules or 'rich' in sys.modules)"
+    assert subprocess.call([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) == 0

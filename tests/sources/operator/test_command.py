@@ -1,0 +1,53 @@
+"""`conformance operator`: one result for each check, one page, one exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.record import result as model
+from conformance.record.result import SHOWS
+from conformance.sources.operator.__main__ import main
+from conformance.sources.operator.checks import CHECKS
+from conformance.sources.operator.names import CHECKS as NAMES
+from conformance.sources.operator.names import NAMED
+
+
+def test_the_names_are_those_of_the_table():
+    """The command line knows the checks without importing torch."""
+    assert tuple(CHECKS) == NAMES and {one.name for one in CHECKS.values() if not one.usual} == {*NAMED}
+
+
+def test_a_lie_fails_the_run(tmp_path, capfd):
+    """Exit code 1, a page, and a script that shows the headline in a process of its own."""
+    words = ["tests.planted.kernels:compiled", "--like", "nn.functional.silu"]
+    code = main([*words, "--checks", "values,dtype,fake", "--reports", str(tmp_path)])
+    assert code == 0 and "2 passed, 0 failed, 1 skipped" in capfd.readouterr().out
+    inputs = tmp_path / "inputs.toml"
+    inputs.write_text('x = "float32[n, m]"\nsizes = {n = "1..9", m = "1..9"}\n')
+    words = ["tests.planted.kernels:structure", "--reference", "tests.planted.kernels:halves", "--inputs", str(inputs)]
+    code = main([*words, "--checks", "structure,values", "--exclude", "values=known", "--reports", str(tmp_path)])
+    out = capfd.readouterr().out
+    assert code == 1 and "not judged: values: known" in out and "0 passed, 1 failed" in out
+    (result,) = model.load(tmp_path / "operator.json").results
+    assert (result.op, result.variant, result.alone) == ("tests.planted.kernels.structure", "structure", SHOWS)
+    assert "halves" in (tmp_path / "operator.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no_module:f", "--like", "abs"], "module 'no_module' cannot be imported"),
+        (["torch.abs"], "give either --like NAME"),
+        (["torch.abs", "--reference", "torch.abs"], "--reference and --inputs belong together"),
+        (["torch.abs", "--like", "abs", "--checks", "valeus"], "did you mean values"),
+        (["torch.abs", "--like", "abs", "--exclude", "values"], "write CHECK=REASON"),
+        (["torch.abs", "--like", "abs", "--batch", "x"], "write ARGUMENT=DIMENSION"),
+        (["torch.abs", "--reference", "torch.abs", "--inputs", "no.toml"], "no.toml cannot be read"),
+        (["torch.abs", "--like", "asb"], "op_db has no operator 'asb'"),
+    ],
+)
+def test_bad_usage_is_one_sentence(words, said, tmp_path, capfd):
+    """Exit code 2 and a sentence that says what to do."""
+    assert main([*words, "--reports", str(tmp_path)]) == 2
+    err = capfd.readouterr().err
+    assert said in err and "Traceback" not in err

@@ -1,0 +1,89 @@
+"""The script of a lie: small, plain torch, exit code 1; with a correct operator in its place it ends with 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.sources.operator.calls import Call
+from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.finding import call_of, headline, minimized, program_of, script, smaller_lengths
+from conformance.sources.opinfo.sample_program import Unwritable
+from conformance.standalone.moving import tensors
+from tests.planted.kernels import LIES
+
+QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dtype")
+
+
+def smallest(name: str):
+    """The examination of a lie, and its difference in a smaller call."""
+    request = Request(**{**LIES[name], "checks": [name]}, near="tests.planted.kernels")
+    trial = examination(request)
+    (found,) = [one.found for one in verdicts(trial, request) if one.check == name]
+    return trial, minimized(trial, found)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in LIES]
+)
+def test_the_script_shows_the_lie(name, standalone):
+    """It ends with exit code 1, or as the operator ends its process, and names the check."""
+    trial, found = smallest(name)
+    text = script(trial, found)
+    ended = standalone(text)
+    assert ended.returncode == (-11 if name == "crash" else 1), ended.stderr
+    assert name == "crash" or any(line.startswith(f"{name} of ") for line in ended.stdout.splitlines())
+    assert headline(found).startswith(f"{name}: ") and "conformance" not in text.partition("def inputs")[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("values", "right_silu"),
+        ("layouts", "right_silu"),
+        ("reads", "right_silu"),
+        ("unwritten", "torch.relu"),
+        pytest.param("gradients", "right_silu", marks=pytest.mark.slow),
+        pytest.param("compile", "right_silu", marks=pytest.mark.slow),
+        pytest.param("symbolic", "right_silu", marks=pytest.mark.slow),
+    ],
+)
+def test_a_correct_operator_passes_the_script(name, right, standalone):
+    """The script of a lie, run on a correct operator, ends with exit code 0."""
+    trial, found = smallest(name)
+    text = script(trial, found).replace(f"{trial.operator.text}(", f"{right}(")
+    text = text.replace("import os, sys, torch", "import os, sys, torch\nfrom tests.planted.kernels import right_silu")
+    ended = standalone(text.replace(f"gradient({trial.operator.text})", f"gradient({right})"))
+    assert ended.returncode == 0, (ended.stdout, ended.stderr)
+
+
+def test_a_value_is_shrunk_to_one_element():
+    """A lie about every element needs one."""
+    _, found = smallest("values")
+    assert [one.numel() for one in tensors(found.call.given)] == [1]
+
+
+def test_a_layout_stays_one():
+    """A smaller call of the kind `layouts` still has an input with strides or an offset."""
+    _, found = smallest("layouts")
+    (x,) = tensors(found.call.given)
+    assert x.numel() <= 4 and not (x.is_contiguous() and not x.storage_offset())
+
+
+class TestProgram:
+    CALL = Call("values", {"x": torch.arange(6.0).view(2, 3), "shape": (3,), "y": None, "by": 0.5}, 2)
+
+    def test_a_call_survives(self):
+        """A call as a program and back has the same arguments."""
+        args, kwargs = call_of(program_of(self.CALL), self.CALL).arguments()
+        assert torch.equal(args[0], self.CALL.given["x"]) and args[1] == (3,) and kwargs == {"y": None, "by": 0.5}
+
+    def test_lengths_shrink_in_tuples_too(self):
+        """A length is cut in each tensor and tuple that has it."""
+        made = [call_of(one, self.CALL).given for one in smaller_lengths(program_of(self.CALL))]
+        assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in made]
+
+    def test_an_argument_without_a_text(self):
+        """Such a call is not shrunk, and its script says why."""
+        with pytest.raises(Unwritable):
+            program_of(Call("values", {"x": object()}, 1))
