@@ -77,8 +77,8 @@ class Execution:
     """The outcome of a run: one observation at the end, or one after each step.
 
     `failed_step` is the step of an error that no step declares: 0 while the inputs moved, None while observing or
-    without such an error. The last observation holds the error. `capture` is the compiler's input; None without a
-    transform.
+    without such an error. The last observation holds the error. `capture` is the compiler's input; None if the target
+    counts none.
     """
 
     observations: tuple[Observation, ...]
@@ -126,7 +126,7 @@ class Executor:
         outcome: Any = None
         inputs: Any = None
         news = _News(target)
-        captured = contextlib.nullcontext() if not target.transforms_program else self._captured()
+        captured = self._captured() if target.transforms_program else target.capture()
         counting = target.kernels() if count else contextlib.nullcontext()
         with target.entered(), captured as capture, counting as counted:
             try:
@@ -136,11 +136,14 @@ class Executor:
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
                 inputs = moved(tree, target.send, target.device, kept)
                 failed = None
-                running = subject.begin(inputs, target, self._transform(capture) if capture else None)
+                transform = self._transform(capture) if capture and target.transforms_program else None
+                running = subject.begin(inputs, target, transform)
                 for number in range(1, running.count + 1):
                     watch(number, news.of(running.signature(number)))
                     with target.active():
                         running.advance(number)
+                    if capture:
+                        capture.after.append(capture.graphs)
                     if each:
                         seen.append(running.observe(target))
                 watch(running.count + 1, news.any)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator
 
-from conformance.program.model import LOOP, Program
+from conformance.program.model import LOOP, Program, arguments_of
 from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step, is_local
 from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
@@ -26,7 +26,7 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
     named = dict.fromkeys([*_results(steps), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
     body = [*_body(steps, mark, attempts), f"return {{{results}}}"]
-    return _function("program", [one.name for one in program.inputs], body)
+    return _function("program", [*(one.name for one in program.inputs), *arguments_of(program)], body)
 
 
 def caller(program: Program, *, mark: int | None = None, attempts: bool = True) -> str:

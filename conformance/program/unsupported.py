@@ -8,10 +8,13 @@ counted separately.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable
 
+import torch
+
 from conformance.declare.declaration import unknown
-from conformance.engine.aten_ops import Operators
+from conformance.engine.aten_ops import TAGGED, Operators, Tagged
 from conformance.engine.executor import StepFailed
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
@@ -22,6 +25,15 @@ from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
 from conformance.record.names import VARIANTS
+
+
+def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
+    """Return whether the program calls an operator with one of these tags on torch CPU, up to an undeclared error."""
+    running = RunningProgram(program)
+    with Tagged(tags) as seen, contextlib.suppress(StepFailed):
+        for step in program.steps:
+            running.step(step)
+    return seen.found
 
 
 def _writes_shared(program: Program) -> bool:
@@ -39,15 +51,33 @@ def _writes_shared(program: Program) -> bool:
     return any(held.count(roots[name]) > 1 for step in writes for name in step.names()[:1])
 
 
+def traits_of(step: Step) -> frozenset[str]:
+    """Return the traits of a step that raises."""
+    op = OPS.get(step.op)
+    if op is None or not step.raises:
+        return frozenset()
+    traits = {"a step that raises"}
+    traits |= {"a write that raises"} if op.writes is not None else set()
+    return frozenset(traits | ({"a refused call"} if not op.may_raise else set()))
+
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
-    "a step that raises": lambda program: any(step.raises for step in program.steps),
-    "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
+    "a step that raises": lambda program: _has(program, "a step that raises"),
+    "a write that raises": lambda program: _has(program, "a write that raises"),
+    "a refused call": lambda program: _has(program, "a refused call"),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "a caller that writes shared memory": _writes_shared,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+    "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
+    **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }
 """Traits of programs that a target may declare as unsupported, each with its predicate."""
+
+
+def _has(program: Program, trait: str) -> bool:
+    return any(trait in traits_of(step) for step in program.steps)
+
 
 STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
 """States that a target may declare as unsupported, with or without an argument."""

@@ -288,6 +288,8 @@ def _coverage(drawn: ProgramStats) -> dict[str, Any]:
         "reached": len(drawn.cells),
         "called": drawn.called,
         "calls": len(drawn.entries),
+        "changed": drawn.changed,
+        "arguments": sorted(drawn.arguments.items()),
         "missed": [
             (noun, [name for name in names if name not in reached[part]])
             for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))

@@ -36,6 +36,8 @@ MODULES = (
     "standalone/moving.py",
     "standalone/observation.py",
     "standalone/modes.py",
+    "standalone/transforms.py",
+    "standalone/fences.py",
     "standalone/oracles.py",
     "standalone/script_runtime.py",
     "standalone/layouts.py",
@@ -56,6 +58,10 @@ IMPORTS = {
     "field(default": "from dataclasses import field",
     "zlib.crc": "import zlib",
     "ctypes.CDLL": "import ctypes",
+    "mmap.mmap": "import mmap",
+    "(NamedTuple)": "from typing import NamedTuple",
+    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
+    "DispatchKeySet(": "from torch._C import DispatchKey, DispatchKeySet",
     "gc.collect(": "import gc",
     "time.perf": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
@@ -95,7 +101,7 @@ class Bug(NamedTuple):
 
     `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
     them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
-    `call` names the function in `functions` that does it.
+    `call` names the function in `functions` that does it. `transform` names the function that transforms the program.
     """
 
     functions: Sequence[str]
@@ -103,6 +109,7 @@ class Bug(NamedTuple):
     given: Collection[str]
     program: str
     call: str = ""
+    transform: str = "transform"
 
 
 def render(
@@ -119,8 +126,9 @@ def render(
     further arguments of `compare`, as expressions, and `roots` the carried functions that they name."""
     names = {"transform": "transform", "MODE": "mode"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
+    chosen |= {"transform": bug.transform} if "transform" in chosen else {}
     chosen |= {"call": bug.call} if bug.call else {}
-    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
     loading = load(setup, early)
@@ -213,7 +221,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         run, on, label = "run", '"cpu"', "name"
         if uses_device(bug.program):
             yield 'device = "cpu"'
-        yield 'for name, run in ("cpu", program), (DEVICE, transform(program)):'
+        yield f'for name, run in ("cpu", program), (DEVICE, {bug.transform}(program)):'
     elif "MODE" in defined(setup):
         label = "name"
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'
@@ -370,7 +378,17 @@ def bare(text: str) -> str:
     return ast.unparse(_Bare().visit(ast.parse(text)))
 
 
+PACKAGE_OPERATORS, SCRIPT_OPERATORS = "conformance::", "script::"
+"""Namespaces of custom operators. A script that runs in a process of the package must not replace the package's
+operators: a call of a replaced operator may end the process."""
+
+
 class _Bare(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str) and node.value.startswith(PACKAGE_OPERATORS):
+            node.value = node.value.replace(PACKAGE_OPERATORS, SCRIPT_OPERATORS, 1)
+        return node
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         self.generic_visit(node)
         return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None

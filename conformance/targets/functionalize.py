@@ -21,7 +21,7 @@ from conformance.standalone import torch_compat
 class FunctionalizeTarget(Target):
     """Target that passes each function through `torch.func.functionalize`."""
 
-    name = "functionalize"
+    name, of_pytorch = "functionalize", "functionalize"
     transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
     # The variant `backward` is supported: op_db's gradients are computed outside of the transform.

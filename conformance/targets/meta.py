@@ -30,8 +30,8 @@ NEEDS_VALUES = (
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
         step="as_strided.range",
-        trait="a write that raises",
-        variant="error_inputs",
+        trait=("a write that raises", "a refused call"),
+        variant=("error_inputs", "refused_index", "refused_device"),
     ),
     unsupported(
         "copies to the host and of storages need values",
@@ -52,7 +52,7 @@ NEEDS_VALUES = (
 
 
 class MetaTarget(Target):
-    name = "meta"
+    name, of_pytorch = "meta", "meta and fake tensors"
     oracles = METADATA
     declarations = NEEDS_VALUES
     device = torch.device("meta")

@@ -8,7 +8,10 @@ Arguments are JSON values. A dict is a marker, named by one of its keys:
 
 - `{"t": name}`: a tensor of the program
 - `{"tensor": values, "dtype": d}`: a constant on the device; `"host": true` leaves it on the CPU
+- `{"arg": name, "value": v}`: a Python argument of the program's function, with its value
 - `{"i": [m, c]}`: the index `m*i + c`, where `i` is the turn of the loop
+- `{"meta": size, "dtype": d}`: a tensor without values
+- `{"numpy": number, "dtype": d}`: a NumPy scalar
 - `{"slice": [start, stop, step]}`, `{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`,
   `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"complex": [real, imaginary]}`: the value of this kind
 """
@@ -25,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.program.steps import definitions
@@ -155,11 +159,20 @@ def _find(env: Env, name: str) -> torch.Tensor:
     return env[name]
 
 
+def _scalar(m: dict[str, Json]) -> Any:
+    if not isinstance(getattr(numpy, str(m["dtype"]), None), type):
+        raise StepError(f"NumPy has no type {m['dtype']!r}")
+    return getattr(numpy, m["dtype"])(decode(m["numpy"], {}, torch.device("cpu")))
+
+
 DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "t": lambda m, env, device, i: _find(env, m["t"]),
+    "arg": lambda m, env, device, i: decode(m["value"], env, device, i),
     "tensor": lambda m, env, device, i: torch.tensor(
         decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device
     ),
+    "meta": lambda m, env, device, i: torch.empty(m["meta"], dtype=dtype_of(m["dtype"]), device="meta"),
+    "numpy": lambda m, env, device, i: _scalar(m),
     "slice": lambda m, env, device, i: slice(*(decode(part, env, device, i) for part in m["slice"])),
     "tuple": lambda m, env, device, i: tuple(decode(part, env, device, i) for part in m["tuple"]),
     "dtype": lambda m, env, device, i: dtype_of(m["dtype"]),
@@ -191,9 +204,12 @@ def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
 HOST = '"cpu"'
 RENDER: dict[str, Callable[[dict[str, Json]], str]] = {
     "t": lambda m: m["t"],
+    "arg": lambda m: m["arg"],
     "tensor": lambda m: (
         f"torch.tensor({render(m['tensor'])}, dtype=torch.{m['dtype']}, device={HOST if m.get('host') else 'device'})"
     ),
+    "meta": lambda m: f"torch.empty({m['meta']}, dtype=torch.{m['dtype']}, device='meta')",
+    "numpy": lambda m: f"numpy.{m['dtype']}({render(m['numpy'])})",
     "slice": lambda m: "slice(" + ", ".join(render(part) for part in m["slice"]) + ")",
     "tuple": lambda m: "(" + "".join(f"{render(part)}, " for part in m["tuple"]).removesuffix(" ") + ")",
     "dtype": lambda m: f"torch.{m['dtype']}",

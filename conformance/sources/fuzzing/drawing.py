@@ -95,6 +95,9 @@ entries."""
 EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, factories.NAME: 1, "view": 1}
 """Weight of each family in a program of edge-case calls."""
 
+ERRORS = "errors"
+"""Family of calls that torch refuses. Without it, no program ends with changed arguments (`arguments.py`)."""
+
 EDGED_STEPS = 6, 14
 """Least and most number of steps of such a program. They are many, since the steps depend little on each other."""
 
@@ -124,8 +127,8 @@ CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size 
 TRIED = 20
 """Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""
 
-PROBED = 400
-"""Number of programs that test whether a family occurs. Most families that can occur are among the first 20."""
+PROBED = 300
+"""Number of programs that test whether a family occurs. Each family that can occur was among the first 20."""
 
 
 class DrawingError(UserError, ValueError):
@@ -274,6 +277,11 @@ class Drawing:
     def can_fuse(self) -> bool:
         """Whether the families and dtypes allow programs of expressions."""
         return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether some programs end with steps of changed arguments, which torch may refuse."""
+        return self.biased and ERRORS in self.families
 
     @property
     def calls_op_db(self) -> bool:

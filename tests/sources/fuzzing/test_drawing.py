@@ -57,7 +57,7 @@ class TestStrategy:
             ({"dtypes": ["float32", "float99"]}, "unknown dtype 'float99': choose from float32, int64"),
             (
                 {"only": ["autograd"], "dtypes": ["uint8"]},
-                "family 'autograd' cannot be drawn: of 400 programs with the dtypes uint8",
+                "family 'autograd' cannot be drawn: of 300 programs with the dtypes uint8",
             ),
             ({"only": ["autograd"], "dtypes": ["uint8"], "without": ["view"]}, "no step to draw"),
             ({"only": ["setitem", "view"], "without": ["view"]}, "family 'view' cannot be drawn"),

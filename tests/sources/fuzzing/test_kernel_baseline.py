@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from conformance.engine.loading import load_target
+from conformance.engine.loading import describe_target, load_target
 from conformance.program.model import Input, Program, Storage, digest, dump, read_program
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
+from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
@@ -92,7 +94,10 @@ class TestFile:
         conformance.fuzz --programs 300 --corpus conformance/program/corpus --record-kernels` regenerates it."""
         known = read_baseline(TRACKED, "tiny")
         programs = [read_program(path) for path in CORPUS.glob("*.json")]
-        programs += [Drawing().numbered(0, number) for number in range(20)]
+        traits = describe_target("tiny").unsupported("trait")
+        for number in range(20):
+            source = random.Random(f"0:{number}:arguments").randint
+            programs.append(arguments.extended(Drawing().numbered(0, number), source, traits))
         assert [program.note or program for program in programs if digest(program) not in known] == []
         assert len(known) >= 300
 

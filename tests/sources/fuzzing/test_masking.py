@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -267,5 +268,7 @@ class TestDeclaredFault:
         assert (code, run.failing_programs) == (0, 0)
         code, run, said = fuzz("lost_copy_", *DEVICE)
         assert code == 1
-        assert [cause.pattern for cause in causes_of(run.unexpected)] == ["value of copy"]
-        assert "1 known finding in 4 programs" in said
+        # a lost copy also accepts a copy that torch refuses
+        patterns = {cause.pattern for cause in causes_of(run.unexpected)}
+        assert patterns == {"value of copy", "accepts what torch refuses with RuntimeError"}
+        assert re.search(r"1 known finding in [1-9]\d* programs", said)
