@@ -136,7 +136,8 @@ class TransformedProgram:
 
     def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target, transform: Transform) -> None:
         self.inputs, self.outcome = inputs, {}  # type: tuple[dict[str, torch.Tensor], dict[str, Any]]
-        self.function = transform(function(program, target.attempt))
+        inside, self.outside = (program, ()) if not target.differentiates else apart(program)
+        self.program, self.function = program, transform(function(inside, target.attempt))
 
     def signature(self, number: int) -> Hashable:
         """Return None: the target compiles each function anew."""
@@ -145,11 +146,19 @@ class TransformedProgram:
     def advance(self, number: int) -> None:
         """Call the transformed function."""
         self.outcome = self.function(*self.inputs.values())
+        for step in self.outside:
+            RunningProgram(self.program, {**self.inputs, **self.outcome}).perform(step)
 
     def observe(self, target: Target) -> Observation:
         """Return the observation of the function's results and of its inputs after the call."""
         seen = {k: Raised.of(v) if isinstance(v, Exception) else v for k, v in self.outcome.items()}
         return observe(seen, self.inputs, target=target)
+
+
+def apart(program: Program) -> tuple[Program, tuple[Step, ...]]:
+    """Return the program without a backward at its end, and that step."""
+    cut = len(program.steps) - (bool(program.steps) and program.steps[-1].op == "backward")
+    return program.with_steps(program.steps[:cut]), program.steps[cut:]
 
 
 @dataclass(frozen=True)

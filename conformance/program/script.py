@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from conformance.engine.target import Target
-from conformance.program.execute import make_inputs
+from conformance.program.execute import apart, make_inputs
 from conformance.program.model import LOOP, Program
 from conformance.program.shadow import reference
 from conformance.program.source import source
-from conformance.program.steps.op import DEFINED, definitions_of
+from conformance.program.steps.op import DEFINED, Step, definitions_of
 from conformance.program.steps.states import defined_by
 from conformance.program.steps.table import OPS
 from conformance.record.sentences import sentence
@@ -87,17 +87,29 @@ def script(
         lines = make(lacks=target.lacks)
     except NoSource:  # the program killed its worker before the inputs existed, or was saved for another device
         lines = make()
+    inside, outside = apart(program) if target.differentiates else (program, ())
+    call = [line for step in outside for line in _outside(step)]
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
     bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt],
+        [*map(bare, definitions_of(used)), *attempt, *(["\n".join(call)] if call else [])],
         [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
         [name for name in inputs if name not in also],
-        source(program, mark=bad_step, attempts=attempts, also=also),
+        source(inside, mark=bad_step, attempts=attempts, also=also),
+        "differentiate" if call else "",
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
     options = {**judged(target.oracles, target.lacks), "exact": str(exact), **options}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])
+
+
+def _outside(step: Step) -> Iterator[str]:
+    """Yield the lines of a function that calls the program and then makes this step on its results."""
+    yield "def differentiate(program, given):"
+    yield "    made = program(*given.values())"
+    yield from (f"    {name} = made[{name!r}]" for name in step.names())
+    yield f"    {OPS[step.op].show(step)}"
+    yield "    return made"

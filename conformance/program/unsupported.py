@@ -36,12 +36,28 @@ def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
     return seen.found
 
 
+def not_finite(program: Program) -> bool:
+    """Return whether torch CPU's run of the program, up to an undeclared error, has a tensor or a gradient with an
+    infinity or nan."""
+    running = RunningProgram(program)
+    with contextlib.suppress(StepFailed):
+        for step in program.steps:
+            running.step(step)
+    gradients = [running.env[one.name].grad for one in program.inputs if one.requires_grad]
+    every = [one for one in (*running.env.values(), *gradients) if isinstance(one, torch.Tensor)]
+    return not all(bool(one.isfinite().all()) for one in every)
+
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: any(step.raises for step in program.steps),
     "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
+    "a backward inside": lambda program: any(
+        s.op == "backward" and (s.raises or s is not program.steps[-1]) for s in program.steps
+    ),
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+    "values that are not finite": not_finite,
     "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }

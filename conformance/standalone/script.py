@@ -56,6 +56,7 @@ IMPORTS = {
     "@dataclass": "from dataclasses import dataclass",
     "field(default": "from dataclasses import field",
     "zlib.crc": "import zlib",
+    "Counter(": "from collections import Counter",
     "ctypes.CDLL": "import ctypes",
     "gc.collect(": "import gc",
     "time.perf": "import time",
@@ -213,7 +214,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"
-        if uses_device(bug.program):
+        if bug.call or uses_device(bug.program):
             yield 'device = "cpu"'
         yield 'for name, run in ("cpu", program), (DEVICE, transform(program)):'
     elif "MODE" in defined(setup):

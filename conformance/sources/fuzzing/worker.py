@@ -25,6 +25,7 @@ from conformance.engine.target import Target
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
 from conformance.program.cause import cause_of, plainer
+from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.reduce import reduce_program
 from conformance.program.remainder import remainder
@@ -337,11 +338,14 @@ def watching(program: Program, hang: Collection[str] = ()) -> Watch:
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
     """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
-    the end of a drawn program show which tensors share memory."""
+    the end of a drawn program show which tensors share memory. If it transforms gradients, the program ends with a
+    backward."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
     program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
+    if target.differentiates:
+        return with_gradient(program)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 
