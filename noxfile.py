@@ -169,6 +169,12 @@ def finish(session: nox.Session, failed: dict[str, int]) -> None:
     sys.exit(worst(failed.values()))
 
 
+@nox.session(python=False, default=False)
+def arguments(session: nox.Session) -> None:
+    """Each argument of each op changed in turn, on one target, beside the main job. Options go to the command."""
+    python(session, "-m", "conformance.opinfo_runner", "--suite", "arguments", "-n", "2", *session.posargs)
+
+
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
     """Format, style, types, import cycles, the allowed imports between folders, and the prose."""

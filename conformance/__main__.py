@@ -16,6 +16,7 @@ JOBS = {
     "fuzz": ("conformance.fuzz", "run drawn view and in-place programs on a target and on torch CPU"),
     "opinfo": ("conformance.opinfo_runner", "run PyTorch's op_db on a target and on torch CPU"),
     "mutants": ("conformance.selftest", "measure how soon the fuzzer finds each planted fault"),
+    "known-bugs": ("conformance.selftest.known_bugs", "measure which reported bugs of PyTorch a campaign finds"),
     "accuracy": ("conformance.sources.accuracy", "measure the errors of a target and of torch CPU, side by side"),
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
     "sizes": ("conformance.sources.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),

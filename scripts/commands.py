@@ -76,12 +76,15 @@ def markdown(text: str) -> str:
     return re.sub(r"(?<![`\w])(--\w[\w-]*|[\w./-]*(?:<\w+>[\w./-]*)+)", r"`\1`", text)
 
 
-def command(name: str, text: str, seen: set[tuple[str, str]]) -> str:
-    """Section of one command, from its `--help`. Options in `seen` are named only; the others are added to it."""
+def command(name: str, text: str, seen: set[tuple[str, str]], paragraphs: set[str]) -> str:
+    """Section of one command, from its `--help`. Options in `seen` are named only, and paragraphs in `paragraphs` are
+    left out; the others are added to these sets."""
     parts, options, same = [f"### conformance {name}"], list[str](), list[str]()
     for flags, meaning in entries(re.sub(r"torch-\d+\.\d+", "torch-<minor>", text)):
         if not flags:
-            parts.append(markdown(meaning))
+            if meaning not in paragraphs:
+                parts.append(markdown(meaning))
+            paragraphs.add(meaning)
         elif (flags, meaning) in seen:
             same.append(f"`{flags.split()[-2] if ' ' in flags else flags}`")
         else:
@@ -123,8 +126,8 @@ def attributes(cls: type) -> Iterator[str]:
 
 def listed() -> str:
     """Generated part of the page."""
-    seen = set[tuple[str, str]]()
-    sections = (command(name, help_of(module, name), seen) for name, (module, _) in JOBS.items())
+    seen, paragraphs = set[tuple[str, str]](), set[str]()
+    sections = (command(name, help_of(module, name), seen, paragraphs) for name, (module, _) in JOBS.items())
     parts = ["## Commands", *sections, "## Public names"]
     for name in PUBLIC:
         module = importlib.import_module(name)

@@ -34,7 +34,7 @@ LAYERS = (
     "tinygrad",
     "tinygrad's PyTorch backend",
 )
-KINDS = ("crash", "value", "aliasing", "metadata", "missing error", "error")
+KINDS = ("crash", "hang", "value", "aliasing", "metadata", "missing error", "error")
 TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorch"}
 """GitHub repository of each prefix of an issue, such as `pytorch#133512`."""
 
@@ -112,6 +112,13 @@ def links(found: Finding) -> str:
     return ", ".join(made)
 
 
+def status(found: Finding) -> str:
+    """Return `known` for a finding with an issue upstream, `not in the index`, or "" for another project."""
+    if not found.layer.startswith("tinygrad"):
+        return "known" if found.issues else "not in the index"
+    return ""
+
+
 def entry(found: Finding) -> str:
     """Paragraph of a finding: heading, summary, both answers, and links."""
     answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
@@ -121,14 +128,9 @@ def entry(found: Finding) -> str:
 
 
 def section(layer: str, findings: Sequence[Finding]) -> str:
-    """Section of a layer: an index of its operators, and its findings."""
-    rows = [
-        f"|{', '.join(f'`{operator}`' for operator in found.operators)}|[{found.kind}](#{found.anchor})|"
-        for found in sorted(findings, key=lambda found: [operator.lstrip("_.") for operator in found.operators])
-    ]
-    table = "\n".join(["|operators|kind|", "|---|---|", *rows])
+    """Section of a layer: its findings."""
     title = layer[0].upper() + layer[1:] if not layer.startswith("torch.") else layer
-    return "\n\n".join([f"## {title}", table, *map(entry, findings)])
+    return "\n\n".join([f"## {title}", *map(entry, findings)])
 
 
 def listed(findings: Sequence[Finding]) -> str:
@@ -138,8 +140,11 @@ def listed(findings: Sequence[Finding]) -> str:
     for layer, of in [*by_layer.items(), ("all", list(findings))]:
         counts = [sum(found.kind == kind for found in of) for kind in KINDS]
         rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
+    named = sum(status(found) == "known" for found in findings)
+    new = sum(status(found) == "not in the index" for found in findings)
+    upstream = f"{named} findings of PyTorch have an issue upstream. The {new} others are not in the index of issues."
     counted = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return "\n\n".join([counted, *(section(layer, of) for layer, of in by_layer.items() if of)])
+    return "\n\n".join([counted, upstream, *(section(layer, of) for layer, of in by_layer.items() if of)])
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

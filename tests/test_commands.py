@@ -51,8 +51,8 @@ def test_every_option_is_listed_with_its_meaning(text):
 def test_an_option_of_two_commands_is_explained_once():
     """The second command only names an option that the first one has with the same meaning."""
     seen = set()
-    assert "- `-n, --jobs JOBS`: worker processes" in commands.command("x", HELP, seen)
-    text = commands.command("y", HELP.replace("end\n", "end early\n"), seen)
+    assert "- `-n, --jobs JOBS`: worker processes" in commands.command("x", HELP, seen, set())
+    text = commands.command("y", HELP.replace("end\n", "end early\n"), seen, set())
     assert "worker" not in text and "- `--once`: end early" in text and "- as above: `diff`, `html`, `--jobs`" in text
 
 
@@ -62,7 +62,7 @@ def test_placeholders_are_code():
     assert commands.markdown(text) == (
         "default: `reports/torch-<minor>/<target>.json.gz`; not counted in `--limit`: 3 -- or `--no-x`"
     )
-    assert "`<target>`" in commands.command("x", HELP.replace("end\n", "end <target>\n"), set())
+    assert "`<target>`" in commands.command("x", HELP.replace("end\n", "end <target>\n"), set(), set())
 
 
 @pytest.mark.tiny

@@ -61,6 +61,14 @@ class TestPage:
         """docs/findings.md shows the files; if not, run python -m scripts.findings."""
         assert findings.main(["--check"]) == 0
 
+    def test_status(self) -> None:
+        """An entry names its issue upstream. The page counts the other entries of PyTorch."""
+        said = {found.name: findings.entry(found) for found in EVERY}
+        assert said["expand-adds-up"].endswith("[#197448](https://github.com/pytorch/pytorch/issues/197448).")
+        assert said["zeta-large"].endswith("[Script](findings/zeta-large.toml).")
+        status = {found.name: findings.status(found) for found in EVERY}
+        assert (status["zeta-large"], status["tinygrad-llvm"]) == ("not in the index", "")
+
     def test_a_stale_page_fails_the_check(self, copy, capsys):
         """The check fails until the script has written the page. The text around the list stays."""
         assert findings.main(["--check"], copy) == 1
@@ -69,7 +77,7 @@ class TestPage:
         assert findings.main(["--check"], copy) == 0
         page = (copy / findings.PART.page).read_text()
         assert page.startswith("# Findings\n") and page.count("\n### ") == 2
-        assert "| functionalize |" in page and "| torch CPU |  | 1 |  |  |  |  | 1 |" in page
+        assert "| functionalize |" in page and "| torch CPU |  |  | 1 |  |  |  |  | 1 |" in page
         assert "[#197448](https://github.com/pytorch/pytorch/issues/197448)" in page
 
     @pytest.mark.parametrize(

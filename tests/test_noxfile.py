@@ -16,7 +16,19 @@ from conformance.engine.loading import describe_target
 nox = pytest.importorskip("nox", reason="nox runs the suite; without it there is no session to test")
 
 ROOT = Path(__file__).parent.parent
-SESSIONS = ("tests", "slow", "conformance", "lint", "docs", "backends", "versions", "replaced", "bench", "mutants")
+SESSIONS = (
+    "tests",
+    "slow",
+    "conformance",
+    "arguments",
+    "lint",
+    "docs",
+    "backends",
+    "versions",
+    "replaced",
+    "bench",
+    "mutants",
+)
 
 
 @pytest.fixture(scope="module")

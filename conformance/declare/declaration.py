@@ -39,7 +39,7 @@ UNDEFINED = (
     *("undefined", "order of equal elements", "choice next to nan", "gradient at nan", "sign of zero"),
     *("spread of inf and nan", "cancellation", "direction of infinity", "singular matrices", "repeated elements"),
 )
-"""The parts of torch CPU's answers that are undefined. `sources/opinfo/undefined.py` has a rule for each."""
+"""The parts of torch CPU's answers that are undefined. `engine/rules.py` has a rule for most of them."""
 
 
 PARTS = ("op", "step", "layout", "pattern", "error", "kind", "first_wrong_step")

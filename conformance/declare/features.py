@@ -22,7 +22,7 @@ class Feature:
     (`fill_diagonal_`) call some of them internally, and fail if the feature fails: `program/cause.py`."""
 
 
-_STORAGE_STEPS = frozenset({"same_base", "set_view_", "resize_filled_", "empty_filled"})
+_STORAGE_STEPS = frozenset({"same_base", "shares_memory", "set_view_", "resize_filled_", "empty_filled"})
 
 _STRIDE_STEPS = frozenset({"is_contiguous", "contiguous", "contiguous.channels_last", "reshape", "reshape_as",
                            "flatten", "ravel"})  # fmt: skip
@@ -31,7 +31,7 @@ _STRIDE_STEPS = frozenset({"is_contiguous", "contiguous", "contiguous.channels_l
 FEATURES = {
     "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
                         _STORAGE_STEPS),
-    "data_ptr": Feature("a storage has an address", steps=frozenset({"same_base"})),
+    "data_ptr": Feature("a storage has an address", steps=frozenset({"same_base", "shares_memory"})),
     "set_": Feature("set_() lays a tensor over a storage", steps=frozenset({"set_view_"}),
                     operators=frozenset({"aten::set_"})),
     "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it",

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch, _defaults, differing
+from conformance.standalone.oracles import Mismatch, Tolerance, differing, tolerance_of
 
 
 def arbitrate(
@@ -24,8 +24,7 @@ def arbitrate(
     actual: Observation,
     truth: Observation,
     *,
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: Tolerance | None = None,
     swayed: Sequence[Observation] = (),
 ) -> list[Mismatch]:
     """Return the mismatches of `found` that remain after comparison with `truth`, a run in wider floating dtypes.
@@ -55,10 +54,8 @@ def arbitrate(
         ):
             return found
         right = wide.to(want.dtype)
-        tolerances = zip((rtol, atol), _defaults(want.dtype), strict=True)
-        allowed = [default if granted is None else granted for granted, default in tolerances]
-        errors = [_error(right, side, *allowed) for side in (want, got)]
-        neither = differing(right, got, False, rtol, atol) & differing(want, got, False, rtol, atol)
+        errors = [_error(right, side, *tolerance_of(want.dtype, tolerance)) for side in (want, got)]
+        neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
         agrees = not bool(neither.any())
         cpu, target = map(_in_tolerances, errors)
         note = (
@@ -66,7 +63,7 @@ def arbitrate(
         )
         judged.append(
             (
-                (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, *allowed),
+                (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, tolerance),
                 replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
             )
         )
@@ -74,7 +71,11 @@ def arbitrate(
 
 
 def _between(
-    right: torch.Tensor, got: torch.Tensor, mismatch: Mismatch, swayed: Sequence[Observation], rtol: float, atol: float
+    right: torch.Tensor,
+    got: torch.Tensor,
+    mismatch: Mismatch,
+    swayed: Sequence[Observation],
+    tolerance: Tolerance | None,
 ) -> bool:
     """Whether each element lies between the truth and the runs with moved intermediate results, within the
     tolerances."""
@@ -83,9 +84,10 @@ def _between(
         return False
     reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
     low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
+    rtol, atol = tolerance_of(right.dtype, tolerance)
     slack, here = atol + rtol * right.double().abs(), got.double()
     between = (low - slack <= here) & (here <= high + slack)
-    return bool((between | ~differing(right, got, False, rtol, atol)).all())
+    return bool((between | ~differing(right, got, False, tolerance)).all())
 
 
 ARBITRATED = frozenset({"value", "grad", "storage"})

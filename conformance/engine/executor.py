@@ -142,6 +142,8 @@ class Executor:
                     watch(number, news.of(running.signature(number)))
                     with target.active():
                         running.advance(number)
+                    if capture:
+                        capture.after.append(capture.graphs)
                     if each:
                         seen.append(running.observe(target))
                 watch(running.count + 1, news.any)

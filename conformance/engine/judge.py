@@ -1,20 +1,27 @@
-"""The judge: compares a run with the reference and removes the differences that the policy allows.
+"""The judge: compares a subject's run with the reference and removes the differences that PyTorch allows.
 
-Defines `Policy` and `judge`. A caller's further facts (values that PyTorch does not define, signs and phases that are
-free, an answer in float64) can only remove mismatches. So every exception to "equal" has one place; `oracles` alone
-defines "equal".
+Defines `Terms`, `Judged` and `judge`. A drawn program and a sample of op_db are judged in the same way, on the terms
+that each of them states: tolerances, answers without a meaning, rules for special values, an answer in float64. Only
+this module applies the terms. They can remove or add mismatches; `oracles` alone defines "equal".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
+from conformance.engine import rules
 from conformance.engine.arbitration import ARBITRATED, arbitrate
-from conformance.record.names import ORACLES
-from conformance.standalone.observation import Observation, out_of_memory
-from conformance.standalone.oracles import Mismatch, compare
+from conformance.engine.executor import Execution, Subject
+from conformance.engine.loading import reference
+from conformance.engine.rules import Arguments
+from conformance.engine.target import Target
+from conformance.standalone.observation import Observation, observe, out_of_memory
+from conformance.standalone.oracles import Mismatch, Tolerance, compare
+
+_PROCESSED = "processed"
 
 
 class Judgement(NamedTuple):
@@ -26,61 +33,156 @@ class Judgement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The strictness of a comparison: the oracles, the tensors that must agree to the bit, and OpInfo's tolerances
-    (None: torch.testing's for the dtype). Subclasses define the differences that PyTorch allows."""
+class Terms:
+    """The terms of a comparison: PyTorch's statements about the answers of one subject.
 
-    oracles: Collection[str] = ORACLES
-    exact: Collection[str] | bool = ()
-    rtol: float | None = None
-    atol: float | None = None
+    - `tolerance`: (rtol, atol) by dtype, where PyTorch's own tests allow more than usual.
+    - `exact`: names of tensors that must agree to the bit.
+    - `rules`: names of `engine.rules` that hold for the subject.
+    - `undefined`: beginnings of mismatches of tensors without a meaning, such as `value of result`.
+    - `oracles`: the only oracles that may judge the subject; None for all of the target's.
+    - `process`: conversion of a result whose sign or phase is free; it runs on the CPU.
+    - `message`: pattern of the text of an error.
+    """
 
-    def undefined(self, mismatch: Mismatch) -> bool:
-        """Whether PyTorch leaves this answer undefined, so that the two sides may differ."""
-        return False
+    tolerance: Tolerance = field(default_factory=dict)
+    exact: Collection[str] = ()
+    rules: Collection[str] = ()
+    undefined: tuple[str, ...] = ()
+    oracles: frozenset[str] | None = None
+    process: Callable[[Any], Any] | None = None
+    message: str = ""
 
-    def processed(
-        self, expected: Observation, actual: Observation, found: Sequence[Mismatch]
-    ) -> tuple[Observation, Observation, list[Mismatch]] | None:
-        """Convert both sides, whose results may rightly differ, to one form, and return them with the remaining
-        mismatches. None means no conversion."""
-        return None
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
+class Judged(Subject, Protocol):
+    """A subject with terms, and with answers to the questions of the judge."""
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the subject."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether the subject draws random numbers."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a result may lie on the CPU, since the subject names the CPU or gives the device no tensor."""
+
+    def given(self) -> Collection[str]:
+        """Return the root names of the inputs in an observation."""
+
+    def arguments(self) -> Arguments:
+        """Return the arguments of the call to which the rules apply."""
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64 if it can decide about these mismatches, else None."""
-        return None
 
-    def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
         """Return torch CPU's float64 answers with every intermediate rounded result moved by one unit in the last
         place."""
-        return ()
 
 
-def judge(expected: Observation, actual: Observation, policy: Policy) -> Judgement:
-    """Return the mismatches between the reference and the target. Running out of memory is the oracle "memory"."""
-    options: Any = {"rtol": policy.rtol, "atol": policy.atol}
-    found = compare(expected, actual, oracles=policy.oracles, exact=policy.exact, **options)
-    found = [mismatch for mismatch in found if not policy.undefined(mismatch)]
-    processed = policy.processed(expected, actual, found)
-    if processed is not None:
-        expected, actual, found = processed
-    if (
-        actual.error is not None
-        and expected.error is None
-        and out_of_memory(f"{actual.error.kind}: {actual.error.text}")
-    ):
-        found.insert(
-            0, Mismatch("memory", "the whole run", "no error", actual.error.kind, first_line(actual.error.text))
-        )
+def judge(
+    subject: Judged, expected: Execution, actual: Execution, target: Target, oracles: Collection[str]
+) -> Judgement:
+    """Return the mismatches between the reference and the target, errors and running out of memory first. The latter is
+    the oracle "memory"."""
+    terms, (want, got) = subject.terms, (expected.last, actual.last)
+    oracles = oracles if terms.oracles is None else terms.oracles
+    found = compare(want, got, oracles=oracles, exact=terms.exact, tolerance=terms.tolerance)
+    if found and rules.of_rounding(terms.rules, want, got):
+        found = []
+    found = [mismatch for mismatch in found if not _undefined(subject, mismatch, want, got, target)]
+    found, arbitrated = _arbitrated(subject, expected, actual, target, found) if found else (found, False)
+    if got.error is None:
+        if want.error is None:
+            found += _misplaced(subject, got, target)
+        if not found and rules.SIGNED_ZEROS in terms.rules and want.error is None:
+            found = rules.zeros_of_other_sign(subject, want, got)
+    else:
+        found += _misworded(terms, want, got) if not found else []
+        if want.error is None and out_of_memory(f"{got.error.kind}: {got.error.text}"):
+            found.append(Mismatch("memory", "the whole run", "no error", got.error.kind, first_line(got.error.text)))
+    # A call that raised did not write its inputs: the error is the cause, and comes first.
+    found.sort(key=lambda mismatch: FIRST.get(mismatch.oracle, len(FIRST)))
+    return Judgement(found, arbitrated and not found)
+
+
+FIRST = {"memory": 0, "error": 1}
+"""Rank of the oracles whose mismatches come first."""
+
+
+def _undefined(subject: Judged, mismatch: Mismatch, want: Observation, got: Observation, target: Target) -> bool:
+    """Whether PyTorch leaves the answer undefined, so that the two sides may differ."""
+    terms = subject.terms
+    text = f"{mismatch.oracle} of {mismatch.where}"
+    if terms.undefined and mismatch.where in want.tensors and text.startswith(terms.undefined):
+        return True
+    if mismatch.oracle not in ARBITRATED or "elements differ" not in mismatch.detail:
+        return False
+    if "random" in target.lacks and subject.draws:
+        return True
+    return bool(terms.rules) and rules.decides_nothing(subject, mismatch, want, got)
+
+
+def _arbitrated(
+    subject: Judged, expected: Execution, actual: Execution, target: Target, found: list[Mismatch]
+) -> tuple[list[Mismatch], bool]:
+    """Return the mismatches that remain after the subject's own processing and the answer in float64, and whether
+    float64 removed them all."""
+    terms, (want, got) = subject.terms, (expected.last, actual.last)
+    given = subject.given() if terms.process is not None else ()
+    free = [m for m in found if m.oracle == "value" and m.where in want.tensors and _root(m.where) not in given]
+    processed = terms.process is not None and bool(free)
+    if processed:
+        want, got = _processed(terms, expected, reference()), _processed(terms, actual, target)
+        left = compare(want, got, oracles={"value", "structure"}, tolerance=terms.tolerance)
+        found = [m for m in found if m not in free] + [m for m in left if m.where.startswith(_PROCESSED)]
     if not found or any(mismatch.oracle not in ARBITRATED for mismatch in found):
-        return Judgement(found)
-    wide = policy.in_float64(found, expected)
+        return found, False
+    wide = subject.in_float64(found, want)
     if wide is None:
-        return Judgement(found)
-    left = arbitrate(found, expected, actual, wide, **options)
-    if left and (swayed := policy.swayed(found)):
-        left = arbitrate(found, expected, actual, wide, swayed=swayed, **options)
-    return Judgement(left, not left)
+        return found, False
+    truth = _processed(terms, wide, reference()) if processed else wide.last
+    left = arbitrate(found, want, got, truth, tolerance=terms.tolerance)
+    if left and (swayed := subject.swayed(found, want, got)):
+        left = arbitrate(found, want, got, truth, tolerance=terms.tolerance, swayed=swayed)
+    return left, not left
+
+
+def _processed(terms: Terms, run: Execution, target: Target) -> Observation:
+    """Return the observation, extended by the processed outcome under separate names. The processing runs on the CPU,
+    so that its ops are not under test."""
+    assert terms.process is not None
+    with target.entered():
+        fetched = target.fetch(run.outcome)
+    more, seen = observe({_PROCESSED: terms.process(fetched)}), run.last
+    return replace(seen, tensors={**seen.tensors, **more.tensors}, others={**seen.others, **more.others})
+
+
+def _misworded(terms: Terms, want: Observation, got: Observation) -> list[Mismatch]:
+    """Return a mismatch for an error whose text matches OpInfo's pattern on the CPU but not on the target."""
+    if not terms.message or want.error is None or got.error is None:
+        return []
+    if not re.search(terms.message, want.error.text) or re.search(terms.message, got.error.text):
+        return []
+    one, two = first_line(want.error.text), first_line(got.error.text)
+    return [Mismatch("message", "the error", one, two, f"OpInfo's pattern is {terms.message!r}")]
+
+
+def _misplaced(subject: Judged, got: Observation, target: Target) -> list[Mismatch]:
+    """Return a mismatch for a result on the wrong device."""
+    own = target.device.type
+    if own == "cpu" or all(seen.device == own for seen in got.tensors.values()):
+        return []
+    given, allowed = subject.given(), {own, "cpu"} if subject.on_host else {own}
+    odd = {name: seen.device for name, seen in got.tensors.items() if _root(name) not in given}
+    return [Mismatch("device", name, own, there) for name, there in odd.items() if there not in allowed][:1]
+
+
+def _root(name: str) -> str:
+    return name.partition("[")[0]
 
 
 def first_line(text: str) -> str:

@@ -5,6 +5,7 @@ Any error in a target's own module becomes one sentence (`TargetError`), since t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 
@@ -34,6 +35,12 @@ def load_target(spec: str) -> Target:
     except Exception as error:  # third-party code may raise anything
         raise TargetError(f"target {spec!r} cannot be prepared: {_reason(error)}") from error
     return target
+
+
+@functools.cache
+def reference() -> Target:
+    """Return torch CPU, the reference."""
+    return load_target("cpu")
 
 
 def describe_target(spec: str) -> Target:

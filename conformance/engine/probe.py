@@ -170,6 +170,10 @@ def _version(target: Target) -> None:
     view.add_(1)
     if (version_of(flat) - before, version_of(view) - before) != (1, 1):
         raise Differs(f"one write through a view counts {version_of(flat) - before} on its base")
+    before = version_of(flat)
+    torch._foreach_add_([flat], 1)  # torch counts no write of a list operator under a dispatch mode
+    if version_of(flat) - before != 1:
+        raise Differs(f"one write of a list operator counts {version_of(flat) - before}")
 
 
 def _autograd(target: Target) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,11 +34,16 @@ class KernelCount:
 
 @dataclass
 class Capture:
-    """Input of a compiler inside a `Target.capture()` block: number of graphs, of ops in them, and of graph breaks."""
+    """Input of a compiler inside a `Target.capture()` block: number of graphs, of ops in them, and of graph breaks.
+
+    `lines` are the lines of the transformed function whose ops the compiler received, if the target reports them.
+    `after` has the number of graphs after each step of the subject."""
 
     graphs: int = 0
     ops: int = 0
     breaks: int = 0
+    lines: set[int] = field(default_factory=set)
+    after: list[int] = field(default_factory=list)
 
     @property
     def extent(self) -> str:
@@ -83,6 +88,9 @@ class Target:
     """Number of runs of a subject before the observed run, for a device that runs repeated subjects in another way."""
     profile: Profile | None = None
     """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
+    of_pytorch: str = ""
+    """The part of PyTorch itself that this target runs, as the index of reported bugs names it (`record/upstream.py`);
+    empty for a device and for a compiler, whose findings have a culprit."""
     _waits: bool | None = None
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator. The harness reruns each

@@ -19,7 +19,7 @@ import torch
 from conformance.engine.aten_ops import Calls, OperatorCall
 from conformance.engine.executor import Executor, Subject, Transform, signature_of
 from conformance.engine.kernel_tables import Kernel, kernel_of, key_of
-from conformance.engine.loading import load_target
+from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
 from conformance.record.missing_ops import Outcome, Trial
@@ -40,9 +40,9 @@ def attempt(name: str, subject: Subject, target: Target) -> Trial:
 
 
 def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
-    reference = Executor(load_target("cpu")).run(subject).last.error
-    if reference is not None:
-        return Outcome.UNTRIED, "", f"torch CPU raises {_said(reference)}"
+    of_cpu = Executor(reference()).run(subject).last.error
+    if of_cpu is not None:
+        return Outcome.UNTRIED, "", f"torch CPU raises {_said(of_cpu)}"
     run = Executor(target).run(subject)
     error = run.last.error
     if error is None:
@@ -112,7 +112,7 @@ def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
 def _on_cpu(subject: Subject, operator: str) -> list[Alone]:
     """Return the last call of the operator in a run on torch CPU, if there is one."""
     with Calls() as calls:
-        Executor(load_target("cpu")).run(subject)
+        Executor(reference()).run(subject)
     return [Alone(calls.by_name[operator])] if operator in calls.by_name else []
 
 

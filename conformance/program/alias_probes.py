@@ -7,13 +7,14 @@ in turn. The final values show which tensors share memory. Tensors that require 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import Step, tensor
+from conformance.program.steps.op import Step, is_local, tensor
 
 
 def with_alias_probes(program: Program, without: Collection[str] = ()) -> Program:
@@ -27,6 +28,8 @@ def with_alias_probes(program: Program, without: Collection[str] = ()) -> Progra
     for number, (name, value) in enumerate(list(shadow.env.items())):
         flips = value.dtype is torch.bool
         write = Step("logical_not_", (tensor(name),)) if flips else Step("add_", (tensor(name), number + 1))
-        if write.op not in without and not value.requires_grad and not overlaps_itself(value):
+        write = replace(write, after=any(step.after for step in program.steps))
+        unreachable = value.requires_grad or overlaps_itself(value) or (write.after and is_local(name))
+        if write.op not in without and not unreachable:
             shadow.offer(write)
     return program.with_steps(tuple(shadow.steps))

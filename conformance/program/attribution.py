@@ -19,7 +19,9 @@ import torch
 
 from conformance.engine.aten_ops import is_metadata_only, name_of
 from conformance.engine.kernel_tables import key_of
+from conformance.engine.layers import Layered
 from conformance.engine.target import Target
+from conformance.program.compiler_attribution import compiler_culprit
 from conformance.program.model import Program
 from conformance.program.verdict import Verdict, judge_program
 from conformance.standalone.oracles import Mismatch
@@ -35,8 +37,10 @@ COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctiona
 
 
 def culprit(program: Program, target: Target, first: Mismatch) -> str:
-    """Return the operator to blame for a difference of the program, such as `copy_`. Return "" if no single operator
-    mends the program, and for targets that transform programs."""
+    """Return the operator to blame for a difference of the program, such as `copy_`, and for a compiler its layer and
+    part. Return "" if no single operator mends the program, and for other targets that transform programs."""
+    if isinstance(target, Layered):
+        return compiler_culprit(program, target, first)
     key = None if target.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
     if key is None:
         return ""

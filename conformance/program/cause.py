@@ -20,7 +20,7 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import settle
 from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict
+from conformance.program.verdict import FURTHER, Verdict
 from conformance.record.finding import MOVE, property_of
 from conformance.standalone.oracles import Mismatch
 
@@ -60,6 +60,8 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     program that was not shrunk."""
     first = _worst(program, verdict)
     wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
+    if verdict.call:
+        return Cause(wrong, FURTHER.format(verdict.change))
     if verdict.bad_step == 0:
         return Cause(wrong, MOVE)
     named = NAMED.search(first.detail) if wrong in ("error", "not implemented") else None
@@ -152,6 +154,7 @@ def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
     Other writes without a meaning, or that raise, are skipped."""
     for op, value in WRITES:
         if op != program.steps[at].op:
-            other = settle(program.with_steps((*program.steps[:at], Step(op, ({"t": written}, value)))))
+            write = Step(op, ({"t": written}, value), after=program.steps[at].after)
+            other = settle(program.with_steps((*program.steps[:at], write)))
             if other is not None and not other.steps[-1].raises:
                 yield other

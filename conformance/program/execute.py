@@ -7,18 +7,19 @@ the same calls as the script. Other modules interpret the differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import StepFailed, Transform, signature_of
 from conformance.engine.target import Target
-from conformance.program.model import LOOP, Program
-from conformance.program.source import source
+from conformance.program.model import LOOP, Program, arguments_of, call_of
+from conformance.program.source import caller, source
 from conformance.program.steps import definitions
-from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, walk
+from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local, walk
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
@@ -82,7 +83,7 @@ class RunningProgram:
             self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
-        if OPS[step.op].settled and OPS[step.op].writes is not None:
+        if (OPS[step.op].settled and OPS[step.op].writes is not None) or OPS[step.op].uncounted:
             # PyTorch does not define how often a composite writes to its out= tensor: restart the count of writes.
             self.versions = versions_of(self.env)
 
@@ -101,7 +102,7 @@ class RunningProgram:
 
     def observe(self, target: Target | None = None) -> Observation:
         """Return the observation of the current state. `target` is None for torch CPU."""
-        made = {name: value for name, value in self.env.items() if name not in self.inputs}
+        made = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
         given = {name: self.env[name] for name in self.inputs}
         versions = self.versions if target is None or "version" in target.oracles else None
         return observe({**made, **self.answers}, given, target=target, versions=versions)
@@ -130,35 +131,44 @@ class SteppedProgram(RunningProgram):
 
 
 class TransformedProgram:
-    """A running program as one function that a target transforms. It has a single step."""
+    """A running program as one function that a target transforms. Each call of the program is one step.
 
-    count = 1
+    If there are further calls, a last step reads the results of the first call again. The caller's calls after the
+    return follow only a program without further calls."""
 
-    def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target, transform: Transform) -> None:
-        self.inputs, self.outcome = inputs, {}  # type: tuple[dict[str, torch.Tensor], dict[str, Any]]
-        inside, self.outside = (program, ()) if not target.differentiates else apart(program)
-        self.program, self.function = program, transform(function(inside, target.attempt))
+    def __init__(
+        self, program: Program, calls: Sequence[dict[str, torch.Tensor]], target: Target, transform: Transform
+    ) -> None:
+        self.calls, self.outcomes = calls, []  # type: tuple[Sequence[dict[str, torch.Tensor]], list[dict[str, Any]]]
+        self.states = [(), *(call.under for call in program.calls)]
+        self.arguments = [arguments_of(call_of(program, number)) for number in range(len(calls))]
+        self.count = len(calls) + (len(calls) > 1)
+        scope = functions(program, target.attempt)
+        self.function, self.after = transform(scope["program"]), scope.get("after")
+        self.at = 0
 
     def signature(self, number: int) -> Hashable:
         """Return None: the target compiles each function anew."""
         return None
 
     def advance(self, number: int) -> None:
-        """Call the transformed function."""
-        self.outcome = self.function(*self.inputs.values())
-        for step in self.outside:
-            RunningProgram(self.program, {**self.inputs, **self.outcome}).perform(step)
+        """Make call `number` of the transformed function."""
+        self.at = (number - 1) % len(self.calls)
+        if number <= len(self.calls):
+            cpu = torch.device("cpu")
+            given = [decode(value, {}, cpu) for value in self.arguments[self.at].values()]
+            made = within(self.states[self.at], cpu, lambda: self.function(*self.calls[self.at].values(), *given))
+            self.outcomes.append(made if self.after is None else self.after(made, *self.calls[0].values()))
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The results of the current call."""
+        return self.outcomes[self.at] if self.outcomes else {}
 
     def observe(self, target: Target) -> Observation:
         """Return the observation of the function's results and of its inputs after the call."""
         seen = {k: Raised.of(v) if isinstance(v, Exception) else v for k, v in self.outcome.items()}
-        return observe(seen, self.inputs, target=target)
-
-
-def apart(program: Program) -> tuple[Program, tuple[Step, ...]]:
-    """Return the program without a backward at its end, and that step."""
-    cut = len(program.steps) - (bool(program.steps) and program.steps[-1].op == "backward")
-    return program.with_steps(program.steps[:cut]), program.steps[cut:]
+        return observe(seen, self.calls[self.at], target=target)
 
 
 @dataclass(frozen=True)
@@ -177,20 +187,50 @@ class ProgramSubject:
         """Return the running program: stepped, or as one function if there is a `transform`."""
         if transform is None:
             return SteppedProgram(self.program, inputs, target.device)
-        return TransformedProgram(self.program, inputs, target, transform)
+        return TransformedProgram(self.program, [inputs], target, transform)
 
 
-def function(program: Program, attempt: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return the program as a function of its inputs. The function calls a step that must raise through `attempt`."""
-    scope: dict[str, Any] = {"torch": torch, "device": "cpu", "attempt": attempt}
+@dataclass(frozen=True)
+class CallsSubject:
+    """A program with all its calls, as a subject of the executor on a target that transforms functions.
+
+    `only` names one call to make, without the others."""
+
+    program: Program
+    only: int | None = None
+
+    def inputs(self) -> tuple[list[dict[str, torch.Tensor]], tuple[int, ...]]:
+        """Return the inputs of each call, and the empty tuple: no input stays on the CPU."""
+        return [make_inputs(call_of(self.program, number)) for number in self._calls()], ()
+
+    def _calls(self) -> Sequence[int]:
+        return range(len(self.program.calls) + 1) if self.only is None else (self.only,)
+
+    def begin(
+        self, inputs: list[dict[str, torch.Tensor]], target: Target, transform: Transform | None
+    ) -> TransformedProgram:
+        """Return the running program. Raises TypeError for a target that transforms nothing."""
+        if transform is None:
+            raise TypeError("only a target that transforms functions makes further calls")
+        running = TransformedProgram(self.program, inputs, target, transform)
+        if self.only:
+            running.states = [self.program.calls[self.only - 1].under]
+            running.arguments = [arguments_of(call_of(self.program, self.only))]
+        return running
+
+
+def functions(program: Program, attempt: Callable[..., Any]) -> dict[str, Callable[..., dict[str, Any]]]:
+    """Return the function `program` of the program's inputs and, if the caller makes calls after it, `after`. They call
+    a step that must raise through `attempt`."""
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": "cpu", "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
         scope[name] = getattr(definitions, name)
     scope |= {name: getattr(definitions, name) for step in every for name in defined_by(step.under)}
-    exec(compile(source(program), "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
-    made: Callable[..., dict[str, Any]] = scope["program"]
-    return made
+    text = source(program) + caller(program)
+    exec(compile(text, "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
+    return {name: scope[name] for name in ("program", "after") if name in scope}
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
@@ -198,6 +238,9 @@ def make_inputs(program: Program) -> dict[str, torch.Tensor]:
     flats = [storage.make() for storage in program.storages]
     made: dict[str, torch.Tensor] = {}
     for one in program.inputs:
+        if one.same:
+            made[one.name] = made[one.same]
+            continue
         empty = torch.empty(0, dtype=dtype_of(one.dtype))
         tensor = empty.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride).data
         made[one.name] = tensor.requires_grad_() if one.requires_grad else tensor

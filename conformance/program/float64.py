@@ -1,6 +1,6 @@
 """Comparison of a target's run of a program with torch CPU, with arbitration by float64.
 
-Defines `ProgramPolicy`, `differences` and `truth_of`. If only floating values differ, a run of the program in float64
+Defines `JudgedProgram`, `differences` and `truth_of`. If only floating values differ, a run of the program in float64
 shows which side rounds more. The float64 run is valid as long as it takes the same path. After each step, everything
 that is not floating must equal the first run: integers, masks, shapes, strides, errors and Python values. A step that
 branches on a rounded value, or reads its bits, ends the common path. After it the answer of torch CPU stands.
@@ -11,19 +11,21 @@ branches on a rounded value, or reads its bits, ends the common path. After it t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from conformance.engine.arbitration import ARBITRATED, subject, widened
-from conformance.engine.executor import StepFailed
+from conformance.engine.arbitration import subject, widened
+from conformance.engine.executor import Execution, StepFailed
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Judgement, Policy, judge
-from conformance.program.execute import RunningProgram, make_inputs
+from conformance.engine.judge import Judgement, Terms, judge
+from conformance.engine.rules import Arguments
+from conformance.engine.target import Target
+from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
-from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, dtype_name
+from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import OPS
 from conformance.standalone.moving import storage_key
@@ -33,36 +35,46 @@ from conformance.standalone.torch_compat import version_of
 
 
 @dataclass(frozen=True)
-class ProgramPolicy(Policy):
-    """Policy for programs: a run in float64 decides whether rounding explains a difference.
+class JudgedProgram(ProgramSubject):
+    """A program with the terms under which it is judged. `exact` names the tensors that must agree to the bit."""
 
-    `sides` are the observations of torch CPU and of the target."""
+    exact: Collection[str] = ()
+    draws = False
 
-    program: Program = field(default_factory=lambda: Program((), ()))
-    sides: tuple[Observation, Observation] = (Observation(), Observation())
+    @property
+    def terms(self) -> Terms:
+        """The terms that the program states."""
+        program = self.program
+        return Terms(program.tolerance, self.exact, program.rules, program.undefined)
 
-    def undefined(self, mismatch: Mismatch) -> bool:
-        """Return whether the mismatch lies within the tolerance of PyTorch's own tests for an op of the program."""
-        if not self.program.tolerance or mismatch.oracle not in ARBITRATED or mismatch.where in self.exact:  # type: ignore[operator]
-            return False
-        want, got = (subject(mismatch, side) for side in self.sides)
-        if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
-            return False
-        granted = self.program.tolerance.get(dtype_name(want.dtype))
-        return granted is not None and not bool(differing(want, got, False, *granted).any())
+    @property
+    def on_host(self) -> bool:
+        """Whether a step names the CPU, or no step gives the device a tensor."""
+        steps = [inner for step in self.program.steps for inner in (step, *step.body)]
+        return any(map(_names_the_cpu, steps)) or not any(step.names() for step in steps)
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Observation | None:
+    def given(self) -> Collection[str]:
+        """Return the names of the inputs."""
+        return {one.name for one in self.program.inputs}
+
+    def arguments(self) -> Arguments:
+        """Return the arguments of the first step, to which the rules of a sample of op_db apply."""
+        running, step = RunningProgram(self.program), self.program.steps[0]
+        (first, *args), kwargs = running.arguments(step)
+        return Arguments(step.op.partition(":")[2], first, args, kwargs, [*running.env.values()])
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the program's answer in float64, or None if float64 cannot arbitrate.
 
         It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if a
         mismatched tensor changed on the CPU after the last step at which the float64 run was valid."""
-        if any(mismatch.where in self.exact for mismatch in found):  # type: ignore[operator]
+        if any(mismatch.where in self.exact for mismatch in found):
             return None
         narrow, wide = truth_of(concerning(self.program, _subjects(found)))
         settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
-        return wide if settled else None
+        return Execution((wide,)) if settled else None
 
-    def swayed(self, found: Sequence[Mismatch]) -> Sequence[Observation]:
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
         """Return the answers in float64 with each rounded result of a step moved by one unit in the last place.
 
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
@@ -70,10 +82,17 @@ class ProgramPolicy(Policy):
         equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
         program = concerning(self.program, _subjects(found))
         try:
-            known = _agreed(program, *self.sides)
+            known = _agreed(program, expected, actual)
             return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
         except (StepFailed, StepError, RuntimeError):  # torch may reject a moved value: rounding then explains nothing
             return ()
+
+
+def _names_the_cpu(step: Step) -> bool:
+    """Whether a step has a constant that stays on the CPU, or the CPU among its arguments."""
+    found: list[bool] = []
+    walk([*step.args, *step.kwargs.values()], lambda marker: found.append("host" in marker))
+    return any(found) or "cpu" in (*step.args, *step.kwargs.values())
 
 
 UP, DOWN = "up", "down"
@@ -83,10 +102,12 @@ def _subjects(found: Sequence[Mismatch]) -> set[str]:
     return {mismatch.where.removeprefix("grad of ") for mismatch in found}
 
 
-def differences(program: Program, expected: Reference, actual: Observation, oracles: Collection[str]) -> Judgement:
+def differences(
+    program: Program, expected: Reference, actual: Observation, target: Target, oracles: Collection[str]
+) -> Judgement:
     """Return the mismatches between the target's run and torch CPU, and whether float64 acquitted the target."""
-    sides = (expected.observation, actual)
-    return judge(*sides, ProgramPolicy(oracles, expected.exact, program=program, sides=sides))
+    want, got = Execution((expected.observation,)), Execution((actual,))
+    return judge(JudgedProgram(program, expected.exact), want, got, target, oracles)
 
 
 def concerning(program: Program, names: Collection[str]) -> Program:
@@ -198,7 +219,7 @@ def _settled(before: torch.Tensor | None, at_the_end: torch.Tensor | None) -> bo
         before is not None
         and at_the_end is not None
         and (before.dtype, before.shape) == (at_the_end.dtype, at_the_end.shape)
-        and not bool(differing(before, at_the_end, True, None, None).any())
+        and not bool(differing(before, at_the_end, True).any())
     )
 
 

@@ -10,7 +10,7 @@ from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import COMPUTE, LOSSY, Step, StepError, tensor
+from conformance.program.steps.op import COMPUTE, LOSSY, Step, StepError, is_local, tensor
 from conformance.program.steps.table import OPS
 from conformance.standalone.torch_compat import version_of
 
@@ -46,10 +46,10 @@ def with_gradient(program: Program) -> Program:
     results = [name for step in shadow.steps if OPS[step.op].effect in (COMPUTE, LOSSY) for name in step.out]
     for name in reversed(results):
         value = shadow.env.get(name)
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None and not is_local(name):
             numbers = (torch.arange(value.numel()) % 5 + 1).reshape(value.shape).tolist()
             constant = {"tensor": numbers, "dtype": str(value.dtype).removeprefix("torch.")}
-            offered = shadow.offer(Step("backward", (tensor(name), constant)))
+            offered = shadow.offer(Step("backward", (tensor(name), constant), after=True))
             if offered is not None and not offered.raises:
                 return changed.with_steps(tuple(shadow.steps))
     return program

@@ -20,12 +20,16 @@ from typing import Any
 
 import torch
 
-from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_name
+from conformance.engine.rules import KNOWN
+from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_local, is_name, walk
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
 
 SCHEMA = 1
+
+TERMS = ("rules", "undefined")
+"""Lists of a program that only a sample of op_db has."""
 
 LOOP = "loop"
 """Op of a step that runs its body several times."""
@@ -86,7 +90,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Input:
-    """A named tensor on a storage. `dtype` may differ from the storage's; `stride` and `offset` count its elements."""
+    """A named tensor on a storage. `dtype` may differ from the storage's; `stride` and `offset` count its elements.
+
+    If `same` names an earlier input, this input is the same tensor object."""
 
     name: str
     storage: int
@@ -95,20 +101,66 @@ class Input:
     stride: tuple[int, ...]
     offset: int = 0
     requires_grad: bool = False
+    same: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the input as JSON, without an empty `same`."""
+        data = {**vars(self), "size": list(self.size), "stride": list(self.stride)}
+        return data if self.same else {key: value for key, value in data.items() if key != "same"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A further call of a program's function, as changes against the first call.
+
+    - `inputs`: changed fields of inputs, by name: "size", "stride", "offset", "dtype", "requires_grad" and "same";
+      "values" of the input's storage; and "beside", an earlier input whose storage this input shares from now on, or
+      "alone" for a storage of its own.
+    - `arguments`: other values of the Python arguments, by name (the markers `{"arg": name, "value": v}` of the steps).
+    - `under`: global states around the call."""
+
+    inputs: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    arguments: Mapping[str, Json] = field(default_factory=dict)
+    under: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the call as JSON without its empty fields."""
+        data: dict[str, Json] = {"inputs": {name: dict(changed) for name, changed in self.inputs.items()}}
+        data |= {"arguments": dict(self.arguments), "under": list(self.under)}
+        return {key: value for key, value in data.items() if value}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Call:
+        """Return the call from the output of `to_json`. Raises ProgramError, TypeError and AttributeError."""
+        unknown = {name for changed in data.get("inputs", {}).values() for name in changed} - CHANGES
+        if unknown:
+            raise ProgramError(f"a call changes {min(unknown)!r} of an input: choose from {', '.join(sorted(CHANGES))}")
+        return cls(**{**data, "under": tuple(data.get("under", ()))})
+
+
+CHANGES = frozenset({"size", "stride", "offset", "dtype", "requires_grad", "same", "values", "beside", "alone"})
+"""The keys of a changed input of a call."""
 
 
 @dataclass(frozen=True)
 class Program:
     """Storages, the inputs on them, and the steps. `note` is free text for readers.
 
+    `calls` are further calls of the program's function, after the first one. Only targets that transform functions make
+    them.
+
     `tolerance` maps a dtype to (rtol, atol) if PyTorch's own tests use a larger tolerance than usual for an op of the
-    program."""
+    program. `rules` and `undefined` are further terms of a program that an op_db sample became (`engine.judge.Terms`);
+    the rules hold for its first step."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...] = ()
     note: str = ""
     tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    undefined: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the program as JSON, with the schema's version."""
@@ -116,9 +168,11 @@ class Program:
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),
             **({"tolerance": {name: list(pair) for name, pair in self.tolerance.items()}} if self.tolerance else {}),
+            **{key: list(terms) for key in TERMS if (terms := getattr(self, key))},
             "storages": [vars(storage) for storage in self.storages],
-            "inputs": [{**vars(one), "size": list(one.size), "stride": list(one.stride)} for one in self.inputs],
+            "inputs": [one.to_json() for one in self.inputs],
             "steps": [step.to_json() for step in self.steps],
+            **({"calls": [call.to_json() for call in self.calls]} if self.calls else {}),
         }
 
     @classmethod
@@ -131,7 +185,7 @@ class Program:
                 f"the program has schema {data['schema']!r}, and this version reads schema {SCHEMA}: "
                 "draw it again, or use the version that wrote it"
             )
-        unknown = data.keys() - {"schema", "note", "tolerance", "storages", "inputs", "steps"}
+        unknown = data.keys() - {"schema", "note", "tolerance", *TERMS, "storages", "inputs", "steps", "calls"}
         if unknown:
             raise ProgramError(f"the program has unknown parts: {', '.join(sorted(unknown))}")
         try:
@@ -141,11 +195,16 @@ class Program:
             )
             steps = tuple(Step.from_json(step) for step in data["steps"])
             tolerance = {name: (float(r), float(a)) for name, (r, a) in data.get("tolerance", {}).items()}
+            calls = tuple(Call.from_json(call) for call in data.get("calls", ()))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ProgramError(f"the program's data is damaged: {error}") from error
         except StepError as error:
             raise ProgramError(str(error)) from error
-        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance)
+        rules, undefined = (tuple(map(str, data.get(key, ()))) for key in TERMS)
+        program = cls(storages, inputs, steps, str(data.get("note", "")), tolerance, rules, undefined, calls)
+        unknown = {*program.rules} - KNOWN
+        if unknown:
+            raise ProgramError(f"the program has the unknown rule {min(unknown)!r}")
         program.check()
         return program
 
@@ -161,6 +220,8 @@ class Program:
                 _check_input(one, self.storages)
                 if one.name in defined:
                     raise ProgramError(f"two inputs are named {one.name!r}")
+                if one.same and one.same not in defined:
+                    raise ProgramError(f"input {one.name!r} is the same as {one.same!r}, which is no earlier input")
                 defined.add(one.name)
         except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError, StepError) as error:
             raise ProgramError(f"the program's inputs are damaged: {' '.join(str(error).split())}") from error
@@ -169,10 +230,94 @@ class Program:
             for inner in step.body if step.op == LOOP else (step,):
                 _check_step(number, inner, defined)
                 defined.update(inner.out)
+        _check_after(self)
+        if self.calls and any(step.after for step in self.steps):
+            raise ProgramError("a program with further calls has a step of its caller: it can have only one of both")
+        for number in range(1, len(self.calls) + 1):
+            call_of(self, number).check()
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
         """Return a program with the same inputs and other steps."""
         return replace(self, steps=steps)
+
+
+def arguments_of(program: Program) -> dict[str, Json]:
+    """Return the Python arguments of the program's function, by name, with their values in the first call."""
+    found: dict[str, Json] = {}
+
+    def visit(marker: dict[str, Json]) -> None:
+        if "arg" in marker:
+            found.setdefault(marker["arg"], marker["value"])
+
+    for step in program.steps:
+        for inner in (step, *step.body):
+            walk([*inner.args, *inner.kwargs.values()], visit)
+    return found
+
+
+def call_of(program: Program, number: int) -> Program:
+    """Return call `number` of the program as a program of one call. 0 is the first call. Its states surround each step.
+    Raises ProgramError if the call does not fit the program."""
+    if not number:
+        return replace(program, calls=())
+    call = program.calls[number - 1]
+    known, arguments = {one.name: one for one in program.inputs}, arguments_of(program)
+    strange = [*({*call.inputs} - {*known}), *({*call.arguments} - {*arguments})]
+    if strange:
+        raise ProgramError(f"call {number + 1} changes {strange[0]!r}, which the program does not have")
+    storages = [*program.storages]
+    changed: dict[str, Input] = {}
+    try:
+        for one in program.inputs:
+            fields = dict(call.inputs.get(one.name, {}))
+            beside, alone = fields.pop("beside", ""), fields.pop("alone", False)
+            values = fields.pop("values", None)
+            if beside:
+                fields["storage"] = changed[beside].storage
+            elif alone:
+                storages.append(storages[one.storage])
+                fields["storage"] = len(storages) - 1
+            fields |= {key: tuple(fields[key]) for key in ("size", "stride") if key in fields}
+            changed[one.name] = made = replace(one, **fields)
+            if made.same:
+                first = changed[made.same]
+                changed[one.name] = replace(first, name=one.name, same=made.same)
+                continue
+            at = made.storage
+            if values is not None:
+                storages[at] = replace(storages[at], values=values)
+            if made.dtype != one.dtype and storages[at].dtype == one.dtype:
+                storages[at] = replace(storages[at], dtype=made.dtype)
+            storages[at] = _grown(storages[at], made)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProgramError(f"call {number + 1} is damaged: {error}") from error
+    steps = tuple(_called(step, call) for step in program.steps)
+    return replace(program, storages=tuple(storages), inputs=tuple(changed.values()), steps=steps, calls=())
+
+
+def _called(step: Step, call: Call) -> Step:
+    def bind(value: Json) -> Json:
+        if isinstance(value, dict):
+            if "arg" in value:
+                return {**value, "value": call.arguments.get(value["arg"], value["value"])}
+            return {key: bind(part) for key, part in value.items()}
+        return [bind(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    body = tuple(_called(inner, replace(call, under=())) for inner in step.body)
+    under = tuple(dict.fromkeys((*call.under, *step.under)))
+    return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)), body=body, under=under)
+
+
+def _grown(storage: Storage, one: Input) -> Storage:
+    """Return the storage with enough cells for the input. Listed values repeat."""
+    if 0 in one.size or len(one.size) != len(one.stride):  # `check` refuses the second
+        return storage
+    last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
+    size = max(storage.size, -(-(last + 1) * dtype_of(one.dtype).itemsize // dtype_of(storage.dtype).itemsize))
+    values = storage.values
+    if isinstance(values, list) and size != len(values):
+        values = [(values or [0])[at % max(len(values), 1)] for at in range(size)]
+    return replace(storage, size=size, values=values)
 
 
 def _is_whole(value: Json) -> bool:
@@ -218,6 +363,17 @@ def _check_step(number: int, step: Step, defined: Set[str]) -> None:
     for name in step.names():
         if not isinstance(name, str) or name not in defined:
             raise ProgramError(f"step {number} ({step.op}) uses {name!r}, which is not defined by then")
+
+
+def _check_after(program: Program) -> None:
+    """Check that the caller's steps come last and use inputs, results, and each other's results only."""
+    inside = [step.after for step in program.steps].index(True) if any(step.after for step in program.steps) else None
+    for number, step in enumerate(program.steps[inside:] if inside is not None else (), (inside or 0) + 1):
+        if not step.after:
+            raise ProgramError(f"step {number} ({step.op}) is not after the return, and follows a step that is")
+        local = [name for name in step.names() if is_local(name)]
+        if local:
+            raise ProgramError(f"step {number} ({step.op}) is after the return, and {local[0]!r} is not returned")
 
 
 def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:

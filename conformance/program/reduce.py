@@ -12,12 +12,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken, make_inputs
-from conformance.program.model import LOOP, Input, Program, ProgramError, Storage
+from conformance.program.model import LOOP, Call, Input, Program, ProgramError, Storage, arguments_of, call_of
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, walk
@@ -37,17 +38,18 @@ def reduce_program(
     trials: int = MOST_TRIALS,
     passes: Sequence[Callable[[Program], Iterator[Program]]] = (),
     until: float = math.inf,
+    settled_by: Callable[[Program], Program | None] | None = None,
 ) -> Program:
     """Return a smaller program for which `fails` still holds. At most `trials` candidates run, all with a meaning on
     CPU, and none begins after `until`, in seconds since the epoch. `passes` propose the candidates; the default is
-    `PASSES`."""
+    `PASSES`. `settled_by` replaces `settle`, for steps that are not in the table."""
     seen = {repr(program.to_json())}
     left = trials
 
     def smaller(candidates: Iterator[Program]) -> Program | None:
         """Return the first candidate that fails and was not tried before."""
         nonlocal left
-        for settled in map(settle, candidates):
+        for settled in map(settled_by or settle, candidates):
             if left <= 0 or time.time() >= until:
                 return None
             if settled is not None and repr(settled.to_json()) not in seen:
@@ -70,6 +72,7 @@ def settle(program: Program) -> Program | None:
     """Return the program with the errors that its steps now raise on CPU; None if it has no defined meaning.
 
     None too if a step returns fewer results than it names, for example a split of a smaller tensor."""
+    program = replace(program, calls=tuple(_pruned(program, call) for call in program.calls))
     try:
         program.check()
         shadow = Shadow(program)
@@ -80,7 +83,53 @@ def settle(program: Program) -> Program | None:
         return None
     if any(name not in shadow.env for step in shadow.steps for name in step.out):
         return None
-    return program.with_steps(tuple(shadow.steps))
+    settled = program.with_steps(tuple(shadow.steps))
+    for number in range(1, len(settled.calls) + 1):
+        call = call_of(settled, number)
+        again = settle(call)
+        if again is None or again != call:
+            return None
+    return settled
+
+
+def _pruned(program: Program, call: Call) -> Call:
+    """Return the call without changes of inputs and arguments that the program does not have any more."""
+    known, arguments = {one.name for one in program.inputs}, arguments_of(program)
+    inputs = {name: changed for name, changed in call.inputs.items() if name in known}
+    return replace(call, inputs=inputs, arguments={k: v for k, v in call.arguments.items() if k in arguments})
+
+
+def fewer_calls(program: Program) -> Iterator[Program]:
+    """Yield the program without one of its further calls."""
+    for at in range(len(program.calls)):
+        yield replace(program, calls=(*program.calls[:at], *program.calls[at + 1 :]))
+
+
+def plainer_calls(program: Program) -> Iterator[Program]:
+    """Yield the program with one further call that changes less."""
+    for at, call in enumerate(program.calls):
+        for plainer in _plainer_call(program, call):
+            yield replace(program, calls=(*program.calls[:at], plainer, *program.calls[at + 1 :]))
+
+
+def _plainer_call(program: Program, call: Call) -> Iterator[Call]:
+    for name, changed in call.inputs.items():
+        others = {key: value for key, value in call.inputs.items() if key != name}
+        yield replace(call, inputs=others)
+        for field in changed if len(changed) > 1 else ():
+            yield replace(call, inputs={**others, name: {key: changed[key] for key in changed if key != field}})
+        first = next(one for one in program.inputs if one.name == name)
+        geometry: dict[str, Any] = {key: tuple(changed[key]) for key in ("size", "stride") if key in changed}
+        for plainer in plainer_input(replace(first, **geometry)) if geometry else ():
+            yield replace(call, inputs={**others, name: {**changed, **_geometry(plainer)}})
+    for name in call.arguments:
+        yield replace(call, arguments={key: value for key, value in call.arguments.items() if key != name})
+    for state in call.under:
+        yield replace(call, under=tuple(other for other in call.under if other != state))
+
+
+def _geometry(one: Input) -> dict[str, Json]:
+    return {"size": list(one.size), "stride": list(one.stride)}
 
 
 def fewer_steps(program: Program) -> Iterator[Program]:
@@ -286,7 +335,8 @@ def _written(step: Step) -> list[Json]:
     """Return the tensors that a call writes: one or several in `out`, or the argument that it writes in place."""
     writes = OPS[step.op].writes
     if isinstance(writes, int):
-        return [step.args[writes]]
+        first = step.args[writes]
+        return list(first) if isinstance(first, list) else [first]
     out = step.kwargs.get("out") if writes == "out" else None
     return list(out["tuple"]) if isinstance(out, dict) and "tuple" in out else [out] if out is not None else []
 
@@ -317,6 +367,8 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
         for at, part in enumerate(arg):
             yield [*arg[:at], *arg[at + 1 :]]
             yield from ([*arg[:at], plainer, *arg[at + 1 :]] for plainer in plainer_argument(part))
+    elif isinstance(arg, dict) and "arg" in arg:
+        yield arg["value"]
     elif isinstance(arg, dict) and "tuple" in arg:
         parts = arg["tuple"]
         if len(parts) == 1:
@@ -338,7 +390,7 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
             yield values
 
 
-PASSES = (fewer_steps, fewer_inputs, plainer_steps, plainer_inputs, plainer_values)
+PASSES = (fewer_calls, fewer_steps, plainer_calls, fewer_inputs, plainer_steps, plainer_inputs, plainer_values)
 
 
 def fewer_elements(program: Program) -> Iterator[Program]:

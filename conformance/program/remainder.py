@@ -59,7 +59,7 @@ def _from_state(program: Program, step: int) -> Program | None:
         return None
     try:
         storages, inputs = inputs_of(tensors)
-        made = replace(program, storages=storages, inputs=inputs, steps=later)
+        made = replace(program, storages=storages, inputs=inputs, steps=later, calls=())
         made.with_steps(()).check()
     except (NotAnInput, ProgramError):
         return None

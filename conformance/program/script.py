@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from conformance.engine.target import Target
-from conformance.program.execute import apart, make_inputs
-from conformance.program.model import LOOP, Program
+from conformance.program.execute import make_inputs
+from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.shadow import reference
-from conformance.program.source import source
-from conformance.program.steps.op import DEFINED, Step, definitions_of
-from conformance.program.steps.states import defined_by
+from conformance.program.source import caller, source
+from conformance.program.steps.op import DEFINED, definitions_of
+from conformance.program.steps.op import render as render_json
+from conformance.program.steps.states import defined_by, shown
 from conformance.program.steps.table import OPS
 from conformance.record.sentences import sentence
 from conformance.standalone.moving import storage_key
@@ -44,6 +45,13 @@ def attempt(step):
 
 Each raising step becomes a function that `attempt` calls. A compiler needs that for a single raising step too."""
 
+CALLED = """
+
+def called(program, given):
+    return after(program(*given.values()), *given.values())
+"""
+"""Definition that runs a program and then the calls of its caller."""
+
 OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
 """Families of steps whose results differ between a plain tensor and a view of a hidden base."""
 
@@ -62,24 +70,53 @@ def script(
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
     marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
     `options` are further arguments of the comparison, as expressions."""
+    program = program if target.transforms_program else call_of(program, 0)
+    called, states = call_of(program, len(program.calls)), [call.under for call in program.calls]
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     about = textwrap.shorten(told, 110)
+    if program.calls:
+        about = f"{about}, in call {len(program.calls) + 1}"
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
     every = [inner for step in program.steps for inner in (step, *step.body)]
     used |= dict.fromkeys(name for step in every for name in defined_by(step.under))
+    used |= dict.fromkeys(name for under in states for name in defined_by(under))
     raising = sum(step.raises is not None for step in program.steps)
     attempts = raising > 1 or target.transforms_program
     compiled = carried(("unwrapped",)) + ATTEMPT_COMPILED
     attempt = [compiled if target.transforms_program else ATTEMPT] if raising and attempts else []
-    inputs = make_inputs(program)
     own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
-    flats = [storage.make() for storage in program.storages]
+    inputs, make = make_inputs(called), functools.partial(_input_lines, target=target, own=own)
+    # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
+    looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
+    also = [] if target.transforms_program else [name for name in inputs if name in looked]
+    after = caller(program, mark=bad_step, attempts=attempts)
+    text = source(program, mark=bad_step, attempts=attempts, also=also)
+    more = [*_earlier_calls(program, make), *([after + CALLED] if after else [])]
+    bug = Bug(
+        [*["import numpy"] * ("numpy." in text + after), *map(bare, definitions_of(used)), *attempt, *more],
+        make(called),
+        [name for name in inputs if name not in also],
+        text,
+        call="called" if after else "call_under_states" if states and states[-1] else "",
+        transform="after_other_calls" if program.calls else "transform",
+    )
+    # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
+    exact = sorted(reference(called).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
+    terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
+    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **terms, **options}
+    everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
+    return render(bug, target.script(), about, first, options, [*everything, *notes])
+
+
+def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
+    """Return the lines that make the inputs of a call and return them and the Python arguments by name."""
+    inputs, flats = make_inputs(call), [storage.make() for storage in call.storages]
     make = functools.partial(
         input_lines,
-        list(inputs.items()),
-        {storage_key(inputs[one.name]): flats[one.storage] for one in program.inputs},
+        [(one.name, inputs[one.name]) for one in call.inputs if not one.same],
+        {storage_key(inputs[one.name]): flats[one.storage] for one in call.inputs if not one.same},
         stays=inputs if target.transforms_program else (),
         own=own,
     )
@@ -87,29 +124,22 @@ def script(
         lines = make(lacks=target.lacks)
     except NoSource:  # the program killed its worker before the inputs existed, or was saved for another device
         lines = make()
-    inside, outside = apart(program) if target.differentiates else (program, ())
-    call = [line for step in outside for line in _outside(step)]
-    # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
-    looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
-    also = [] if target.transforms_program else [name for name in inputs if name in looked]
-    bug = Bug(
-        [*map(bare, definitions_of(used)), *attempt, *(["\n".join(call)] if call else [])],
-        [*lines, f"return {{{', '.join(f'{name!r}: {name}' for name in inputs)}}}"],
-        [name for name in inputs if name not in also],
-        source(inside, mark=bad_step, attempts=attempts, also=also),
-        "differentiate" if call else "",
-    )
-    # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
-    exact = sorted(reference(program).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
-    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **options}
-    everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
-    return render(bug, target.script(), about, first, options, [*everything, *notes])
+    lines += [f"{one.name} = {one.same}" for one in call.inputs if one.same]
+    named = {**{name: name for name in inputs}, **{name: render_json(v) for name, v in arguments_of(call).items()}}
+    return [*lines, f"return {{{', '.join(f'{name!r}: {value}' for name, value in named.items())}}}"]
 
 
-def _outside(step: Step) -> Iterator[str]:
-    """Yield the lines of a function that calls the program and then makes this step on its results."""
-    yield "def differentiate(program, given):"
-    yield "    made = program(*given.values())"
-    yield from (f"    {name} = made[{name!r}]" for name in step.names())
-    yield f"    {OPS[step.op].show(step)}"
-    yield "    return made"
+def _earlier_calls(program: Program, make: Callable[[Program], list[str]]) -> Iterator[str]:
+    """Yield the functions of a script that make the inputs of the calls before the last one, and make these calls."""
+    if not program.calls:
+        return
+    lines = ["def after_other_calls(program):", "    torch.compiler.reset()", "    run = transform(program)"]
+    for number in range(len(program.calls)):
+        yield "\n".join([f"def inputs_{number + 1}():", *(f"    {line}" for line in make(call_of(program, number)))])
+        states, _ = shown(program.calls[number - 1].under if number else ())
+        lines += [f"    with {states}:"] if states else []
+        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}().values())"]
+    yield "\n".join([*lines, "    return run"])
+    states, _ = shown(program.calls[-1].under)
+    if states:
+        yield f"def call_under_states(run, given):\n    with {states}:\n        return run(*given.values())"

@@ -22,7 +22,7 @@ from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
-from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError
+from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, is_local
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.moving import map_tensors, rebuild, storage_key, whole_storage
@@ -72,16 +72,17 @@ class Shadow(RunningProgram):
         """Return the names of tensors whose bits must agree: nothing was computed in their storages."""
         return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
 
-    def offer(self, step: Step) -> Step | None:
+    def offer(self, step: Step, asked: bool = False) -> Step | None:
         """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
 
-        A rejected step is counted in `avoided` by reason and leaves the shadow unchanged. Raises Broken if torch fails
-        after the step. Then the shadow is unusable, and `steps` holds the steps before."""
+        `asked` means that any error of torch CPU is a valid answer. A rejected step is counted in `avoided` by reason
+        and leaves the shadow unchanged. Raises Broken if torch fails after the step. Then the shadow is unusable, and
+        `steps` holds the steps before."""
         try:
             if not step.out and OPS[step.op].makes:
                 step = replace(step, out=self.fresh(OPS[step.op].makes))
             declared = self.judge(step)
-            if declared.raises is not None and not OPS[step.op].may_raise:
+            if declared.raises is not None and not (asked or OPS[step.op].may_raise):
                 raise Undefined("error not asked for: " + step.op)
             before = self.cells() if declared.raises is not None else None
             self.step(declared)
@@ -97,9 +98,9 @@ class Shadow(RunningProgram):
         except StepFailed as failed:
             raised, after, op, why = failed.__cause__, self.cells(), OPS.get(step.op), ""
             self.rollback()
-            if op is None or not op.may_raise or isinstance(raised, NotImplementedError) or raised is None:
+            if op is None or not (asked or op.may_raise) or isinstance(raised, NotImplementedError) or raised is None:
                 why = "error not asked for"
-            elif op.settled and not any(text in str(raised) for text in REFUSALS):
+            elif op.settled and not asked and not any(text in str(raised) for text in REFUSALS):
                 why = "an error that other devices need not share"
             elif "INTERNAL ASSERT" in str(raised):  # a bug of torch that other devices need not have
                 why = "torch fails an internal assertion"
@@ -149,7 +150,7 @@ class Shadow(RunningProgram):
         hazard = self.hazard(op, args, kwargs)
         if hazard is None:
             return step
-        args, kwargs = _copied((args, kwargs))
+        args, kwargs = copied((args, kwargs))
         try:
             within(step.under, self.device, lambda: op.run(args, kwargs))
         except RuntimeError as error:
@@ -163,7 +164,7 @@ class Shadow(RunningProgram):
     def dry_run(self, loop: Step) -> None:
         """Run a loop on copies and check each call. Raises Undefined if a call has no defined meaning."""
         copy = Shadow(replace(self.program, storages=(), inputs=(), steps=()))
-        copy.env = _copied(self.env)
+        copy.env = copied(self.env)
         copy.levels = {storage_key(copy.env[name]): self.level(tensor) for name, tensor in self.env.items()}
         ends = {storage_key(copy.env[name]): self.ends.get(storage_key(t)) for name, t in self.env.items()}
         copy.ends = {key: end for key, end in ends.items() if end is not None}
@@ -309,7 +310,7 @@ def exactly_whole(tensor: torch.Tensor) -> bool:
     return bool(((2 * parts == (2 * parts).round()) & (parts.abs() < 1 / precision(tensor))).all())
 
 
-def _copied(tree: Any) -> Any:
+def copied(tree: Any) -> Any:
     return rebuild(map_tensors(tree, torch.Tensor.detach), lambda flats: [flat.clone() for flat in flats])
 
 
@@ -356,11 +357,12 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
     except (StepError, RuntimeError, OverflowError) as error:  # a constant outside its dtype raises the last two
         raise ProgramError(f"step {number}: {error}") from error
-    fetched = [*shadow.env.values(), *(t.grad for t in shadow.env.values() if t.is_leaf and t.grad is not None)]
+    seen = [tensor for name, tensor in shadow.env.items() if not is_local(name)]
+    fetched = [*seen, *(tensor.grad for tensor in seen if tensor.is_leaf and tensor.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
     ops = aten_ops_of(program) if count else None
-    seen = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
-    return Reference(seen, shadow.exact_names())
+    observed = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
+    return Reference(observed, shadow.exact_names())
 
 
 def aten_ops_of(program: Program) -> int | None:

@@ -1,4 +1,4 @@
-"""Source of a program as one Python function, for compilers and for scripts.
+"""Source of a program as one Python function, and of its caller, for compilers and for scripts.
 
 A compiler's bugs depend on the calls that it compiles together. So it must receive the whole program, as torch calls
 without code of this package. A step that must raise becomes an inner function that `attempt` calls. Some transforms
@@ -8,10 +8,10 @@ cannot continue after an exception inside the transformed function.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from conformance.program.model import LOOP, Program
-from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
+from conformance.program.model import LOOP, Program, arguments_of
+from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step, is_local
 from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
 
@@ -22,14 +22,36 @@ def source(program: Program, *, mark: int | None = None, attempts: bool = True, 
     The text uses `torch`, `device`, `attempt`, and the functions of `definitions` that the steps call. A comment marks
     step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
     returns the inputs in `also`."""
-    arguments = ", ".join(one.name for one in program.inputs)
-    named = dict.fromkeys([*_results(program), *((name, name) for name in also)])
+    steps = [(number, step) for number, step in enumerate(program.steps, 1) if not step.after]
+    named = dict.fromkeys([*_results(steps), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
-    body: list[str] = []
-    for number, step in enumerate(program.steps, 1):
+    body = [*_body(steps, mark, attempts), f"return {{{results}}}"]
+    return _function("program", [*(one.name for one in program.inputs), *arguments_of(program)], body)
+
+
+def caller(program: Program, *, mark: int | None = None, attempts: bool = True) -> str:
+    """Return the text of `def after(made, <inputs>)`, the calls that the program's caller makes with its results; "" if
+    there are none. The function returns the results of the program and of these calls."""
+    steps = [(number, step) for number, step in enumerate(program.steps, 1) if step.after]
+    if not steps:
+        return ""
+    used = dict.fromkeys(name for _, step in steps for name in step.names())
+    made = {name for step in program.steps if not step.after for inner in (step, *step.body) for name in inner.out}
+    taken = [f"{name} = made[{name!r}]" for name in used if name in made]
+    results = "".join(f", {name!r}: {value}" for name, value in _results(steps))
+    body = [*taken, *_body(steps, mark, attempts), f"return {{**made{results}}}"]
+    return _function("after", ["made", *(one.name for one in program.inputs)], body)
+
+
+def _function(name: str, arguments: Iterable[str], body: Iterable[str]) -> str:
+    return f"def {name}({', '.join(arguments)}):\n" + textwrap.indent("\n".join(body), "    ") + "\n"
+
+
+def _body(steps: Iterable[tuple[int, Step]], mark: int | None, attempts: bool) -> Iterator[str]:
+    for number, step in steps:
         first, *rest = _under(number, step, attempts)
-        body += [first + "  # the first wrong step" * (number == mark), *rest]
-    return f"def program({arguments}):\n" + textwrap.indent("\n".join([*body, f"return {{{results}}}"]), "    ") + "\n"
+        yield first + "  # the first wrong step" * (number == mark)
+        yield from rest
 
 
 def _under(number: int, step: Step, attempts: bool) -> Iterator[str]:
@@ -63,7 +85,7 @@ def _lines(number: int, step: Step, attempts: bool, wrapper: str = "") -> Iterat
         elif attempts:
             yield from (f"def step_{number}(): {call}", f"{answer}attempt(step_{number})")
         else:
-            yield from ("try:", f"    {answer * value}{call}", *([] if value else [f"    {answer}None"]))
+            yield from ("try:", f"    {answer}{call}" if value else f"    {call}; {answer}None")
             yield from ("except Exception as error:", f"    {answer}error")
 
 
@@ -71,9 +93,9 @@ def _answers(step: Step) -> bool:
     return step.op != LOOP and (bool(step.raises) or (not step.out and OPS[step.op].effect == QUERY))
 
 
-def _results(program: Program) -> Iterator[tuple[str, str]]:
-    for number, step in enumerate(program.steps, 1):
+def _results(steps: Iterable[tuple[int, Step]]) -> Iterator[tuple[str, str]]:
+    for number, step in steps:
         for inner in step.body if step.op == LOOP else (step,):
-            yield from ((name, name) for name in inner.out if not step.raises)
+            yield from ((name, name) for name in inner.out if not (step.raises or is_local(name)))
         if _answers(step):
             yield f"step {number}", f"answer_{number}"

@@ -20,7 +20,7 @@ from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
-from conformance.program.steps.op import Json, Step, dtype_of, walk
+from conformance.program.steps.op import VIEW, Json, Step, dtype_of, is_local, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
@@ -48,20 +48,50 @@ def not_finite(program: Program) -> bool:
     return not all(bool(one.isfinite().all()) for one in every)
 
 
+def _writes_shared(program: Program) -> bool:
+    """Return whether the caller writes, after the return, to memory that an input or result may share.
+
+    A row that may return a view counts as one that does."""
+    roots = {one.name: f"storage {one.storage}" for one in program.inputs}
+    for step in program.steps:
+        for inner in (step, *step.body):
+            sources = inner.names()
+            views = OPS[inner.op].effect == VIEW and bool(sources)
+            roots |= {name: roots.get(sources[0], name) if views else name for name in inner.out}
+    held = [root for name, root in roots.items() if not is_local(name)]
+    writes = (step for step in program.steps if step.after and OPS[step.op].writes is not None)
+    return any(held.count(roots[name]) > 1 for step in writes for name in step.names()[:1])
+
+
+def traits_of(step: Step) -> frozenset[str]:
+    """Return the traits of a step that raises."""
+    op = OPS.get(step.op)
+    if op is None or not step.raises:
+        return frozenset()
+    traits = {"a step that raises"}
+    traits |= {"a write that raises"} if op.writes is not None else set()
+    return frozenset(traits | ({"a refused call"} if not op.may_raise else set()))
+
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
-    "a step that raises": lambda program: any(step.raises for step in program.steps),
-    "a write that raises": lambda program: any(s.raises and OPS[s.op].writes is not None for s in program.steps),
+    "a step that raises": lambda program: _has(program, "a step that raises"),
+    "a write that raises": lambda program: _has(program, "a write that raises"),
+    "a refused call": lambda program: _has(program, "a refused call"),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
-    "a backward inside": lambda program: any(
-        s.op == "backward" and (s.raises or s is not program.steps[-1]) for s in program.steps
-    ),
+    "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),
+    "a caller that writes shared memory": _writes_shared,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
     "values that are not finite": not_finite,
     "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }
 """Traits of programs that a target may declare as unsupported, each with its predicate."""
+
+
+def _has(program: Program, trait: str) -> bool:
+    return any(trait in traits_of(step) for step in program.steps)
+
 
 STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
 """States that a target may declare as unsupported, with or without an argument."""

@@ -27,6 +27,9 @@ from conformance.record.finding import gist
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, compare
 
+FURTHER = "a further call with other {}"
+"""The blamed place of a difference that only a further call shows; the field is the change against the first call."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -56,6 +59,9 @@ class Verdict:
     - `unsupported`: the reason why the program was not compared, such as a declared missing feature; else "". The
       program then has not passed.
     - `baseline`: kernels in the baseline, if it has the program.
+    - `call`: number of the call that differs, 0 for the first; None for a program of one call.
+    - `change`: the change of that call against the first call, in words.
+    - `calls`, `recompiled`: number of calls that were judged, and of calls after the first that compiled a graph.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """
 
@@ -67,6 +73,10 @@ class Verdict:
     unsupported: str = ""
     baseline: int | None = None
     arbitrated: bool = False
+    call: int | None = None
+    change: str = ""
+    calls: int = 0
+    recompiled: int = 0
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
@@ -132,7 +142,7 @@ def judge_program(
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
-    mismatches, arbitrated = differences(program, expected, actual, target.oracles)
+    mismatches, arbitrated = differences(program, expected, actual, target, target.oracles)
     if execution.capture is not None and not mismatches and not _reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
@@ -250,7 +260,7 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 
 def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
     """Return the mismatch nearest to the cause, kernel counts excluded; None if there is none."""
-    wrong = differences(program, expected, actual, target.oracles - {"kernels"}).mismatches
+    wrong = differences(program, expected, actual, target, target.oracles - {"kernels"}).mismatches
     return leading(wrong) if wrong else None
 
 
@@ -259,6 +269,8 @@ def signature(program: Program, verdict: Verdict) -> Signature:
     first = verdict.cause or leading(verdict.mismatches)
     said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
+    if verdict.call:
+        return Signature(first.oracle, FURTHER.format(verdict.change), error=error)
     if verdict.bad_step == 0:
         return Signature(first.oracle, "the move of the inputs", error=error)
     together = "only together, up to " if verdict.lazy_only else ""

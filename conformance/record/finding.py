@@ -80,7 +80,9 @@ class Finding:
     `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
     there is none. `pattern` is the form that the finding shares with findings of other operators (`patterns.py`).
     `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
-    later steps from the judge.
+    later steps from the judge. `culprit` is the operator of a device, or the layer and part of a compiler, without
+    which the smallest program is right. `upstream` names the reported bugs of PyTorch that the finding is, or says that
+    the index has none (`upstream.py`); empty for a target that is not PyTorch.
     """
 
     signature: str
@@ -103,11 +105,22 @@ class Finding:
     shrunk: bool = True
     masked: int = 0
     layer: str = ""
+    culprit: str = ""
+    upstream: str = ""
     WRITTEN: ClassVar = ("kind", "count")
 
     def title(self) -> str:
         """Return the cause if known, else the signature, with `ALSO` appended for a finding without the backend."""
         return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
+
+    def origin(self) -> str:
+        """Return the culprit and the reported bugs as one line; empty if neither is known."""
+        return "; ".join(
+            filter(
+                None,
+                (f"culprit: {self.culprit}" * bool(self.culprit), f"upstream: {self.upstream}" * bool(self.upstream)),
+            )
+        )
 
     def seen_as(self) -> Iterator[Finding]:
         """Yield this finding with the parts of each of its signatures, its own signature first."""
@@ -142,6 +155,17 @@ def cause_text(kind: str, wrong: str, op: str) -> str:
     """Return the cause as text, such as `aliasing / as_strided`, or "" if `wrong` is empty. A failure that did not
     recur gets the prefix `flaky / `."""
     return " / ".join(filter(None, ("flaky" if kind == FLAKY else "", wrong, op))) if wrong else ""
+
+
+def in_layer(layer: str, part: str) -> str:
+    """Return the culprit of a compiler: `Inductor: pass remove_noop_ops`, or the layer alone."""
+    return ": ".join(filter(None, (layer, part)))
+
+
+def layer_and_part(culprit: str) -> tuple[str, str]:
+    """Return the layer of a compiler's culprit, and the part; "" for the part if only the layer is known."""
+    layer, _, part = culprit.partition(": ")
+    return layer, part
 
 
 def with_signal_number(said: str) -> str:

@@ -88,6 +88,34 @@ VARIANTS |= {name: f"the function, with special values placed: {what}" for name,
 VARIANTS |= {
     name: f"the gradients, with special values placed: {SPECIALS[tier]}" for name, tier in SPECIALS_BACKWARD.items()
 }
+KINDS = {
+    "kind_number": "a Python number: a float for an int, an int for a float, a number for a tensor",
+    "kind_bool": "a bool for a number or a tensor",
+    "kind_numpy": "a NumPy scalar for a number, a bool or a tensor",
+    "kind_list": "a list for a tuple, a tuple for a list, a list for a number, a number for a list",
+    "kind_scalar": "a 0-d tensor, on the device or on the CPU, for a number or a tensor",
+    "kind_dtype": "a tensor of another dtype, or another dtype",
+    "kind_none": "None",
+    "kind_value": "a bool that is flipped, 0 or 1 for a number, an empty list",
+}
+"""Variants that call the function on OpInfo's sample inputs, each time with one argument of another kind."""
+REFUSED = {
+    "refused_type": "an argument of a wrong type",
+    "refused_size": "a tensor or a list of another size",
+    "refused_index": "indices out of range",
+    "refused_range": "numbers and words out of range",
+    "refused_device": "a tensor without values",
+}
+"""Variants like `KINDS`, with arguments that torch mostly refuses."""
+CHANGED = (*KINDS, *REFUSED)
+VARIANTS |= {name: f"the function, with one argument changed: {what}" for name, what in (KINDS | REFUSED).items()}
+GROUPS: dict[str, Iterable[str]] = {
+    "specials": SPECIALS,
+    "specials_backward": SPECIALS_BACKWARD,
+    "argument_kinds": KINDS,
+    "refused": REFUSED,
+}
+"""Variants with a common name."""
 DIFFERENTIATED = ("backward", "forward_over_backward", *SPECIALS_BACKWARD)
 """Variants whose sample inputs require gradients."""
 

@@ -13,7 +13,7 @@ import cmath
 import re
 from collections.abc import Callable, Mapping
 
-from conformance.record.finding import gist
+from conformance.record.finding import gist, layer_and_part
 from conformance.record.sentences import ELEMENTS, Difference
 
 COPIES = "results are copies instead of views"
@@ -42,6 +42,11 @@ SUBNORMAL = 1e-37
 NOT_ONE_BUG = frozenset({NAN_LOST, NAN_MADE, OVERFLOW, ZERO_SIGN, BITS_READ, LESS_PRECISE})
 """Patterns that several bugs may share. Reports list their findings together; each operator needs its own
 declaration."""
+
+COMPILER_LAYERS = ("Dynamo", "AOTAutograd", "decompositions", "Inductor")
+"""Names of the layers of torch.compile, from outside in."""
+SETTING = "without "
+"""First word of the part of a compiler that is a setting, such as `without vectorization`."""
 
 _OUT = re.compile(r"^op_db\.out:|\.out$")
 _PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
@@ -72,6 +77,22 @@ def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> s
     if _OUT.search(op) and (one.oracle == "shape" or wrong == "error"):
         return NOT_RESIZED if one.oracle == "shape" else f"out= raises {one.actual}"
     return _OF_ORACLE.get(one.oracle, _by_operator)(one, wrong, base)
+
+
+def by_culprit(pattern: str, wrong: str, op: str, culprit: str) -> str:
+    """The pattern of a finding with a culprit: an operator of a device, or a compiler's layer and part.
+
+    An operator or a pass is one bug. A pattern that names an operator, or that several bugs may share, follows the
+    other parts of a compiler too. A setting concerns many operators, so the operator stays."""
+    base = base_operator(op)
+    layer, part = layer_and_part(culprit)
+    if not part:
+        known = layer in COMPILER_LAYERS or base_operator(layer) in ("", base) or pattern == LESS_PRECISE
+        return pattern if known else VALUE.format(base_operator(layer))
+    of_operator = pattern.endswith(f" of {base}")
+    if part.startswith("pass ") or (of_operator and not part.startswith(SETTING)):
+        return f"{wrong} by {culprit}"
+    return f"{pattern} by {culprit}" if of_operator or pattern in NOT_ONE_BUG else pattern
 
 
 def _by_operator(one: Difference, wrong: str, base: str) -> str:

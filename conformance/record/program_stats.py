@@ -24,10 +24,14 @@ class ProgramStats:
 
     `cells` counts steps by family, layout class of the first tensor, and its dtype. `families`, `layouts` and `dtypes`
     name all existing values of an axis, reached or not; they are empty if unknown. `entries` counts calls of op_db's
-    entries by entry, variant, layout class and dtype, joined by `|`. `unsupported` counts programs that the target does
-    not support, by reason. `avoided` counts drawn steps that did not run, by reason. `kernels_allowed` is 0 if the
-    target does not count kernels. `corpus` names the saved programs that ran as well. `options` are the options of the
-    command line that restrict drawing; empty if there are none.
+    entries by entry, variant, layout class and dtype, joined by `|`. `hazards` counts hazards by write, relation, step
+    between and use of the result, joined by `|`; `writes` and `relations` name all values of the first two.
+    `arguments` counts calls with a changed argument by step, argument, variant and outcome, joined by `|`.
+    `unsupported` counts programs that the target does not support, by reason. `avoided` counts drawn steps that did not
+    run, by reason. `kernels_allowed` is 0 if the target does not count kernels. `calls` counts judged calls of
+    transformed functions, and `recompiled` the calls after a function's first one that compiled a graph. `corpus` names
+    the saved programs that ran as well. `options` are the options of the command line that restrict drawing; empty if
+    there are none.
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
     only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
@@ -41,6 +45,8 @@ class ProgramStats:
     kernels_allowed: int = 0
     kernels_compared: int = 0
     arbitrated: int = 0
+    calls: int = 0
+    recompiled: int = 0
     failing: int | None = None
     known: int | None = None
     masked: int = 0
@@ -50,6 +56,10 @@ class ProgramStats:
     avoided: Mapping[str, int] = field(default_factory=dict)
     cells: Mapping[Cell, int] = field(default_factory=dict)
     entries: Mapping[str, int] = field(default_factory=dict)
+    hazards: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()
+    relations: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -59,6 +69,12 @@ class ProgramStats:
     def called(self) -> int:
         """Number of op_db entries that were called."""
         return len({cell.partition("|")[0] for cell in self.entries})
+
+    @property
+    def changed(self) -> dict[tuple[str, str], int]:
+        """Number of pairs of argument and variant that were drawn, by variant and outcome."""
+        parts = [key.rsplit("|", 2) for key in self.arguments]
+        return dict(sorted(Counter((variant, outcome) for _, variant, outcome in parts).items()))
 
     @property
     def compared(self) -> int:

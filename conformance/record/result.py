@@ -137,7 +137,8 @@ class Result(Named):
     time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
     fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the result has no script. `layer` is the target
     without the backend under test that fails in the same way; empty if there is none. `declared` is the file and line
-    of the declarations that cover the result; empty if none does.
+    of the declarations that cover the result; empty if none does. `also_on` gives what the script does under other
+    interpreters, by their torch version, in the words of `alone`.
     """
 
     op: str
@@ -173,6 +174,7 @@ class Result(Named):
     alone: str = ""
     layer: str = ""
     declared: str = ""
+    also_on: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scripted(self) -> Failure | None:
@@ -192,8 +194,9 @@ class Result(Named):
 
     @property
     def remark(self) -> str:
-        """The reason, and the mark of the script."""
-        return "; ".join(filter(None, (self.reason, self.script_mark)))
+        """The reason, the mark of the script, and the other torch versions that show the result or do not."""
+        versions = (f"{version}: {said}" for version, said in self.also_on.items())
+        return "; ".join(filter(None, (self.reason, self.script_mark, *versions)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:
         """Return this failure, which also occurs in the same way on `layer`, as PyTorch's own. The outcome becomes

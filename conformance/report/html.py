@@ -279,11 +279,17 @@ def _coverage(drawn: ProgramStats) -> dict[str, Any]:
     by_layout: Counter[tuple[str, str]] = Counter()
     for (family, layout, _), count in drawn.cells.items():
         by_layout[family, layout] += count
+    by_relation: Counter[tuple[str, str]] = Counter()
+    for hazard, count in drawn.hazards.items():
+        write, relation, *_ = (*hazard.split("|"), "")
+        by_relation[write, relation] += count
     return {
         "named": all(known),
         "reached": len(drawn.cells),
         "called": drawn.called,
         "calls": len(drawn.entries),
+        "changed": drawn.changed,
+        "arguments": sorted(drawn.arguments.items()),
         "missed": [
             (noun, [name for name in names if name not in reached[part]])
             for part, (noun, names) in enumerate((("family", families), ("layout class", layouts), ("dtype", dtypes)))
@@ -294,6 +300,10 @@ def _coverage(drawn: ProgramStats) -> dict[str, Any]:
         "families": families,
         "cells": drawn.cells,
         "by_layout": by_layout,
+        "hazards": drawn.hazards,
+        "writes": tuple(dict.fromkeys((*drawn.writes, *(write for write, _ in by_relation)))),
+        "relations": tuple(dict.fromkeys((*drawn.relations, *(relation for _, relation in by_relation)))),
+        "by_relation": by_relation,
         "step": _step,
     }
 

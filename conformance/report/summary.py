@@ -177,6 +177,9 @@ def facts(run: Run) -> list[str]:
         )
     if run.drawn and run.drawn.arbitrated:
         lines.append(f"{run.drawn.arbitrated} programs differ from torch CPU and pass by its answer in float64")
+    if run.drawn and run.drawn.calls:
+        again = f"{run.drawn.recompiled} further calls compiled a graph again"
+        lines.append(f"{run.drawn.calls} calls of {run.drawn.compared} programs were judged; {again}")
     if run.lacking:
         lines.append(f"{counted(len(run.lacking), 'operator')} declared lacking: {removed(run.lacking)} not run")
     kernels = [result for result in run.results if result.only_kernels]

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from conformance.declare import profile as profiles
 from conformance.record.errors import UsageError
+from conformance.record.names import GROUPS as VARIANT_GROUPS
 from conformance.record.names import LAYOUTS, VARIANTS, nearest
 from conformance.run.messages import COMPILE_LIMIT, Limits
 
@@ -163,7 +164,8 @@ FLAGS: Mapping[str, Flag] = {
         "target",
         "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
         "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, decompositions, "
-        f"aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT (default: {profiles.NAME} in the current folder, else {profiles.TINY})",
+        "aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
+        f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
     "env": Flag(
         "target",
@@ -231,6 +233,17 @@ FLAGS: Mapping[str, Flag] = {
     ),
     "replay": Flag("what to run", "run a finding again: {usual}", arguments={"metavar": "FILE"}),
     "minimize": Flag("what to run", "make the failing program in a JSON file smaller", arguments=_FILE),
+    "also-on": Flag(
+        "what to run",
+        "run the scripts of the findings under this Python too, whose torch may be another, and name the versions that "
+        "show them; may be repeated",
+        arguments={"action": "append", "default": [], "metavar": "PYTHON"},
+    ),
+    "results": Flag(
+        "what to run",
+        "measure these results of earlier campaigns, and run none; may be repeated",
+        arguments={"type": Path, "action": "append", "default": [], "metavar": "FILE"},
+    ),
     "resume": Flag("what to run", "go on where the same run in --reports stopped", arguments=_SWITCH),
     "stop-at-first-failure": Flag("what to run", "end with the first finding that is not declared", arguments=_SWITCH),
     "rerun-failures": Flag(
@@ -366,6 +379,6 @@ def reports_expectations(stem: str = "") -> str:
 
 
 def variants_shown(names: Iterable[str] = VARIANTS) -> str:
-    """Return the names of variants for help, the special values as their two groups."""
-    plain = [name for name in names if not name.startswith("specials")]
-    return ", ".join([*plain, *dict.fromkeys(("specials", "specials_backward"))])
+    """Return the names of variants for help, with the name of a group for its members."""
+    group_of = {name: group for group, members in VARIANT_GROUPS.items() for name in members}
+    return ", ".join(dict.fromkeys(group_of.get(name, name) for name in names))

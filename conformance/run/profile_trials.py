@@ -1,18 +1,28 @@
 """Trials in workers, one task each, within a time budget. A trial that crashes or hangs affects no other.
 
-Defines `trials`, and `still_lacking`, which checks the declarations of a target's profile. Trials that run out of time
-are reported as "not tried", so a slow device does not appear to lack features.
+Defines `task`, the trial of the plainest subject of one op or step, `trials`, and `contradictions`, which checks the
+declarations of a target's profile. `conformance init` and each run's check of the profile make the same trials. Trials
+that run out of time are reported as "not tried", so a slow device does not appear to lack features.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from conformance.declare import profile as profiles
 from conformance.record.missing_ops import Outcome, Trial
-from conformance.run.execution_place import LOCAL, Place
-from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.messages import COMPILING, Death, ExitReason, Pool, Task, WorkerDied, unusable
+from conformance.run.worker import loaded, step, unit
+
+if TYPE_CHECKING:
+    from conformance.engine.executor import Subject
+    from conformance.engine.target import Target
+    from conformance.run.session import Session
+
+MODULES = ("conformance.engine.trial",)
 
 LATE = "the time was over"
 """Reason reported for a trial that was not made."""
@@ -31,59 +41,83 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
     """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
     TargetError if no worker can be started, and Stopped.
     """
-    left, tries = {task.name: task for task in tasks}, dict.fromkeys((task.name for task in tasks), 0)
+    left, tries = {one.name: one for one in tasks}, dict.fromkeys((one.name for one in tasks), 0)
     waiting = deque(tasks)
     for _ in range(min(AHEAD, len(waiting))):
         pool.submit(waiting.popleft())
-    for task, answer in pool.ended(seconds):
-        if task not in tasks:  # of earlier trials that ran out of time
+    for ended, answer in pool.ended(seconds):
+        if ended not in tasks:  # of earlier trials that ran out of time
             continue
         if waiting:
             pool.submit(waiting.popleft())
         if isinstance(answer, Death):
             if answer.reason is ExitReason.NEVER_STARTED:
                 raise unusable(spec, answer)
-            tries[task.name] += 1
-            if answer.reason is ExitReason.CRASH and tries[task.name] <= RETRIES:
-                pool.submit(task)
+            tries[ended.name] += 1
+            if answer.reason is ExitReason.CRASH and tries[ended.name] <= RETRIES:
+                pool.submit(ended)
                 continue
-            yield Trial(task.name, Outcome.DIED, said=answer.said)
+            yield Trial(ended.name, Outcome.DIED, said=answer.said)
         elif answer.error is not None:
-            yield Trial(task.name, Outcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
+            yield Trial(ended.name, Outcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
         else:
             yield answer.value
-        del left[task.name]
+        del left[ended.name]
     for name in left:
         yield Trial(name, Outcome.UNTRIED, said=LATE)
 
 
-def still_lacking(
-    spec: str,
-    limits: Limits,
-    modules: Sequence[str],
-    tasks: Sequence[Task],
-    told: Callable[[str], str],
-    seconds: float = BUDGET,
-    place: Place = LOCAL,
+Plainest = Callable[["Target", str], "Subject | str"]
+"""Function that returns the plainest subject with the op or step of this name, or the reason why there is none. It is
+called in a worker, and depends on the name and the target's dtypes alone."""
+
+
+def task(spec: str, plainest: Plainest, name: str) -> Task:
+    """Return the trial of the op or step of this name as a task for a pool."""
+    return Task(name, trial, (spec, plainest, name))
+
+
+def trial(spec: str, plainest: Plainest, name: str) -> Trial:
+    """Run, in a worker, the trial of the op or step of this name."""
+    from conformance.engine.trial import attempt
+
+    target = loaded(spec)
+    subject = plainest(target, name)
+    if isinstance(subject, str):
+        return Trial(name, Outcome.UNTRIED, said=subject)
+    with unit(name):
+        step(name, COMPILING)  # the first kernel is compiled here
+        return attempt(name, subject, target)
+
+
+def contradictions(
+    session: Session, key: str, plainest: Plainest, seconds: float, operators: Collection[str] | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """Run one trial of each declared lack. Return sentences on those that do not hold, by name, with the lines to
-    delete (`told`); and notes on trials that were not made.
-    """
-    there, notes = {}, []
+    """Return evidence against the target's profile from trials of at most `seconds`: sentences by name, and notes.
+
+    A sentence tells that an operator works, which the profile declares lacking for ops or steps (`key`), or that the
+    probe found a feature or dtype that the profile excludes. With `operators`, only these are tried. The notes list
+    trials that were not made, and lacks that are not declared."""
+    profile, spec, there = profiles.load(session.target), session.target, dict[str, str]()
+    declared = profile.unsupported("operator").items()
+    names = [getattr(one.scope, key) for operator, one in declared if operators is None or operator in operators]
+    tasks = [task(spec, plainest, some[0]) for some in names if some]
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
+    more, notes = profile.contradicted(session.seen)
     if not tasks:
-        return {}, []
-    with place.pool(spec, limits, 1, modules) as pool:
+        return more, notes
+    with session.place.pool(spec, session.limits, 1, [plainest.__module__, *MODULES]) as pool:
         try:
             pool.ask(os.getpid)  # the time counts from when the target is loaded
         except WorkerDied as died:
             raise unusable(spec, died.death) from None
         made = list(trials(pool, spec, tasks, seconds))
-    for trial in made:
-        if trial.outcome in words:
-            said = f" ({trial.said})" if trial.said else ""
-            there[trial.name] = f"declared lacking, and {words[trial.outcome]}{said}: {told(trial.name)}"
-    untried = sum(trial.outcome is Outcome.UNTRIED for trial in made)
+    for one in made:
+        if one.outcome in words:
+            said = f" ({one.said})" if one.said else ""
+            remedy = profile.remedy(key, one.name)
+            there[one.name] = f"declared lacking, and {words[one.outcome]}{said}: {remedy}"
+    untried = sum(one.outcome is Outcome.UNTRIED for one in made)
     if untried:
-        notes.append(f"{untried} of {len(made)} trials of what is declared lacking could not be made.")
-    return there, notes
+        notes = [f"{untried} of {len(made)} trials of what is declared lacking could not be made.", *notes]
+    return {**more, **there}, notes

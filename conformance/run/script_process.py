@@ -63,15 +63,19 @@ class Process(Protocol):
 
 
 def run_alone(
-    script: str, limit: float, ending: Callable[[], bool] = lambda: False, forks: Forks | None = None
+    script: str,
+    limit: float,
+    ending: Callable[[], bool] = lambda: False,
+    forks: Forks | None = None,
+    python: str = sys.executable,
 ) -> Ended:
-    """Run a script in a separate process, in the current folder: as `python FILE`, or in a fork if `forks` can fork. At
-    the limit, or when `ending` returns true, the process and its children are killed.
+    """Run a script in a separate process, in the current folder: as `python FILE` with this interpreter, or in a fork
+    if `forks` can fork. At the limit, or when `ending` returns true, the process and its children are killed.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")
-        process, output = (forks.start(path) if forks is not None else None) or _spawned(path)
+        process, output = (forks.start(path) if forks is not None else None) or _spawned(path, python)
         over, done = threading.Event(), threading.Event()
         watcher = threading.Thread(target=_watch, args=(process, time.monotonic() + limit, ending, over, done))
         watcher.start()
@@ -91,9 +95,9 @@ def run_alone(
         return ended
 
 
-def _spawned(path: Path) -> tuple[Process, IO[bytes]]:
+def _spawned(path: Path, python: str) -> tuple[Process, IO[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(path)],
+        [python, "-W", "ignore", str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from conformance.record.causes import causes_of
+from conformance.record.errors import UsageError
 from conformance.record.finding import HARNESS, INVALID, gist
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
@@ -76,6 +78,41 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             ending.set()
     run.seconds += time.monotonic() - began
     run.results = [result.replace(alone=known.get(result.id, "")) for result in run.results]
+
+
+def torch_of(pythons: Iterable[str]) -> dict[str, str]:
+    """Return the torch version of each interpreter. Raises UsageError for one that cannot import torch."""
+    known = {}
+    for python in dict.fromkeys(pythons):
+        words = [python, "-W", "ignore", "-c", "import torch; print(torch.__version__)"]
+        try:
+            said = subprocess.run(words, capture_output=True, text=True, timeout=STARTING * 2, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UsageError(f"--also-on {python}: it cannot be started ({error}); give a Python with torch") from None
+        lines = said.stdout.split() if said.returncode == 0 else []
+        if not lines:
+            why = (said.stderr.strip().splitlines() or ["it prints nothing"])[-1]
+            raise UsageError(f"--also-on {python}: it does not import torch ({why}); give a Python with torch")
+        known[python] = lines[-1]
+    return known
+
+
+def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) -> None:
+    """Run the scripts that show their headline here under other interpreters, whose torch versions are the values, and
+    note in each result what they do there. After `seconds` no further script starts."""
+    until, began = time.monotonic() + seconds, time.monotonic()
+    shown: dict[str, dict[str, str]] = {}
+    for result in _in_order(one for one in run.results if one.alone == SHOWS):
+        first = result.scripted
+        assert first is not None  # a result whose script has run
+        for python, version in pythons.items():
+            if time.monotonic() >= until:
+                said = NOT_RUN
+            else:
+                said = said_of(result, run_alone(first.script, limit + STARTING, python=python), limit)
+            shown.setdefault(result.id, {})[f"torch {version}"] = said
+    run.seconds += time.monotonic() - began
+    run.results = [result.replace(also_on=shown.get(result.id, {})) for result in run.results]
 
 
 def _can_show(result: Result) -> bool:

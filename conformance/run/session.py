@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,6 +105,8 @@ class Session:
     """The results of the sources so far."""
     resumable: bool = False
     """Whether the command has `--resume`."""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """The interpreters of `--also-on`, with their torch versions."""
 
     @property
     def spec(self) -> str:
@@ -153,6 +155,7 @@ class Session:
         for source in sources:
             self.limits = self.limits_of(source)
             source.prepare(self)
+        self.pythons = scripts.torch_of(getattr(self.args, "also_on", ()))
         history.check(self.reports / report.HISTORY)
         self.limits = self.limits_of(sources[0])
         strict = min(BUDGET, SHARE * self.seconds)
@@ -211,6 +214,8 @@ class Session:
             made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
         jobs = 1 if self.limits.recycle == 1 else self.args.jobs  # each may need as much memory as a worker may take
         scripts.confirm(made, self.limits.unit, 0.0 if made.interrupted else checking, jobs)
+        if self.pythons and not made.interrupted:
+            scripts.also_on(made, self.pythons, self.limits.unit, checking)
         made.seconds = round(earlier + time.monotonic() - began, 2)
         changes = compare.diff(source.baseline, made) if source.baseline else None
         text = report.write(made, self.reports, source.baseline)

@@ -30,7 +30,7 @@ from conformance.sources.accuracy.running import Job, MeasuredCases, usual
 from conformance.sources.accuracy.worker import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
-PROGRAMS = 2000
+PROGRAMS = 4000
 FLAGS = ("target", "seed", "programs", "fault", "plain", "minutes", *options.LIMITS, "reports", *options.DECLARED,
          *options.PLACE)  # fmt: skip
 

@@ -139,7 +139,7 @@ def differences_on(program: Program, target: Target, expected: Reference | None 
     """Return the differences between a target and torch CPU on a program."""
     expected = expected or reference(program)
     actual = Executor(target).run(ProgramSubject(program)).last
-    return differences(program, expected, actual, target.oracles).mismatches
+    return differences(program, expected, actual, target, target.oracles).mismatches
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from conformance.sources.opinfo import runner as opinfo
 from conformance.sources.sizes.__main__ import Sizes
 
 MINUTES = 10.0
-FLAGS = ("target", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "reports",
+FLAGS = ("target", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on", "reports",
          "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     "programs": "as many as the time allows",

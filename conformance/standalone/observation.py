@@ -51,7 +51,7 @@ class Raised:
 class Seen:
     """One tensor on the host. `value` is detached and has the original's geometry. `alias` is the name of the first
     tensor with the same storage. `version` counts in-place writes since the start passed to `observe`; None without a
-    start."""
+    start. `device` is the type of the original's device."""
 
     value: torch.Tensor
     dtype: torch.dtype
@@ -62,6 +62,7 @@ class Seen:
     alias: str
     requires_grad: bool
     version: int | None
+    device: str = "cpu"
 
     @property
     def significant_stride(self) -> tuple[int, ...]:
@@ -178,6 +179,7 @@ def _seen(
             alias,
             tensor.requires_grad,
             version_of(tensor) - versions[id(tensor)] if versions and id(tensor) in versions else None,
+            tensor.device.type,
         )
         if name in kept:
             storages.setdefault(alias, _flat(host))

@@ -10,7 +10,7 @@ implemented" never equals anything. This module does not depend on programs, OpI
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ import torch
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.torch_compat import default_tolerances
+
+Tolerance = Mapping[str, tuple[float, float]]
+"""OpInfo's (rtol, atol) by the name of a dtype. Other dtypes have torch.testing's."""
 
 Facts = dict[tuple[str, str], Any]
 """Observed facts by oracle and name: a `Raised`, a tensor, or any value with an equality."""
@@ -72,11 +75,10 @@ def compare(
     *,
     oracles: Collection[str] = ORACLES,
     exact: Collection[str] | bool = (),
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> list[Mismatch]:
     """Return the differences between CPU's observation and the target's, in the form of `differences`."""
-    return differences(facts_of(expected), facts_of(actual), oracles=oracles, exact=exact, rtol=rtol, atol=atol)
+    return differences(facts_of(expected), facts_of(actual), oracles=oracles, exact=exact, tolerance=tolerance)
 
 
 def facts_of(seen: Observation) -> Facts:
@@ -106,13 +108,12 @@ def differences(
     *,
     oracles: Collection[str] = ORACLES,
     exact: Collection[str] | bool = (),
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> list[Mismatch]:
     """Return the mismatches between CPU's facts and the target's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all. NaNs agree whatever their
-    payload. `rtol` and `atol` replace torch.testing's tolerances for the dtype. `kernels` compares the target's count
+    payload. `tolerance` replaces torch.testing's tolerances for some dtypes. `kernels` compares the target's count
     with CPU's: fusion must never be worse than eager. If one side raised, its missing results are not differences.
     """
     if want.keys() != got.keys():
@@ -148,7 +149,7 @@ def differences(
                 left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (one, two))
                 found += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
             elif oracle != "grad" or "value" in oracles:
-                found += _values(oracle, name, one, two, bits, rtol, atol)
+                found += _values(oracle, name, one, two, bits, tolerance)
         elif oracle == "value":
             if want["structure", name] == got["structure", name] and not _same_plain(one, two):
                 found.append(Mismatch(oracle, name, repr(one), repr(two)))
@@ -202,24 +203,21 @@ def _significant(facts: Facts, name: str) -> tuple[int, ...]:
 def _same_plain(want: Any, got: Any) -> bool:
     if isinstance(want, (float, complex)):
         one, two = (torch.tensor(number, dtype=torch.complex128) for number in (want, got))
-        return not differing(one, two, False, *default_tolerances(torch.float32)).any()
+        return not differing(one, two, False, {"complex128": default_tolerances(torch.float32)}).any()
     return bool(want == got)
 
 
-def differing(
-    want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
-) -> torch.Tensor:
+def differing(want: torch.Tensor, got: torch.Tensor, bits: bool, tolerance: Tolerance | None = None) -> torch.Tensor:
     """Return a bool tensor, true where two CPU tensors of one shape and dtype disagree under the rules of
     `differences`."""
     if not (want.dtype.is_floating_point or want.dtype.is_complex):
         return want != got
-    default = _defaults(want.dtype)
+    rtol, atol = tolerance_of(want.dtype, tolerance)
     if want.element_size() == 1 or want.dtype == torch.complex32:
         wide = torch.complex64 if want.dtype.is_complex else torch.float32
         want, got = want.to(wide), got.to(wide)
     if bits:
         return ~((want == got) & same_sign(want, got) | want.isnan() & got.isnan())
-    rtol, atol = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     if want.dtype.is_complex:
         # An infinite part makes the distance of two complex numbers undefined, even if the other parts are close.
         parts = [torch.view_as_real(side.resolve_conj()) for side in (got, want)]
@@ -228,10 +226,11 @@ def differing(
     return ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def _defaults(dtype: torch.dtype) -> tuple[float, float]:
-    """Return torch.testing's (rtol, atol) for a floating or complex dtype. One-byte floats have no tolerance and must
-    agree exactly."""
-    return (0.0, 0.0) if dtype.itemsize == 1 else default_tolerances(dtype)
+def tolerance_of(dtype: torch.dtype, tolerance: Tolerance | None = None) -> tuple[float, float]:
+    """Return the (rtol, atol) for a floating or complex dtype: the given tolerance, else torch.testing's. One-byte
+    floats have no tolerance of torch.testing's and must agree exactly."""
+    default = (0.0, 0.0) if dtype.itemsize == 1 else default_tolerances(dtype)
+    return tolerance.get(str(dtype).removeprefix("torch."), default) if tolerance else default
 
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
@@ -245,12 +244,12 @@ def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 
 def _values(
-    oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, rtol: float | None, atol: float | None
+    oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, tolerance: Tolerance | None
 ) -> list[Mismatch]:
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
     if not bits and want.dtype in _FLOATS and torch.equal(want, got):
         return []  # a hundred times faster than isclose when the values are equal
-    wrong = differing(want, got, bits, rtol, atol)
+    wrong = differing(want, got, bits, tolerance)
     count = int(wrong.sum())
     if not count:
         return []

@@ -7,7 +7,7 @@ whose sign or phase is free. All of that happens around the function, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -108,3 +108,14 @@ def processed(program: Any, given: dict[str, Any], process: Process, call: Any =
 def with_gaps(result: Any, device: str) -> Any:
     """Return out= tensors of the result's sizes, each of every other element of its storage."""
     return tree_map(lambda x: torch.full((*x.shape, 2), 7, device=device).to(x.dtype)[..., 0], result)
+
+
+def replaced(tree: Any, place: Sequence[Any], new: Any) -> Any:
+    """Return the tree with another leaf at this path of keys and indices; tuples and lists keep their types."""
+    if not place:
+        return new
+    first, *rest = place
+    if isinstance(tree, dict):
+        return {**tree, first: replaced(tree[first], rest, new)}
+    parts = [replaced(part, rest, new) if at == first else part for at, part in enumerate(tree)]
+    return tuple(parts) if isinstance(tree, tuple) else parts

@@ -37,6 +37,7 @@ MODULES = (
     "standalone/observation.py",
     "standalone/modes.py",
     "standalone/transforms.py",
+    "standalone/fences.py",
     "standalone/oracles.py",
     "standalone/script_runtime.py",
     "standalone/layouts.py",
@@ -58,11 +59,14 @@ IMPORTS = {
     "zlib.crc": "import zlib",
     "Counter(": "from collections import Counter",
     "ctypes.CDLL": "import ctypes",
+    "mmap.mmap": "import mmap",
+    "(NamedTuple)": "from typing import NamedTuple",
+    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
+    "DispatchKeySet(": "from torch._C import DispatchKey, DispatchKeySet",
     "gc.collect(": "import gc",
     "time.perf": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",
-    "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
     "forward_ad.": "from torch.autograd import forward_ad",
     "default_tolerances(": "from torch.testing._comparison import default_tolerances",
 }
@@ -98,7 +102,7 @@ class Bug(NamedTuple):
 
     `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
     them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
-    `call` names the function in `functions` that does it.
+    `call` names the function in `functions` that does it. `transform` names the function that transforms the program.
     """
 
     functions: Sequence[str]
@@ -106,6 +110,7 @@ class Bug(NamedTuple):
     given: Collection[str]
     program: str
     call: str = ""
+    transform: str = "transform"
 
 
 def render(
@@ -122,8 +127,9 @@ def render(
     further arguments of `compare`, as expressions, and `roots` the carried functions that they name."""
     names = {"transform": "transform", "MODE": "mode"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
+    chosen |= {"transform": bug.transform} if "transform" in chosen else {}
     chosen |= {"call": bug.call} if bug.call else {}
-    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "None")}
+    chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
     loading = load(setup, early)
@@ -216,7 +222,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         run, on, label = "run", '"cpu"', "name"
         if bug.call or uses_device(bug.program):
             yield 'device = "cpu"'
-        yield 'for name, run in ("cpu", program), (DEVICE, transform(program)):'
+        yield f'for name, run in ("cpu", program), (DEVICE, {bug.transform}(program)):'
     elif "MODE" in defined(setup):
         label = "name"
         yield 'for name, device, mode in ("cpu", "cpu", torch.enable_grad()), ("target", DEVICE, MODE):'

@@ -18,7 +18,7 @@ import torch
 from conformance.standalone.modes import without_modes
 from conformance.standalone.moving import whole_storage
 from conformance.standalone.observation import Raised, contiguity, names_of
-from conformance.standalone.oracles import WHOLE, Facts, Mismatch, differences, plain_facts
+from conformance.standalone.oracles import WHOLE, Facts, Mismatch, Tolerance, differences, plain_facts
 from conformance.standalone.torch_compat import raising_inner
 
 device = "cpu"
@@ -151,8 +151,7 @@ def compare(
     oracles: Collection[str],
     exact: Collection[str] = (),
     undefined: tuple[str, ...] = (),
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: Tolerance | None = None,
     transform: Callable[[Any], Any] | None = None,
     mode: Any = None,
     call: Callable[[Any, dict[str, Any]], Any] = plain_call,
@@ -162,16 +161,16 @@ def compare(
     """Run `program` on the CPU, then on the device, transformed, or under the mode. Print the differences, and where
     the inputs and the differing tensors lie in their storages. Return the differences.
 
-    `exact` names must agree to the bit. Mismatches that start with an entry of `undefined` are ignored. `rtol` and
-    `atol` are OpInfo's. `call` runs the program. `apart` splits sparse tensors into their parts. `by_set` says that the
-    device has `set_`.
+    `exact` names must agree to the bit. Mismatches that start with an entry of `undefined` are ignored. `tolerance` is
+    OpInfo's. `call` runs the program. `apart` splits sparse tensors into their parts. `by_set` says that the device has
+    `set_`.
     """
     with without_modes():  # a device may have pushed modes permanently
         want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     with mode or contextlib.nullcontext():
         run, on = (raising_inner(transform(program)), "cpu") if transform else (program, device)
         got, _, two = facts_of_run(inputs, run, on, call, apart, oracles, by_set)
-    found = differences(want, got, oracles=oracles, exact=exact, rtol=rtol, atol=atol)
+    found = differences(want, got, oracles=oracles, exact=exact, tolerance=tolerance)
     found = [mismatch for mismatch in found if not f"{mismatch.oracle} of {mismatch.where}".startswith(undefined)]
     # If a side raised, its missing results are no second bug.
     found = [mismatch for mismatch in found if (mismatch.oracle, mismatch.where) == ("error", WHOLE)] or found

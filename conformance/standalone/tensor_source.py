@@ -53,6 +53,7 @@ def _storages(flat: torch.Tensor) -> Iterator[str]:
         yield from (f"{number}{extra})" for extra in ("", dtype) for number in numbers)
         yield f"torch.arange({count}.).to({flat.dtype})"
         yield from (f"torch.arange({count}{extra}) % 100" for extra in ("", ".", dtype))
+        yield f"(torch.arange({count}) % 100).to({flat.dtype})"
     elif flat.dim():
         yield from ("torch.empty(0)", f"torch.empty(0{dtype})")
     yield from (f"torch.tensor({literal(values)}{extra})" for extra in ("", dtype))

@@ -13,10 +13,12 @@ import contextlib
 import functools
 import importlib
 import logging
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -59,11 +61,16 @@ ON_USE: dict[str, str] = {
     "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
     "torch._dynamo.guards:profile_guard_manager": "",
     "torch._dynamo.utils:counters": ">=2.9",
+    "torch._functorch:config.patch": ">=2.9",
     "torch._inductor:config.fallback_random": ">=2.9",
+    "torch._inductor:config.patch": ">=2.9",
+    "torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem": ">=2.9",
     "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
     "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
+    "torch._inductor.virtualized:V": ">=2.9",
     "torch._logging:set_logs": ">=2.9",
     "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv": ">=2.9",
     "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
     "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
     "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
@@ -258,6 +265,47 @@ def keep_eager_draws() -> None:
     config.fallback_random = True
 
 
+@contextlib.contextmanager
+def compiler_settings(changed: Mapping[str, Any]) -> Iterator[None]:
+    """Context in which the compiler has these settings, named as `_inductor.config.dce`. Nothing is read from its
+    caches, whose keys do not contain what `bisected` skips. Changes of a setting that this torch lacks are ignored."""
+    changed = {**changed, "_inductor.config.force_disable_caches": True}
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that a cache is off
+        for module in ("_inductor.config", "_functorch.config", "_dynamo.config"):
+            config = importlib.import_module(f"torch.{module}")
+            named = {key.removeprefix(f"{module}."): value for key, value in changed.items() if key.startswith(module)}
+            with contextlib.suppress(AttributeError):
+                for key in named:
+                    functools.reduce(getattr, key.split("."), config)
+                stack.enter_context(config.patch(named))
+        yield
+
+
+@contextlib.contextmanager
+def bisected(skips: Callable[[str, str], bool]) -> Iterator[None]:
+    """Context in which torch.compile calls `skips` with the kind (`decomposition`, `pass`, `lowering`) and the name of
+    each part that it is about to apply, and does not apply it if the answer is true."""
+    bisector = found("torch._inductor.compiler_bisector:CompilerBisector")
+    virtualized = found("torch._inductor.virtualized:V")
+    found("torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem")
+
+    def disable(backend: str, subsystem: str, about: Callable[[], str] | None = None) -> bool:
+        if about is None:  # a switch of cudagraphs or of the whole backend
+            return False
+        if subsystem == "lowerings":
+            return skips("lowering", str(virtualized.current_node.target))
+        if subsystem == "decomposition":
+            return skips("decomposition", _OVERLOAD.sub(r"\1.\2", about()))
+        return skips("pass", about())
+
+    with mock.patch.object(bisector, "disable_subsystem", staticmethod(disable)):
+        yield
+
+
+_OVERLOAD = re.compile(r"<OpOverload\(op='([\w.]+)', overload='(\w+)'\)>")
+
+
 def reset_dynamo() -> None:
     """Discard everything compiled, so that memory stays flat and an answer depends on its own calls alone."""
     found("torch._dynamo:reset")()
@@ -438,3 +486,49 @@ def _no_test() -> None:
 
 def _plain_call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
+
+
+class SymbolicResults:
+    """Metadata of results for symbolic sizes. `at` evaluates it at sizes of the inputs."""
+
+    def __init__(self, inputs: list[torch.Tensor], results: list[torch.Tensor], guards: list[Any]) -> None:
+        self.inputs, self.results, self.guards = inputs, results, guards
+
+    def at(self, sizes: list[tuple[int, ...]]) -> list[tuple[torch.dtype, tuple[int | None, ...]]] | None:
+        """Return dtype and shape of each result for inputs of these sizes; None for a length that depends on values.
+        Return None if the sizes contradict a guard of the kernel, or one symbol would stand for two lengths."""
+        known: dict[Any, int] = {}
+        for tensor, shape in zip(self.inputs, sizes, strict=True):
+            for symbol, n in zip(tensor.shape, shape, strict=True):
+                plain: Any = symbol  # a SymInt, which the types of torch call an int
+                if not isinstance(plain, torch.SymInt):
+                    if plain != n:
+                        return None
+                elif known.setdefault(plain.node.expr, n) != n:
+                    return None
+        if not all(bool(guard.subs(known)) for guard in self.guards if guard.free_symbols <= known.keys()):
+            return None
+
+        def length(n: Any) -> int | None:
+            if not isinstance(n, torch.SymInt):
+                return int(n)
+            value = n.node.expr.subs(known)
+            return int(value) if value.is_number else None
+
+        return [(one.dtype, tuple(map(length, one.shape))) for one in self.results]
+
+
+def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]) -> SymbolicResults:
+    """Call the function on fake tensors whose sizes are symbols, and return the metadata of its results."""
+    shapes = found("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
+    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
+    given = [mode.from_tensor(one.detach(), static_shapes=False) for one in inputs]
+    with mode:
+        results = function(*given)
+    return SymbolicResults(given, results, [guard.expr for guard in shapes.guards])
+
+
+def implementation(function: Any) -> Callable[..., Any]:
+    """Return the Python function of a custom operator; another function is returned as it is."""
+    made: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return made

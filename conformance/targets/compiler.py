@@ -1,4 +1,4 @@
-"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]`.
+"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=...]`.
 
 Defines `CompileTarget`. Dynamo may not pass a function to the backend: after a graph break, in a fallback to eager, or
 if it folds a constant. Such a function runs as plain torch CPU and would be compared with itself. The target therefore
@@ -10,24 +10,55 @@ tracing, functionalization, fake tensors, autograd's joint graph, aliasing, or t
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.metadata
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from conformance.declare.declaration import unsupported
+from conformance.engine.layers import SETTING
 from conformance.engine.registration import options, register, setup
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
+from conformance.record.patterns import COMPILER_LAYERS
 from conformance.standalone import torch_compat
 
 LAYERS = ("eager", "aot_eager")
 """Backends of torch that run a graph unchanged: after Dynamo alone, and after Dynamo and AOTAutograd."""
 
-FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes]"
+ENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+NAMES = dict(zip(ENDS, COMPILER_LAYERS, strict=True))
+"""Names of the layers by the backend that ends with each; another backend is its own last layer."""
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "common subexpressions": {"_functorch.config.cse": False},
+    "replay of views": {"_functorch.config.view_replay_for_aliased_outputs": False},
+    "guessed strides of tangents": {"_functorch.config.guess_tangent_strides_as_outputs": False},
+    "the fake tensor cache": {"_dynamo.config.fake_tensor_cache_enabled": False},
+    "constant and index propagation": {"_inductor.config.constant_and_index_propagation": False},
+    "rounding in float32": {"_inductor.config.emulate_precision_casts": True},
+    "vectorization of loop tails": {"_inductor.config.cpp.enable_loop_tail_vec": False},
+    "vectorization": {"_inductor.config.cpp.simdlen": 1},
+    "contraction of products": {"_inductor.config.cpp.enable_floating_point_contract_flag": "off"},
+    "fusion": {"_inductor.config.max_fusion_size": 1, "_inductor.config.epilogue_fusion": False},
+    "in-place buffers": {"_inductor.config.inplace_buffers": False},
+    "reuse of buffers": {"_inductor.config.allow_buffer_reuse": False},
+    "reordering of loops": {"_inductor.config.pick_loop_orders": False},
+    "split reductions": {"_inductor.config.split_reductions": False},
+    "layout optimization": {"_inductor.config.layout_optimization": False},
+    "padding": {"_inductor.config.comprehensive_padding": False},
+}
+"""The settings that attribution changes one at a time, by what the compiler then lacks; the cheapest first."""
+
+FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes|auto]"
+
+DYNAMIC = {"no": False, "yes": True, "auto": None}
+"""torch.compile's `dynamic` by the option's value; with "auto", a further call with another shape makes sizes
+dynamic."""
 
 
 class CompileTarget(Target):
@@ -56,13 +87,14 @@ class CompileTarget(Target):
     def __init__(self, argument: str = "") -> None:
         super().__init__()
         self.backend, given = options("compile", argument, ("import", "call", "dynamic"), FORM)
-        if given.get("dynamic", "no") not in ("yes", "no"):
+        dynamic = given.get("dynamic", "no")
+        if dynamic not in DYNAMIC:
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
         self.module, self.function = given.get("import", ""), given.get("call", "")
-        self.dynamic = given.get("dynamic") == "yes"
+        self.dynamic = DYNAMIC[dynamic]
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
-        self.siblings = tuple(f"compile:{name}{',dynamic=yes' * self.dynamic}" for name in every)
+        self.siblings = tuple(f"compile:{name}{f',dynamic={dynamic}' * (dynamic != 'no')}" for name in every)
         self.without_backend = () if self.of_torch else self.siblings
 
     @property
@@ -132,6 +164,48 @@ class CompileTarget(Target):
         self._seen.graphs += 1
         self._seen.ops += sum(node.op in ("call_function", "call_method", "call_module") for node in graph.graph.nodes)
         return self._compile(graph, examples)
+
+    def layers(self) -> Sequence[tuple[str, Target]]:
+        """Return the layers of torch.compile up to the backend (`engine.layers.Layered`)."""
+        names = [*NAMES]
+        before = names[: names.index(self.backend)] if self.backend in names else names[:-2]
+        return [*((NAMES[name], self._ending_with(name)) for name in before), (self.layer, self)]
+
+    @property
+    def layer(self) -> str:
+        """Name of the last layer."""
+        return NAMES.get(self.backend, self.backend)
+
+    def _ending_with(self, backend: str) -> CompileTarget:
+        """Return this target with another backend."""
+        shorter = copy.copy(self)
+        shorter.backend, shorter._compile = backend, torch_compat.compiler_backend(backend)
+        return shorter
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[dict[str, list[str]]]:
+        """Record the parts that the compiler applies, and name the settings that concern this layer."""
+        owners = ("_dynamo", "_functorch", "_inductor")
+        concerned = owners[: 1 + min([*NAMES].index(self.backend), 2)] if self.backend in NAMES else owners[:2]
+        found = {SETTING: [name for name, values in SETTINGS.items() if next(iter(values)).startswith(concerned)]}
+
+        def note(kind: str, name: str) -> bool:
+            found.setdefault(kind, []).append(name)
+            return False
+
+        with torch_compat.compiler_settings({}), torch_compat.bisected(note):
+            yield found
+
+    @contextlib.contextmanager
+    def switched_off(self, kind: str, names: Collection[str]) -> Iterator[None]:
+        """Compile without these parts of one kind."""
+        changed = {key: value for name in names for key, value in SETTINGS[name].items()} if kind == SETTING else {}
+
+        def skips(one: str, name: str) -> bool:
+            return one == kind and name in names
+
+        with torch_compat.compiler_settings(changed), torch_compat.bisected(skips):
+            yield
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture]:

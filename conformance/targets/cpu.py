@@ -25,7 +25,7 @@ METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
 
 
 class CpuTarget(Target):
-    name = "cpu"
+    name, of_pytorch = "cpu", "torch CPU"
     # Counting needs a dispatch mode here, under which torch CPU behaves differently.
     oracles = frozenset(ORACLES) - {"kernels"}
 

@@ -16,7 +16,7 @@ from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 
 
 class FakeTarget(Target):
-    name = "fake"
+    name, of_pytorch = "fake", "meta and fake tensors"
     oracles = METADATA
     declarations = (
         *NEEDS_VALUES,

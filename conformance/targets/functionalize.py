@@ -21,7 +21,7 @@ from conformance.standalone import torch_compat
 class FunctionalizeTarget(Target):
     """Target that passes each function through `torch.func.functionalize`."""
 
-    name = "functionalize"
+    name, of_pytorch = "functionalize", "functionalize"
     transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
     # The variant `backward` is supported: op_db's gradients are computed outside of the transform.
@@ -30,6 +30,8 @@ class FunctionalizeTarget(Target):
             "the transform treats inputs as independent tensors, and writes them when the function has ended",
             trait=("inputs that share a storage", "a write that raises"),
         ),
+        unsupported("results need not share memory", trait="a caller that writes shared memory", step="shares_memory"),
+        unsupported("torch documents that the transform refuses operators that mutate", step="custom operators"),
         unsupported(
             "torch documents that the transform refuses these calls",
             step=("requires_grad_", "backward", "set_data", "set_view_", "resize_filled_"),

@@ -17,22 +17,32 @@ METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stri
 NEEDS_VALUES = (
     unsupported(
         "its answer, size or error depends on values",
-        step=("questions", "item.error", "index_select.range", "nonzero", "masked_select", "masked_select.out"),
+        step=(
+            "questions",
+            "item.error",
+            "index_select.range",
+            "nonzero",
+            "masked_select",
+            "masked_select.out",
+            "unique.counted",
+        ),
     ),
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
         step="as_strided.range",
-        trait="a write that raises",
-        variant="error_inputs",
+        trait=("a write that raises", "a refused call"),
+        variant=("error_inputs", "refused_index", "refused_device"),
     ),
     unsupported(
         "copies to the host and of storages need values",
         step=(
             *("through_host", "from_host_view", "into_host_view"),
             *("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
+            "shares_memory",
         ),
     ),
     unsupported("random numbers and warnings need values", step=("seeded", "generated", "warned")),
+    unsupported("torch has no meta kernel for it", step="_fused_sgd_"),
     unsupported("autocast does not support this device", state="autocast"),
     unsupported("`conformance opinfo` runs op_db, and skips calls whose metadata depends on values", step="op_db"),
     unsupported("its derivatives need values", variant="forward_over_backward"),
@@ -42,7 +52,7 @@ NEEDS_VALUES = (
 
 
 class MetaTarget(Target):
-    name = "meta"
+    name, of_pytorch = "meta", "meta and fake tensors"
     oracles = METADATA
     declarations = NEEDS_VALUES
     device = torch.device("meta")

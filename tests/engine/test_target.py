@@ -241,6 +241,6 @@ def test_variants_that_are_left_out() -> None:
     for spec, left_out in {
         "functionalize": {"forward_over_backward"},
         "compile:aot_eager": {"forward_over_backward"},
-        "meta": {"forward_over_backward", "error_inputs"},
+        "meta": {"forward_over_backward", "error_inputs", "refused_index", "refused_device"},
     }.items():
         assert describe_target(spec).unsupported_variants == left_out

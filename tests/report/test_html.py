@@ -217,6 +217,14 @@ class TestFuzzing:
         assert " of 18" not in text
         assert " of 9" not in text
 
+    def test_hazards_have_a_table(self) -> None:
+        """Hazards count by write and relation; a pair that was not reached shows 0."""
+        counts = {"copy_|gap|clone|reads": 2, "copy_|gap|nothing|reads": 1}
+        drawn = dataclasses.replace(DRAWN, hazards=counts, writes=("copy_", "foreach"), relations=("same", "gap"))
+        text = Page(html.render(campaign(drawn=drawn))).text
+        assert "2 cells were reached. hazards same gap copy_ 0 3 foreach 0 0" in text
+        assert "Hazards" not in Page(html.render(COVERED)).text
+
     def test_kernels_are_told_where_they_are_counted(self) -> None:
         """A target that does not count kernels has no kernel fact, rather than 0."""
         assert "kernels" not in html.campaign_view(campaign())["facts"]

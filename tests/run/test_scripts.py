@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import time
 
 import pytest
 
 from conformance.record import result as model
+from conformance.record.errors import UsageError
 from conformance.record.finding import Finding
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
@@ -184,3 +186,55 @@ class TestConfirm:
         confirm(run, 10, 60, 1)
         assert order.read_text().split() == ["lost", "shows", "lost"]
         assert [result.alone for result in run.results] == [LOST, SHOWS]
+
+
+FAKE = """#!{python}
+import sys
+if "-c" in sys.argv:
+    print("9.9.9")
+else:
+    print("{said}")
+    sys.exit({code})
+"""
+
+
+def fake_python(folder: pathlib.Path, said: str, code: int) -> str:
+    """An interpreter with torch 9.9.9 under which every script prints this and ends with this code."""
+    path = folder / f"python{code}"
+    path.write_text(FAKE.format(python=sys.executable, said=said, code=code))
+    path.chmod(0o755)
+    return str(path)
+
+
+class TestAlsoOn:
+    @pytest.mark.parametrize(
+        ("reported", "code", "remark"),
+        [
+            ("value of c: expected 1, got 2", 1, f"torch 9.9.9: {SHOWS}"),
+            ("agrees", 0, "torch 9.9.9: it finds no difference"),
+        ],
+    )
+    def test_another_version(self, tmp_path: pathlib.Path, reported: str, code: int, remark: str) -> None:
+        """The remark of a finding names the other torch, and whether its script shows the headline there."""
+        run = Run("cpu", [result_of(SAID.format("value of c: expected 1, got 2", 1)).replace(alone=SHOWS)])
+        scripts.also_on(run, scripts.torch_of([fake_python(tmp_path, reported, code)]), 20, 60)
+        assert run.results[0].remark == remark
+        assert model.run_from_json(model.run_to_json(run), "x").results == run.results
+
+    def test_this_version(self) -> None:
+        """The same interpreter shows what it showed before."""
+        import torch
+
+        run = Run("cpu", [result_of(SAID.format("value of c: expected 1, got 2", 1)).replace(alone=SHOWS)])
+        scripts.also_on(run, scripts.torch_of([sys.executable]), 20, 60)
+        assert run.results[0].also_on == {f"torch {torch.__version__}": SHOWS}
+
+    def test_only_scripts_that_show_here(self, tmp_path: pathlib.Path) -> None:
+        run = Run("cpu", [result_of("").replace(alone="it finds no difference")])
+        scripts.also_on(run, {fake_python(tmp_path, "", 0): "9.9.9"}, 20, 60)
+        assert run.results[0].also_on == {}
+
+    @pytest.mark.parametrize(("python", "why"), [("no-such-python", "cannot be started"), ("true", "not import torch")])
+    def test_no_python_with_torch(self, python: str, why: str) -> None:
+        with pytest.raises(UsageError, match=why):
+            scripts.torch_of([python])

@@ -253,10 +253,10 @@ MISSED = [
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_common_faults_are_found_within_forty_programs_of_edges():
-    """The fuzzer finds these faults within 40 programs of edges. Regression test: no program found these faults,
+def test_common_faults_are_found_within_eighty_programs_of_edges():
+    """The fuzzer finds these faults within 80 programs of edges. Regression test: no program found these faults,
     because no row of the step table had ties, a probability of 1, or halves to round."""
-    hunts = {name: hunt(name, OfEdges(), 0, 40) for name in SOON}
+    hunts = {name: hunt(name, OfEdges(), 0, 80) for name in SOON}
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
 

@@ -105,11 +105,12 @@ class TestValues:
         assert seen_by(torch.tensor(1.0), torch.tensor(1.0 + 1e-6)) == []
         one, two = (torch.tensor(number, dtype=torch.float64) for number in (1.0, 1.0 + 1e-6))
         assert seen_by(one, two) == ["value"]
-        assert seen_by(torch.tensor(1.0), torch.tensor(1.1), rtol=0.2, atol=0.0) == []
+        assert seen_by(torch.tensor(1.0), torch.tensor(1.1), tolerance={"float32": (0.2, 0.0)}) == []
+        assert seen_by(torch.tensor(1.0), torch.tensor(1.1), tolerance={"float64": (0.2, 0.0)}) == ["value"]
 
     def test_integers_and_bools_are_exact(self):
         """A tolerance does not apply to integers."""
-        assert seen_by(torch.tensor(10**9), torch.tensor(10**9 + 1), rtol=1.0, atol=10.0) == ["value"]
+        assert seen_by(torch.tensor(10**9), torch.tensor(10**9 + 1), tolerance={"int64": (1.0, 10.0)}) == ["value"]
         assert seen_by(torch.tensor([True]), torch.tensor([False])) == ["value"]
 
     def test_exact_means_bits(self):

@@ -249,12 +249,11 @@ class TestAgreement:
         unjudged_oracles=st.sets(st.sampled_from(names.ORACLES), max_size=3),
         loose=st.booleans(),
         exact=st.sets(st.sampled_from(["a", "b", "z"])),
-        tolerances=st.sampled_from([(None, None), (0.0, 0.0), (0.5, 2.0)]),
+        tolerance=st.sampled_from([{}, {"float32": (0.0, 0.0)}, {"float32": (0.5, 2.0)}, {"complex64": (0.5, 2.0)}]),
     )
-    def test_what_differs(self, here, there, unjudged_oracles, loose, exact, tolerances):
+    def test_what_differs(self, here, there, unjudged_oracles, loose, exact, tolerance):
         """Planted differences of each oracle, alone and combined, under all rules."""
         judged = {*names.ORACLES} - unjudged_oracles | ({SIGNIFICANT_STRIDE} if loose else set())
-        rtol, atol = tolerances
 
         def inputs(device):
             flat = torch.arange(8.0)
@@ -284,12 +283,11 @@ class TestAgreement:
                 "other",
                 oracles=judged,
                 exact=exact,
-                rtol=rtol,
-                atol=atol,
+                tolerance=tolerance,
                 transform=lambda _: program_of(there),
             )
         seen = [self.observed(inputs, program_of(plants)) for plants in (here, there)]
-        wanted = oracles.compare(*seen, oracles=judged, exact=exact, rtol=rtol, atol=atol)
+        wanted = oracles.compare(*seen, oracles=judged, exact=exact, tolerance=tolerance)
         raised = [mismatch for mismatch in wanted if (mismatch.oracle, mismatch.where) == ("error", oracles.WHOLE)]
         assert found == (raised or wanted)
 

@@ -10,7 +10,7 @@ import torch
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
-from conformance.program.execute import ProgramSubject, function
+from conformance.program.execute import ProgramSubject, functions
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.script import script
 from conformance.program.shadow import reference
@@ -110,7 +110,7 @@ class TestWhole:
 
     def test_answers_are_results(self):
         """The answer of a question is returned under the step's number."""
-        assert function(ASKS, Negating().attempt)(torch.ones(2, 3)) == {"step 1": True}
+        assert functions(ASKS, Negating().attempt)["program"](torch.ones(2, 3)) == {"step 1": True}
 
     def test_a_step_that_raises_is_a_function_of_its_own(self):
         """The program continues after the step, and its answer is the exception."""
@@ -118,7 +118,7 @@ class TestWhole:
             "def program(a):\n    b = a.t()\n    def step_2(): a[:, 5] = 1\n    answer_2 = attempt(step_2)\n"
             "    a.zero_()\n    return {'b': b, 'step 2': answer_2}\n"
         )
-        answer = function(ERRS, Negating().attempt)(torch.ones(2, 3))["step 2"]
+        answer = functions(ERRS, Negating().attempt)["program"](torch.ones(2, 3))["step 2"]
         assert isinstance(answer, IndexError)
 
     def test_a_wrong_transform_is_caught_and_its_step_named(self):

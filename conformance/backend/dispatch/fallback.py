@@ -18,7 +18,7 @@ from ..lazy.storage import lazy_storage
 from ..runtime import random_state, torch_compat
 from ..runtime.stats import count_fallback
 from . import sparse, transfer, widening
-from .tensors import SET, Spec, is_tiny, new_tensor, tensor_on
+from .tensors import SET, Spec, check_written, is_tiny, new_tensor, tensor_on
 
 
 class _Call:
@@ -194,7 +194,10 @@ def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run `op` on the CPU with its arguments' storages, and copy results and changes back to the device."""
+    """Run `op` on the CPU with its arguments' storages, and copy results and changes back to the device.
+
+    Raises RuntimeError if a tensor on the CPU would be written with values of the device.
+    """
     call = _Call(args, kwargs)
     given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
     if op in _ASKS_FOR_GRADIENTS:
@@ -204,6 +207,8 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     schema = op._schema.arguments
     every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
     written = _tensors(x for a, x in zip(schema, every, strict=False) if a.alias_info and a.alias_info.is_write)
+    if call.moved:
+        check_written(written)
     with random_state.drawing(op, call.index, given, named) as (given, named):
         result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
     call.write_back(written)

@@ -26,6 +26,7 @@ from ..lazy.storage import storage_of
 from ..runtime import torch_compat
 from ..runtime.counters import COUNTERS
 from ..runtime.torch_compat import OpOverload
+from ..runtime.warn import warn
 from . import fallback, widening
 from .tensors import Spec, geometry
 
@@ -76,7 +77,7 @@ def specs(
     if _said and key in _said:
         COUNTERS.warned += 1
         for text, category in _said[key]:
-            warnings.warn(text, category, stacklevel=2)
+            warn(text, category)
     return known
 
 

@@ -27,7 +27,7 @@ from . import fallback, overlap
 from .deferral import NOTED, Deferred, Prepared
 from .metadata import MetaRejected, check_devices, device_index, is_tried, specs, tensors_in
 from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
-from .tensors import Spec, assign, cast, check_writable, elements, make
+from .tensors import Spec, assign, cast, check_writable, check_written, elements, make
 
 
 class EmptyResult(Exception):
@@ -86,6 +86,7 @@ class Overload:
     def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Run the checks of the in-place overload, compute, and write through the target's geometry."""
         target = args[0]
+        check_written([target])
         _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
         self._check_overlap([target], [*args[1:], *kwargs.values()])
         index = device_index(args, kwargs)
@@ -102,6 +103,7 @@ class Overload:
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Check and size the out tensors with the meta kernel, compute, and write through their geometry."""
         targets = [kwargs[n] for n in self.out_names]
+        check_written(targets)
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
         accumulates = self.row.accumulates and overlap.same(targets[0], args[0])

@@ -11,7 +11,7 @@ This module must not depend on operators.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -258,3 +258,14 @@ def check_writable(t: torch.Tensor) -> None:
     """Raise torch's own error for a write to a tensor with stride 0 (at::assert_no_internal_overlap)."""
     if t.numel() and layout.plan(tuple(t.size()), tuple(t.stride())).expanded:
         raise RuntimeError(OVERLAP)
+
+
+def check_written(targets: Iterable[torch.Tensor]) -> None:
+    """Raise torch's error for a tensor on the CPU that a call on the device would write.
+
+    The metadata of such a call must not be asked for: torch CPU would run it on the tensor itself.
+    """
+    if any(x.device.type == "cpu" for x in targets):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, tiny and cpu!"
+        )

@@ -8,7 +8,6 @@ This module must not depend on operators other than copies.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,9 +18,12 @@ from ..lazy import flush, layout
 from ..lazy.dtypes import COMPUTED, TORCH, element
 from ..lazy.storage import LazyStorage, lazy_storage, storage_of, storage_to_read
 from ..runtime import memory, torch_compat
+from ..runtime.warn import warn_once
 from . import overlap
 from .queued_copies import queued
 from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
+
+_DISCARDED = "Casting complex values to real discards the imaginary part"
 
 
 def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
@@ -167,7 +169,7 @@ def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
     lazy = lazy_storage(self)
     size, stride, offset = geometry(self)
     if src.dtype.is_complex and not self.dtype.is_complex and self.dtype is not torch.bool:
-        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        warn_once(_DISCARDED)
         src = src.real
     src = src.to(self.dtype).resolve_conj().resolve_neg()
     real, parts = element(self.dtype)
@@ -211,7 +213,7 @@ def _copy_within(self: torch.Tensor, src: torch.Tensor) -> None:
     elif src.dtype.is_complex and self.dtype is torch.bool:  # true if either part is not zero; nothing is discarded
         assign(self, elements(src).ne(0).max(axis=-1).expand(tuple(self.size())))
     elif src.dtype.is_complex and self.dtype in COMPUTED:
-        warnings.warn("Casting complex values to real discards the imaginary part", UserWarning, stacklevel=4)
+        warn_once(_DISCARDED)
         pair = elements(src)
         first = pair.shrink(((None,) * src.dim()) + ((0, 1),)).reshape(tuple(src.size()))
         assign(self, first.expand(tuple(self.size())))

@@ -81,10 +81,12 @@ complex_value("addmv")(_plus_product(_column(_product)))
 
 @complex_value("addr")
 def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: complex = 1, alpha: complex = 1) -> UOp:
-    """beta * self + alpha * outer(a, b)."""
+    """beta * self + alpha * outer(a, b), of which one vector may be real."""
 
     def outer(ctx: Context, a: UOp, b: UOp) -> UOp:
-        left, right = Pair(*(x.unsqueeze(1) for x in parts(a))), Pair(*(x.unsqueeze(0) for x in parts(b)))
+        dtype = real_dtype(ctx)
+        left = Pair(*(x.unsqueeze(1) for x in pair(a, ctx.args[1], dtype)))
+        right = Pair(*(x.unsqueeze(0) for x in pair(b, ctx.args[2], dtype)))
         return joined(pairs.times(left, right), (a.shape[0], b.shape[0]))  # type: ignore[arg-type]
 
     return _plus_product(outer)(ctx, self, a, b, beta, alpha)

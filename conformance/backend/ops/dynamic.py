@@ -8,7 +8,6 @@ The module leaves integer indices to `indexing` and `scatter`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..dispatch.registry import ROWS, decomposition
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import is_tiny
 from ..runtime.stats import STATS
+from ..runtime.warn import warn
 from . import indexing, scatter  # noqa: F401 - their rows are looked up below
 from .bounds import read_on_host
 
@@ -35,7 +35,7 @@ def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
             continue
         if i.dtype is torch.uint8:
             said = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
-            warnings.warn(said, UserWarning, stacklevel=2)
+            warn(said)
         for d, size in enumerate(i.shape):
             if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
                 raise MetaRejected("a mask has the sizes of the dimensions that it indexes")

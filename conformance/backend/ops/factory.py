@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..dispatch.views import empty
 from ..lazy.dtypes import COMPUTED, TORCH, opmath
 from ..runtime import memory
 from ..runtime.stats import STATS
+from ..runtime.warn import warn
 
 Formula = Callable[..., UOp]
 
@@ -46,7 +46,7 @@ def into_out(name: str, formula: Formula, counts: bool = False) -> Callable[...,
         _, (sized,) = specs(op, args, {**kwargs, "out": empty((0,), dtype=out.dtype, device=out.device)})
         if out.numel() != math.prod(sized.size) if counts else tuple(out.shape) != sized.size:
             if out.numel() and formula is arange and not name.startswith("range"):
-                warnings.warn(_RESIZED.format(out.numel(), list(out.shape), *sized.size), stacklevel=2)
+                warn(_RESIZED.format(out.numel(), list(out.shape), *sized.size))
             torch.ops.aten.resize_.default(out, sized.size)
         if out.numel():
             check_writable(out)

@@ -214,6 +214,10 @@ def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
     return e.log(cast(cast(divide(x, rest), kept), dtype))
 
 
+LARGEST_EXPONENT = 308
+"""Exponent of the largest power of ten in float64."""
+
+
 @value("round.decimals", deferrable=True)
 def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
     """Scale by a power of ten, round, scale back (round_decimals_kernel)."""
@@ -221,7 +225,7 @@ def round_decimals(ctx: Context, x: UOp, *, decimals: int = 0) -> UOp:
     x = cast(x, dtype)
     if not dtypes.is_float(dtype):
         return x
-    ten = constant(10.0 ** abs(decimals), dtype)
+    ten = constant(10.0 ** abs(decimals) if abs(decimals) <= LARGEST_EXPONENT else math.inf, dtype)
     if decimals == 0:
         return rint(x)
     if decimals < 0:

@@ -8,7 +8,6 @@ Sums of 16-bit floats are computed in float32, sums of integers in the result's 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +20,7 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import materialization
 from ..runtime.counters import COUNTERS
+from ..runtime.warn import warn
 from . import elementary as e
 from . import order
 from .arithmetic import INF, absolute, divide, subtract
@@ -191,7 +191,7 @@ def _moment_row(ctx: Context, x: UOp, dim: Sequence[int] | None, correction: flo
     x, dims = along(cast(x, dtypes.float64 if dtype is dtypes.float32 else dtype), dim)
     if count(x, dims) <= (1 if correction is None else correction):
         said = f"{ctx.op._schema.name.removeprefix('aten::')}(): degrees of freedom is <= 0. {_CORRECTION}"
-        warnings.warn(said, UserWarning, stacklevel=2)
+        warn(said)
         COUNTERS.warned += 1
     return _moments(x, dims, 1 if correction is None else correction)
 

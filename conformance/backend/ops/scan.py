@@ -87,8 +87,8 @@ LONGEST = 1024  # logcumsumexp is quadratic: each result sums its own exponentia
 @decomposition("_logcumsumexp")
 def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Running log sum e**x, each shifted by its own maximum; a decomposition, as torch has no meta kernel for it."""
-    if not x.dim():
-        return x.clone()
+    if not x.dim() or not x.numel():
+        return x.clone(memory_format=torch.contiguous_format)
     size = x.size(dim)
     if size > LONGEST or not x.dtype.is_floating_point:
         return fallback.on_cpu(torch.ops.aten._logcumsumexp.default, (x, dim), {})

@@ -428,8 +428,12 @@ def embedding_renorm(ctx: Context, self: UOp, indices: UOp, max_norm: float, nor
     x = cast(self, work)
     if norm_type == math.inf:
         norm = x.abs().max(1)
+    elif norm_type == -math.inf:
+        norm = -(-x.abs()).max(1)
     elif norm_type == 2:
         norm = (x * x).sum(1).sqrt()
+    elif math.isnan(norm_type):  # tinygrad raises for a power of nan
+        norm = x.sum(1).const_like(math.nan)
     else:
         norm = x.abs().pow(norm_type).sum(1).pow(1 / norm_type) if norm_type else x.ne(0).cast(work).sum(1)
     scaled = x * divide(norm.const_like(max_norm), norm + 1e-7).reshape((rows, 1)).expand(self.shape)

@@ -337,3 +337,52 @@ def warned(kind: str, device: Any) -> list[str]:
         torch.set_warn_always(before)
     texts = (f"{one.category.__name__}: {' '.join(str(one.message).split()[:4])}" for one in caught)
     return sorted(text for text in texts if not text.startswith("ResourceWarning"))
+
+
+def random_zeros(kind: str, size: list[int], device: Any) -> torch.Tensor:
+    """Return zeros with the dtype, shape and strides of a random operator's result."""
+    if kind == "randperm":
+        made = torch.randperm(size[0], device=device)
+    elif kind == "randint":
+        made = torch.randint(0, 9, size, device=device)
+    elif kind in ("rand", "randn"):
+        made = getattr(torch, kind)(size, device=device)
+    elif kind == "rand_like":
+        made = torch.rand_like(
+            torch.ones(size, device=device).t() if len(size) < 3 else torch.ones(size, device=device)
+        )
+    elif kind == "bernoulli":
+        made = torch.bernoulli(torch.full(size, 0.5, device=device))
+    elif kind == "dropout":
+        made = torch.nn.functional.dropout(torch.ones(size, device=device))
+    else:
+        made = getattr(torch.ones(size, device=device), kind)()
+    return torch.zeros_like(made)
+
+
+@torch.library.custom_op("conformance::add_to", mutates_args=("to",), schema="(Tensor(a!) to, Tensor other) -> ()")
+def add_to(to: torch.Tensor, other: torch.Tensor) -> None:
+    """Add in place: a custom operator that mutates its first argument."""
+    to.add_(other)
+
+
+@torch.library.custom_op("conformance::exchange", mutates_args=("pair",), schema="(Tensor(a!)[] pair) -> ()")
+def exchange(pair: list[torch.Tensor]) -> None:
+    """Exchange the values of two tensors: a custom operator that mutates both."""
+    kept = pair[0].clone()
+    pair[0].copy_(pair[1])
+    pair[1].copy_(kept)
+
+
+@torch.library.custom_op(
+    "conformance::add_to_all", mutates_args=("every",), schema="(Tensor(a!)[] every, Tensor other) -> ()"
+)
+def add_to_all(every: list[torch.Tensor], other: torch.Tensor) -> None:
+    """Add to each tensor of a list: a custom operator that mutates a list, and reads a tensor."""
+    for one in every:
+        one.add_(other)
+
+
+def shares_memory(one: torch.Tensor, two: torch.Tensor) -> list[bool]:
+    """Return whether two names are one tensor, and whether they have one storage."""
+    return [one is two, one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()]

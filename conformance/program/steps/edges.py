@@ -34,7 +34,7 @@ from conformance.program.steps.op import (
     tensor,
 )
 from conformance.program.steps.predicates import Fits
-from conformance.program.steps.rows import Given, decided, row, without_grad
+from conformance.program.steps.rows import Given, Rest, decided, row, without_grad
 
 NAME = "edges"
 """Name of the family."""
@@ -237,15 +237,73 @@ def _gradient(k: DrawContext) -> Step | None:
     return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
 
 
-FOLLOWERS = (Op("undone", NAME, LOSSY, _undone, FUNCTION), Op("gradient", NAME, METADATA, _gradient, may_raise=True))
-"""Rules for a step that directly follows another one. They are not rows of the table: they draw steps of other rows."""
-
-
 def _mixed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
     others = [name for name in k.dtypes if name != dtype_name(t.dtype)]
     size = k.choice((t.size(), torch.Size(()), t.size()[-1:]))
     return [k.constant(size, getattr(torch, k.choice(others)))] if others else None
 
+
+def _whole(t: torch.Tensor) -> bool:
+    return predicates.category(t.dtype) == 1 and t.numel() > 0
+
+
+def _itself(k: DrawContext, t: torch.Tensor) -> list[Json]:
+    return [tensor(next(name for name, other in k.shadow.env.items() if other is t))]
+
+
+WRAPPING: dict[str, Rest] = {
+    "add.twice": _itself,
+    "mul.whole": lambda k, t: [k.choice((2, 3))],
+    "add.whole": lambda k, t: [k.choice((1, 2, 5))],
+    "neg.whole": lambda k, t: [],
+}
+"""Rules for integer operations that wrap at the ends of the dtype."""
+
+AFTER_WRAPPING: dict[str, Rest] = {
+    "floor_divide.whole": lambda k, t: [k.choice((2, 3, 7))],
+    "remainder.whole": lambda k, t: [k.choice((2, 3, 7))],
+    "gt.whole": lambda k, t: [k.choice((0, 1))],
+    "div.floor": lambda k, t: Given([k.choice((2, 3))], {"rounding_mode": k.choice(("floor", "trunc"))}),
+    "abs.whole": lambda k, t: [],
+}
+"""Rules for operations that differ if an earlier one did not wrap."""
+
+
+def _wrapped(k: DrawContext) -> Step | None:
+    """Draw a division or comparison of the last step's result, if that step can wrap."""
+    made = [name for step in k.shadow.steps[-1:] if step.op in WRAPPING for name in step.out if _whole(k[name])]
+    if not made:
+        return None
+    name = k.choice(tuple(AFTER_WRAPPING))
+    drawn = AFTER_WRAPPING[name](k, k[made[-1]])
+    given = drawn if isinstance(drawn, Given) else Given(drawn or [])
+    return Step(name, (tensor(made[-1]), *given.args), given.kwargs)
+
+
+def _distinct(t: torch.Tensor) -> bool:
+    return t.dim() > 0 and 0 < t.numel() == t.detach().unique().numel() and not bool(t.isnan().any())
+
+
+def _least(k: DrawContext, t: torch.Tensor) -> Given:
+    dim = k.dim(t)
+    return Given([k.integer(1, t.size(dim)), dim], {"largest": k.chance(1, 3)})
+
+
+def _counted(k: DrawContext, t: torch.Tensor) -> Given:
+    return Given([], {"return_inverse": True, "return_counts": True})
+
+
+def _weighed(k: DrawContext, t: torch.Tensor) -> Given:
+    """Draw two matrices and their factors; with `beta=0` the tensor's values, nan included, must not count."""
+    return Given(k.factors(t), {"beta": k.choice((0, 0, 1, 2)), "alpha": k.choice((1, 2))})
+
+
+FOLLOWERS = (
+    Op("undone", NAME, LOSSY, _undone, FUNCTION),
+    Op("gradient", NAME, METADATA, _gradient, may_raise=True),
+    Op("wrapped", NAME, COMPUTE, _wrapped, FUNCTION),
+)
+"""Rules for a step that directly follows another one. They are not rows of the table: they draw steps of other rows."""
 
 edge = functools.partial(row, family=NAME, effect=COMPUTE)
 lossy = functools.partial(edge, effect=LOSSY)
@@ -283,6 +341,12 @@ ROWS = [
     *(edge(f"{name}.ties", _dim, _selectable, call=name, pick=decided, results=2) for name in ("max", "min")),
     edge("max.whole", fits=_selectable, call="amax"),
     moved("sort.stable", _stable, _selectable, call="sort", pick=decided, results=2, weight=3),
+    *(edge(name, rest, _whole, call=name.partition(".")[0], weight=2) for name, rest in WRAPPING.items()),
+    *(edge(name, rest, _whole, call=name.partition(".")[0], pick=decided) for name, rest in AFTER_WRAPPING.items()),
+    _pair("hypot", _floats, LOSSY),
+    moved("topk.least", _least, lambda t: _selectable(t) and _distinct(t), call="topk", pick=decided, results=2),
+    moved("unique.counted", _counted, _selectable, call="unique", pick=decided, results=3),
+    lossy("addmm.edge", _weighed, lambda t: _floats(t) and t.dim() == 2, call="addmm", weight=2),
     moved("median.edge", fits=_apart, call="median", pick=decided),
     edge("mode_values", _dim, _apart, form=DEFINED, pick=decided),
     edge("bucketize.edge", _searched, _selectable, form=FUNCTION, call="bucketize", pick=decided),

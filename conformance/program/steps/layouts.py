@@ -16,6 +16,9 @@ import torch
 from conformance.program.steps.draw import Draw
 from conformance.standalone.moving import storage_key
 
+THRESHOLDS = (15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257)
+"""Lengths around vector widths and block sizes, where code generators change their strategy."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -98,8 +101,10 @@ def layout_class(tensor: torch.Tensor) -> str:
 
 
 def draw_size(d: Draw, dims: int, most: int = 4) -> tuple[int, ...]:
-    """Draw a size of `dims` dimensions: mostly lengths 2 and 3, sometimes 1 and `most`."""
-    return tuple(d.choice((2, 3, 2, 3, 1, most)) for _ in range(dims))
+    """Draw a size of `dims` dimensions: mostly lengths 2 and 3, sometimes 1 and `most`. The last of at most two
+    dimensions is sometimes a threshold."""
+    size = tuple(d.choice((2, 3, 2, 3, 1, most)) for _ in range(dims))
+    return (*size[:-1], d.choice(THRESHOLDS[:9])) if dims <= 2 and d.chance(1, 16) else size
 
 
 def _permuted(d: Draw, size: Sequence[int], strides: Sequence[int], offset: int = 0) -> Layout:

@@ -8,7 +8,10 @@ Arguments are JSON values. A dict is a marker, named by one of its keys:
 
 - `{"t": name}`: a tensor of the program
 - `{"tensor": values, "dtype": d}`: a constant on the device; `"host": true` leaves it on the CPU
+- `{"arg": name, "value": v}`: a Python argument of the program's function, with its value
 - `{"i": [m, c]}`: the index `m*i + c`, where `i` is the turn of the loop
+- `{"meta": size, "dtype": d}`: a tensor without values
+- `{"numpy": number, "dtype": d}`: a NumPy scalar
 - `{"slice": [start, stop, step]}`, `{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`,
   `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"complex": [real, imaginary]}`: the value of this kind
 """
@@ -25,18 +28,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.program.steps import definitions
 from conformance.program.steps.states import fault_of
 from conformance.record.errors import UserError
+from conformance.standalone.torch_compat import implementation
 
 Json = Any
 Env = Mapping[str, torch.Tensor]
 
 
 SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, "raises": str | None, "times": int,
-                          "body": list, "under": list}  # fmt: skip
+                          "body": list, "under": list, "after": bool}  # fmt: skip
 """Fields of a step in JSON, with their types."""
 
 
@@ -49,7 +54,8 @@ class Step:
     """One call: the row's name, JSON arguments, and the names of its results.
 
     `raises` is the error that torch CPU raises, if any. `under` are the global states (`states.STATES`) around the
-    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn."""
+    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn. A step `after` the
+    return is a call of the program's caller: a target that transforms functions does not transform it."""
 
     op: str
     args: tuple[Json, ...] = ()
@@ -59,12 +65,13 @@ class Step:
     body: tuple[Step, ...] = ()
     times: int = 0
     under: tuple[str, ...] = ()
+    after: bool = False
 
     def to_json(self) -> dict[str, Json]:
         """Return the step as JSON without its empty fields."""
         data = {"op": self.op, "args": list(self.args)}
         more: dict[str, Json] = {"kwargs": dict(self.kwargs), "out": list(self.out), "raises": self.raises}
-        more["under"] = list(self.under)
+        more |= {"under": list(self.under), "after": self.after}
         if self.body:
             more |= {"times": self.times, "body": [step.to_json() for step in self.body]}
         return data | {key: value for key, value in more.items() if value or key == "times"}
@@ -102,6 +109,12 @@ class Step:
 def is_name(value: Json) -> bool:
     """Return whether a script can use this name for a tensor."""
     return isinstance(value, str) and value.isidentifier() and not keyword.iskeyword(value)
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is local to the program: it begins with `_`. The program does not return such a result, so
+    a compiler need not compute it as a tensor."""
+    return name.startswith("_")
 
 
 def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
@@ -146,11 +159,20 @@ def _find(env: Env, name: str) -> torch.Tensor:
     return env[name]
 
 
+def _scalar(m: dict[str, Json]) -> Any:
+    if not isinstance(getattr(numpy, str(m["dtype"]), None), type):
+        raise StepError(f"NumPy has no type {m['dtype']!r}")
+    return getattr(numpy, m["dtype"])(decode(m["numpy"], {}, torch.device("cpu")))
+
+
 DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "t": lambda m, env, device, i: _find(env, m["t"]),
+    "arg": lambda m, env, device, i: decode(m["value"], env, device, i),
     "tensor": lambda m, env, device, i: torch.tensor(
         decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device
     ),
+    "meta": lambda m, env, device, i: torch.empty(m["meta"], dtype=dtype_of(m["dtype"]), device="meta"),
+    "numpy": lambda m, env, device, i: _scalar(m),
     "slice": lambda m, env, device, i: slice(*(decode(part, env, device, i) for part in m["slice"])),
     "tuple": lambda m, env, device, i: tuple(decode(part, env, device, i) for part in m["tuple"]),
     "dtype": lambda m, env, device, i: dtype_of(m["dtype"]),
@@ -182,9 +204,12 @@ def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
 HOST = '"cpu"'
 RENDER: dict[str, Callable[[dict[str, Json]], str]] = {
     "t": lambda m: m["t"],
+    "arg": lambda m: m["arg"],
     "tensor": lambda m: (
         f"torch.tensor({render(m['tensor'])}, dtype=torch.{m['dtype']}, device={HOST if m.get('host') else 'device'})"
     ),
+    "meta": lambda m: f"torch.empty({m['meta']}, dtype=torch.{m['dtype']}, device='meta')",
+    "numpy": lambda m: f"numpy.{m['dtype']}({render(m['numpy'])})",
     "slice": lambda m: "slice(" + ", ".join(render(part) for part in m["slice"]) + ")",
     "tuple": lambda m: "(" + "".join(f"{render(part)}, " for part in m["tuple"]).removesuffix(" ") + ")",
     "dtype": lambda m: f"torch.{m['dtype']}",
@@ -311,6 +336,7 @@ class Op:
     - `fatal`: predicate on the arguments of calls that are never made, since torch CPU answers them by chance or ends
       the process.
     - `fits`: predicate on the first tensor of the step.
+    - `uncounted`: torch CPU does not count the writes in version counters.
     - `needs`: the state without which a call has no meaning.
     """
 
@@ -329,6 +355,7 @@ class Op:
     settled: bool = False
     fatal: Callable[[list[Any], dict[str, Any]], bool] | None = None
     fits: Callable[[torch.Tensor], bool] | None = None
+    uncounted: bool = False
     needs: str = ""
 
     @property
@@ -362,16 +389,21 @@ IMPORTS = {
 """Import lines that functions of `definitions` need, by the pattern of their use."""
 
 
+def _function(name: str) -> Callable[..., Any]:
+    """Return the Python function of this name in `definitions`; of a custom operator, its implementation."""
+    return inspect.unwrap(implementation(getattr(definitions, name)))
+
+
 def definitions_of(names: Iterable[str]) -> list[str]:
     """Return the sources of these functions of `definitions`, and of the functions that they call, each once.
 
     Their import lines come first."""
     sources: dict[str, str] = {}
     for name in names:
-        function = inspect.unwrap(getattr(definitions, name))
+        function = _function(name)
         for needed in (*function.__code__.co_names, name):
-            if inspect.isfunction(getattr(definitions, needed, None)):
-                sources[needed] = inspect.getsource(getattr(definitions, needed)).rstrip()
+            if inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
+                sources[needed] = inspect.getsource(_function(needed)).rstrip()
     texts = list(sources.values())
     imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]
     return ["\n".join(imports), *texts] if imports else texts

@@ -187,12 +187,28 @@ def _multiplied(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.operand(t.size(), t.dtype, same=True)]
 
 
+def _embedded(k: DrawContext) -> Step | None:
+    """Draw rows of a matrix that requires grad; the gradient of the padding row is zero."""
+    name = k.pick(_table)
+    if name is None:
+        return None
+    count = k[name].size(0)
+    at, padding = k.indices(count, k.integer(2, 4)), k.integer(0, count - 1)
+    index = tensor_of([*at, padding] if k.chance(2, 3) else at)
+    return Step("nn.functional.embedding", (index, tensor(name)), {"padding_idx": padding} if k.chance(2, 3) else {})
+
+
+def _table(t: torch.Tensor) -> bool:
+    return predicates.wants_grad(t) and predicates.floating(t) and predicates.matrix(t)
+
+
 graph = functools.partial(row, family="autograd", effect=METADATA, may_raise=True)
 recorded = functools.partial(row, fits=predicates.wants_grad, family="autograd")
 
 AUTOGRAD = [
     graph("backward", _constant, _has_graph, weight=6),
     recorded("mul.grad", _multiplied, effect=COMPUTE, form=FUNCTION, call="mul", weight=4),
+    Op("nn.functional.embedding", "autograd", MOVE, _embedded, FUNCTION, fits=_table, weight=3),
     recorded("clone.grad", effect=MOVE, call="clone", weight=3),
     graph("requires_grad_", fits=_could_want_grad, pick=_without_pieces),
 ]

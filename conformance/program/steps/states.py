@@ -63,6 +63,7 @@ STATES: dict[str, State] = {
     "autocast:bfloat16": State(
         "torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, only=CAST, rounds=True
     ),
+    "whole_autocast:bfloat16": State('torch.autocast("cpu", torch.bfloat16)', rounds=True),
     "deterministic": State("deterministic()", FILLED),
     "flush_denormal": State("flush_denormal()", ("subnormals",)),
     "threads:1": State("threads(1)", ("sum.state",)),

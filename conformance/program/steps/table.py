@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from conformance.program.steps import edges, fusion, op_db, results, special, stateful, views, writes
+from conformance.program.steps import (
+    edges,
+    factories,
+    fusion,
+    hazards,
+    lists,
+    op_db,
+    results,
+    special,
+    stateful,
+    views,
+    writes,
+)
 from conformance.program.steps.op import Op
 
 
@@ -28,7 +40,8 @@ class StepTable(Mapping[str, Op]):
         return len(self.rows)
 
 
-_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS, edges.ROWS)
+_ROWS = (views.ROWS, writes.ROWS, results.ROWS, fusion.ROWS, special.ROWS, stateful.ROWS, edges.ROWS,
+         lists.ROWS, hazards.ROWS, factories.ROWS)  # fmt: skip
 OPS = StepTable({op.name: op for rows in _ROWS for op in rows})
 
 FAMILY_OF = {name: op.family for name, op in OPS.items()}

@@ -98,7 +98,7 @@ def hide_one(k: DrawContext, size: list[int]) -> list[int]:
 
 
 def _view_dtype(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    options = [name for name in k.dtypes if _reinterprets(t, getattr(torch, name))]
+    options = [name for name in k.dtypes if reinterprets(t, getattr(torch, name))]
     if not options or not bits_are_defined(k, t):
         return None
     return [{"dtype": k.choice(options)}]
@@ -108,7 +108,8 @@ def _reinterpretable(t: torch.Tensor) -> bool:
     return not t.requires_grad and not t.is_neg() and t.numel() > 0 and category(t.dtype) in (1, 2)
 
 
-def _reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
+def reinterprets(t: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether `t.view(dtype)` is a view of another dtype that torch allows."""
     if dtype is torch.bool or t.dtype is torch.bool or t.is_complex() or dtype.is_complex or dtype == t.dtype:
         return False
     if dtype.itemsize == t.element_size():

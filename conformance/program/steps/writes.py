@@ -131,11 +131,11 @@ def _put(k: DrawContext, t: torch.Tensor) -> Given:
 
 
 def _product(k: DrawContext, t: torch.Tensor) -> Given:
-    return Given(k.factors(t), {"beta": 2, "alpha": 3} if k.chance(1, 3) else {})
+    return Given(k.factors(t), k.choice(({}, {"beta": 2, "alpha": 3}, {"beta": 0})))
 
 
 def _fill_diagonal(k: DrawContext, t: torch.Tensor) -> Given:
-    return Given([k.number(t.dtype)], {"wrap": True} if t.size(0) > t.size(1) or k.chance(1, 2) else {})
+    return Given([k.number(t.dtype)], {"wrap": True} if k.chance(1, 2) else {})
 
 
 def _set_basic(k: DrawContext, t: torch.Tensor) -> list[Json]:

@@ -21,15 +21,16 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
-from conformance.record.result import Result, Run
+from conformance.record.result import Finding, Result, Run
 from conformance.record.sentences import headline
 from conformance.report import compare
 from conformance.run import options, scripts, signals
 from conformance.run.messages import Limits
+from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
-from conformance.sources.fuzzing import trial
+from conformance.sources.fuzzing import plainest
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
@@ -42,7 +43,8 @@ PROGRAMS = 200
 """Number of programs, unless the user gives a number or a time."""
 
 SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
-RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scripts", "reports", *options.DECLARED)
+RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scripts", "also-on", "reports",
+       *options.DECLARED)  # fmt: skip
 FLAGS = ("target", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
@@ -116,7 +118,10 @@ class Programs:
 
     def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
-        return trial.contradictions(session.target, session.limits, seconds, session.seen, session.place)
+        there, notes = contradictions(session, "step", plainest.subject_of, seconds)
+        found = [(Finding(f"declared lacking: {name}", "XPASS", 0, step=name), said) for name, said in there.items()]
+        xpass = model.Outcome.XPASS
+        return [Result(one.step, "", "program", "", xpass, reason=said, finding=one) for one, said in found], notes
 
     def keep(self, session: Session, made: Run) -> None:
         """Mark the saved findings whose script shows no headline, and write the kernel counts of the programs."""

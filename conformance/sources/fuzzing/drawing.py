@@ -31,14 +31,14 @@ from hypothesis import strategies as st
 from conformance.program.execute import Broken
 from conformance.program.model import Program
 from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import edges, fusion, op_db, stateful, states
+from conformance.program.steps import edges, factories, fusion, hazards, op_db, stateful, states
 from conformance.program.steps.draw import Draw, DrawContext, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import UserError
-from conformance.sources.fuzzing.inputs import Cell, draw_inputs
+from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs
 from conformance.sources.fuzzing.tally import Tally
 
 DTYPES = (
@@ -84,7 +84,7 @@ FOLLOWS = {
 """Families that may follow the family of the preceding step. They apply to half of the steps, and favor interactions: a
 write after a view after a write, or a read of a tensor that was viewed before."""
 
-FUSED = {"fusion": 12, "reduction": 2, "view": 1}
+FUSED = {"fusion": 12, "reduction": 2, factories.NAME: 1, "view": 1}
 """Weight of each family in a program of expressions. Such a program stays lazy from its inputs to its last result."""
 
 FUSED_STEPS, FUSED_DTYPES = (2, 6), ("float32", "float32", "float64")
@@ -92,8 +92,11 @@ EVERY = 4
 """Period of two kinds of programs: one program in `EVERY` is of expressions over special values, and one of op_db's
 entries."""
 
-EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, "view": 1}
+EDGED = {edges.NAME: 12, "autograd": 3, fusion.NAME: 3, factories.NAME: 1, "view": 1}
 """Weight of each family in a program of edge-case calls."""
+
+ERRORS = "errors"
+"""Family of calls that torch refuses. Without it, no program ends with changed arguments (`arguments.py`)."""
 
 EDGED_STEPS = 6, 14
 """Least and most number of steps of such a program. They are many, since the steps depend little on each other."""
@@ -104,8 +107,17 @@ EDGES_EVERY, EDGES_AT = 8, 2
 STATE_EVERY, STATE_AT = 8, 5
 """Period and offset of programs that change global states. If `only` names the family, every program is one."""
 
+HAZARDS_EVERY, HAZARDS_AT = 8, 3
+"""Period and offset of programs of hazards. If `only` names this family alone, every program is one."""
+
+HAZARD_TRIALS = 8
+"""Number of times to draw a hazard before its cell is given up."""
+
 KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
 """The dtypes and family weights of each kind of programs."""
+
+APART = (STATE, edges.NAME, hazards.NAME)
+"""Families with programs of their own."""
 
 STEPS = (1, 8)
 
@@ -214,6 +226,9 @@ class Drawing:
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
         source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
+        wanted = self.hazard_cells(seed, number)
+        if wanted:
+            return self.of_hazards(wanted, source, tally, self.aim(seed, number))
         return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
 
     def kind(self, number: int) -> str:
@@ -247,10 +262,26 @@ class Drawing:
         turn, at = divmod(number // every, len(stateful.TOPICS))
         return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
 
+    def hazard_cells(self, seed: int, number: int) -> tuple[hazards.Hazard, ...]:
+        """The cells of a program of hazards of this seed; none for other programs. Each cell is wanted once before any
+        repeats."""
+        every = 1 if self.only == (hazards.NAME,) else HAZARDS_EVERY
+        drawn = hazards.NAME in self.families and any(name in self.dtypes for name in hazards.DTYPES)
+        if not self.biased or not drawn or number % every != HAZARDS_AT % every:
+            return ()
+        cells, first = _hazards(self.without), number // every * hazards.PER_PROGRAM
+        turns = (divmod(at, len(cells)) for at in range(first, first + hazards.PER_PROGRAM))
+        return tuple(_shuffled(cells, f"{seed}:hazards:{turn}")[at] for turn, at in turns)
+
     @property
     def can_fuse(self) -> bool:
         """Whether the families and dtypes allow programs of expressions."""
         return fusion.NAME in self.families and any(name in self.dtypes for name in FUSED_DTYPES)
+
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether some programs end with steps of changed arguments, which torch may refuse."""
+        return self.biased and ERRORS in self.families
 
     @property
     def calls_op_db(self) -> bool:
@@ -265,7 +296,7 @@ class Drawing:
 
         each = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
-        families = {name: ops for name, ops in self.families.items() if name not in (STATE, edges.NAME)}
+        families = {name: ops for name, ops in self.families.items() if name not in APART}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
             planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
@@ -282,6 +313,48 @@ class Drawing:
                         tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
                 if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
                     draw_step(k, families, tally, computes=False)
+        return self._drawn(program, shadow, tally)
+
+    def of_hazards(
+        self, wanted: Sequence[hazards.Hazard], source: Source, tally: Tally | None = None, aim: Cell | None = None
+    ) -> Program:
+        """The program with these hazards. The caller's calls of all hazards come last.
+
+        If `aim` is a cell, the last input and at most one step beside the hazards are aimed at it."""
+        known = [name for name in hazards.DTYPES if name in self.dtypes]
+        program = draw_hazard_inputs(Draw(source), known, aim)
+        shadow = Shadow(program)
+        k = DrawContext(source, shadow, tuple(dict.fromkeys(known)))
+        most = hazards.STEPS if self.steps == STEPS else self.steps[1]
+        cells, calls = list[Cell](), list[Step]()
+
+        def offer(step: Step) -> Step | None:
+            op = OPS[step.op]
+            if {op.name, op.family} & {*self.without} or len(shadow.steps) + len(calls) >= most:
+                return None
+            cells.append(_cell(op, k[step.names()[0]]))
+            return shadow.offer(step)
+
+        free = program.inputs[1].name
+        same = [one.name for one in program.inputs if one.storage == 0]
+        for hazard in wanted:
+            if aim and len(shadow.steps) + len(calls) < most and draw_aimed(k, self.families[aim[0]], aim, tally):
+                aim = None
+            for _ in range(HAZARD_TRIALS):
+                steps, counted = len(shadow.steps), len(cells)
+                more = hazards.draw(k, hazard, offer, same, free)
+                if more is not None and len(shadow.steps) + len(calls) + len(more) <= most:
+                    calls += more
+                    if tally is not None:
+                        tally.hazards["|".join(hazard)] += 1
+                    break
+                del shadow.steps[steps:], cells[counted:]
+                shadow.rollback()
+        for step in calls:
+            cells.append(_cell(OPS[step.op], k[step.names()[0]]))
+            shadow.offer(step)
+        if tally is not None:
+            tally.cells.update(cells)
         return self._drawn(program, shadow, tally)
 
     @staticmethod
@@ -314,7 +387,7 @@ class Drawing:
         least, most = FUSED_STEPS if fused else self.steps
         if kind == edges.NAME and self.steps == STEPS:
             least, most = EDGED_STEPS
-        apart = {edges.NAME, *(() if state else (STATE,))} if self.biased else set()
+        apart = {edges.NAME, hazards.NAME, *(() if state else (STATE,))} if self.biased else set()
         drawn_from = {*weights} if kind else {*self.families} - apart
         families = {name: ops for name, ops in self.families.items() if name in drawn_from}
         if state:
@@ -374,7 +447,12 @@ def draw_step(
     families = [family for family in following if family in by_family]
     if not families or not k.chance(1, 2):
         families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
-    offer(k, choose(k, by_family, families), tally, computes)
+    op = choose(k, by_family, families)
+    again = [OPS[step.op] for step in k.shadow.steps if not step.body and OPS[step.op].family in by_family]
+    if k.biased and follows and again and k.chance(1, 12):
+        second = k.choice(again)  # some bugs need a second call of one kind, such as a second gradient
+        op = second if second.fits is None or k.holds(second.fits) else op
+    offer(k, op, tally, computes)
 
 
 def offer(
@@ -442,10 +520,21 @@ def _cells(drawing: Drawing) -> tuple[Cell, ...]:
     return tuple(
         (family, *place)
         for family, ops in drawing.families.items()
-        if family not in (STATE, edges.NAME)
+        if family not in APART
         for place, tensors in tried.items()
         if any(op.fits is not None and op.fits(t) for op in dict.fromkeys(ops) for t in tensors)
     )
+
+
+@functools.cache
+def _hazards(without: tuple[str, ...]) -> tuple[hazards.Hazard, ...]:
+    """The cells of hazards that need nothing that is left out."""
+    return tuple(cell for cell in hazards.CELLS if not {hazards.NEEDS.get(name) for name in cell} & {*without})
+
+
+@functools.lru_cache(4)
+def _shuffled(cells: tuple[hazards.Hazard, ...], seed: str) -> list[hazards.Hazard]:
+    return random.Random(seed).sample(cells, len(cells))
 
 
 def _laid_out(layout: Layout, dtype: str) -> torch.Tensor:

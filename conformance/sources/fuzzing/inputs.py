@@ -7,12 +7,16 @@ Sometimes two inputs share a storage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conformance.program.model import Input, Program, Storage, fresh_names
-from conformance.program.steps import edges
+from conformance.program.steps import edges, hazards
 from conformance.program.steps.draw import Draw
 from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout
-from conformance.program.steps.op import dtype_of
+from conformance.program.steps.op import Json, dtype_of
+
+MOST_SEEDED = 64
+"""Largest number of cells with random numbers. A script must list them, and shows a longer range as one call."""
 
 Cell = tuple[str, str, str]
 """A step family, and the layout class and dtype of a step's first tensor."""
@@ -49,6 +53,25 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
         often = 3 if kind == edges.NAME else 1
         grad = autograd and not shared and dtype_of(dtype).is_floating_point and d.chance(often, 5)
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset, grad))
+    return Program(tuple(storages), tuple(inputs))
+
+
+def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None) -> Program:
+    """Draw the inputs of a program of hazards: two of one size and dtype, and sometimes the first one again.
+
+    If `aim` is a cell, another input has its layout class and dtype."""
+    dtype, storages, inputs, names = d.choice(dtypes), list[Storage](), list[Input](), fresh_names({})
+    for at, layout in enumerate(hazards.draw_layouts(d)):
+        seeded = d.chance(1, 2) and layout.cells <= MOST_SEEDED
+        values: Json = {"seed": d.integer(0, 99)} if seeded else "arange"
+        storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
+        inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset))
+    if d.chance(1, 4):
+        inputs.append(replace(inputs[0], name=next(names)))
+    if aim:
+        layout = LAYOUTS[aim[1]](d)
+        inputs.append(Input(next(names), len(storages), aim[2], layout.size, layout.stride, layout.offset))
+        storages.append(Storage(aim[2], layout.cells))
     return Program(tuple(storages), tuple(inputs))
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from conformance.program.model import Program, ProgramError
-from conformance.program.reduce import reduce_program
-from conformance.record.finding import CRASH, MEMORY, TIMEOUT
+from conformance.record.finding import CRASH, MEMORY
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import (
     COMPILE_LIMIT,
@@ -35,13 +34,8 @@ from conformance.run.messages import (
 from conformance.run.pool import PRELOAD
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
-from conformance.sources.fuzzing.worker import MOST_PARTS, NOTHING, Finding, Result
-
-DEATHS = (CRASH, TIMEOUT, MEMORY)
-"""The kinds of findings that end a worker."""
-
-CRASH_TRIALS, MOST_DEATHS = 60, 4
-"""Number of smaller programs tried for a crash or a hang, and the number of them that may end a worker."""
+from conformance.sources.fuzzing.worker import DEATHS, MOST_PARTS, NOTHING, Finding, Result
+from conformance.sources.programs.progress import Progress
 
 TO_ANSWER = 1.0
 """Seconds before its deadline at which a worker stops trying smaller programs, judges the smallest one and returns."""
@@ -133,10 +127,7 @@ class Workers(PlacedPool):
         """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
-            return self.ending(finding.program, until) in {
-                finding.kind,
-                CRASH if finding.kind == MEMORY else finding.kind,
-            }
+            return self.ending(finding.program, until) in self._same(finding)
         if {mismatch.oracle for mismatch in finding.mismatches} == {"kernels"}:
             return True  # kernel counts need the campaign's baseline, which this worker does not have
         try:
@@ -146,22 +137,49 @@ class Workers(PlacedPool):
                 raise unusable(self.target, died.death) from None
             return True
 
+    @staticmethod
+    def _same(finding: Finding) -> frozenset[ExitReason]:
+        """Return the deaths of a worker that count as the finding; none for a finding that ends no worker."""
+        kind = finding.kind
+        return frozenset(map(ExitReason, {kind, CRASH if kind == MEMORY else kind})) if kind in DEATHS else frozenset()
+
     def shrink(
         self, finding: Finding, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
     ) -> Finding:
         """Return the finding on the smallest program found by `until` (seconds since the epoch). A death that does not
-        repeat is FLAKY; `fresh` provides a fresh worker for this check. Raises errors of the harness itself."""
+        repeat is FLAKY; `fresh` provides a fresh worker for this check. If a smaller program ends the worker, another
+        one goes on. Raises errors of the harness itself."""
         if finding.kind in DEATHS:
-            return self._shrink_death(finding, until, fresh)
-        seconds, early = 60 + trials * 10.0, until - TO_ANSWER
-        try:
-            small: Finding = self.ask(worker.shrink, self.target, finding, trials, early, seconds=seconds, until=until)
-        except (WorkerDied, OutOfTime):
-            return finding
+            if not finding.program.inputs:
+                return finding
+            try:
+                repeats = fresh.show(finding, until) if fresh else self.shows(finding, until)
+            except OutOfTime:
+                return finding
+            return self._smallest(finding, trials, until) if repeats else finding.flaky()
+        small = self._smallest(finding, trials, until)
         with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
-            seconds = 2 * worker.LONGEST_TRIAL
+            seconds, early = 2 * worker.LONGEST_TRIAL, until - TO_ANSWER
             small = self.ask(worker.attributed, self.target, small, early, seconds=seconds, until=until)
         return small
+
+    def _smallest(self, finding: Finding, trials: int, until: float) -> Finding:
+        """Return the finding on the smallest program that workers find, one after the other."""
+        same, progress, last = self._same(finding), Progress(), time.time() + 60 + trials * 10.0
+        while not progress.over and time.time() < last:
+            given = (self.target, finding, trials, until - TO_ANSWER, progress, self.hang)
+            try:
+                small: Finding = self.ask(worker.shrink, *given, seconds=last - time.time(), until=until)
+                return small
+            except OutOfTime:
+                break
+            except WorkerDied as died:
+                progress = progress.after(died.death, same)
+                if died.death.reason is ExitReason.NEVER_STARTED:
+                    break
+        if not (same and progress.best):
+            return finding
+        return worker.died_of(finding, Program.from_json(json.loads(progress.best)))
 
     def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
         """Return the smaller finding if it fails in a fresh worker too.
@@ -181,36 +199,6 @@ class Workers(PlacedPool):
                 smaller = clean.shrink(finding, trials, until)
             return smaller if fresh.show(smaller, until) else finding
         return finding
-
-    def _shrink_death(self, finding: Finding, until: float, fresh: FreshWorkers | None) -> Finding:
-        """Reduce a crash or a hang. Each candidate runs in a worker that may die."""
-        if not finding.program.inputs:
-            return finding
-        same = {finding.kind, CRASH if finding.kind == MEMORY else finding.kind}
-        try:
-            if not (fresh.show(finding, until) if fresh else self.shows(finding, until)):
-                return finding.flaky()
-        except OutOfTime:
-            return finding
-        deaths = 0
-
-        def dies(candidate: Program) -> bool:
-            nonlocal deaths
-            if deaths >= MOST_DEATHS:
-                return False
-            try:
-                ending = self.ending(candidate, until)
-            except OutOfTime:
-                return False
-            deaths += ending in (CRASH, TIMEOUT)
-            return ending in same
-
-        small = reduce_program(finding.program, dies, CRASH_TRIALS, until=until)
-        if not finding.step:
-            return replace(finding, program=small)
-        step = len(small.steps) + (finding.step > len(finding.program.steps))
-        died = worker.ended(finding.kind, finding.seed, finding.number, small, step)
-        return replace(died, before=finding.before, said=finding.said)
 
 
 class FreshWorkers:
@@ -274,6 +262,8 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | No
         finding = before("drawing, in torch CPU")
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         program, part = Program.from_json(unit["program"]), int(unit["part"])
+        if step and worker.described(shard.plan.target).transforms_program:  # the whole program is one step
+            step = len(program.steps)
         finding = worker.ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
             behind = Behind(program, step, part + 1)

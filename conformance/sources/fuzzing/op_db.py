@@ -234,7 +234,8 @@ class Operators:
         answered = self._answered(planned)
         if answered is None:
             return None
-        return replace(planned, tolerance=_granted(op, dtype), raises=answered.raises is not None)
+        granted = catalog.tolerances(op, dtype_of(dtype), (dtype,)) if places else {}
+        return replace(planned, tolerance=granted, raises=answered.raises is not None)
 
     def _valued(self, d: Draw, op: Any, one: Operand, plain: bool) -> Operand:
         """The operand. If the entry accepts any values, half of the operands get whole numbers and halves instead."""
@@ -277,12 +278,6 @@ def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:
 
 def _class_of(layout: Layout) -> str:
     return layout_class(torch.empty(layout.cells).as_strided(layout.size, layout.stride, layout.offset))
-
-
-def _granted(op: Any, dtype: str) -> dict[str, tuple[float, float]]:
-    """Tolerances that PyTorch's own tests declare for the op, by dtype; empty if there are none."""
-    rtol, atol = catalog.tolerances(op, dtype_of(dtype)) if dtype != "none" else (None, None)
-    return {dtype: (rtol, atol)} if rtol is not None and atol is not None else {}
 
 
 def inputs_of(planned: Sequence[Planned]) -> Program:

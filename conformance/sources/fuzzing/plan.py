@@ -57,6 +57,8 @@ class Plan:
     record: bool = False
     part: tuple[int, int] = (1, 1)
     compile_limit: float = COMPILE_LIMIT
+    calls: bool = True
+    """Whether programs have further calls on a target that transforms functions."""
     fail_on_torch_bugs: bool = False
     """Whether a finding that also fails without the backend under test fails the run."""
 
@@ -72,7 +74,7 @@ class Plan:
 
     def identity(self) -> dict[str, Json]:
         """The settings that `--resume` must not change."""
-        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
+        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls")}
         made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain

@@ -14,11 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
+from conformance.engine.target import Target
+from conformance.program.accesses import evidence_of
+from conformance.program.calls import changes
+from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.record.finding import CRASH, FAIL, FLAKY, HARNESS, INVALID, MEMORY, MOVE, TIMEOUT, from_signature
-from conformance.record.patterns import NOT_SHRUNK
+from conformance.program.verdict import FURTHER
+from conformance.record.finding import (
+    CRASH,
+    FAIL,
+    FLAKY,
+    HARNESS,
+    INVALID,
+    MEMORY,
+    MOVE,
+    TIMEOUT,
+    from_signature,
+    layer_and_part,
+    property_of,
+)
+from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
+from conformance.record.upstream import Evidence, known_as
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.sources.fuzzing.plan import HANGS
 from conformance.sources.fuzzing.worker import SAME, Finding
@@ -41,7 +59,7 @@ def parts() -> dict[str, tuple[str, ...]]:
     """The names that the parts of a finding can have, for each part with a fixed set of names."""
     steps = (*OPS, *FAMILIES)
     return {
-        "step": (*PLACES, *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
+        "step": (*PLACES, *map(FURTHER.format, changes()), *steps, *(f"{TOGETHER}, up to {step}" for step in steps)),
         "layout": ("", *CLASSES),
         "kind": (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY),
         "first_wrong_step": ("", *OPS),
@@ -94,12 +112,18 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         kernels_allowed=done.allowed,
         kernels_compared=done.compared,
         arbitrated=done.arbitrated,
+        calls=done.calls,
+        recompiled=done.recompiled,
         options=options,
         corpus=corpus,
         unsupported=dict(done.unsupported.most_common()),
         avoided=dict(done.avoided.most_common()),
         cells=dict(done.cells),
         entries=dict(done.entries),
+        hazards=dict(done.hazards),
+        writes=hazards.ACCESSES if done.hazards else (),
+        relations=hazards.RELATIONS if done.hazards else (),
+        arguments=dict(done.arguments),
         **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
@@ -142,6 +166,7 @@ def with_counts(campaign: Campaign, run: Run) -> Run:
 
 def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
     saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
+    plan_target = describe_target(campaign.plan.target)
     result = result_of(
         group.finding,
         campaign.script(group),
@@ -154,12 +179,34 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
         masked=len(group.masked),
         layer=group.finding.layer,
+        culprit=group.finding.culprit,
+        upstream=upstream_of(group.finding, plan_target) if group.shrunk else "",
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
-    layers = describe_target(campaign.plan.target).without_backend
+    layers = plan_target.without_backend
     layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
     layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
+
+
+def evidence(finding: Finding, target: Target) -> Evidence | None:
+    """The evidence that decides whether a finding is a reported bug of PyTorch; None if its cause is unknown, or
+    lies in no part of PyTorch. A program that ended its process is not run."""
+    layer, part = layer_and_part(finding.culprit)
+    layer = layer if layer in COMPILER_LAYERS else target.of_pytorch
+    if not (layer and finding.property and finding.program.inputs):
+        return None
+    runs = finding.kind in (FAIL, FLAKY)
+    found = evidence_of(finding.program, finding.property, layer, part, runs=runs)
+    first = finding.mismatches[0] if finding.mismatches else None
+    seen = property_of(first.oracle, first.expected, first.actual, first.detail) if first else ""
+    return replace(found, symptom=seen)
+
+
+def upstream_of(finding: Finding, target: Target) -> str:
+    """The names of the reported bugs that a finding is, or that the index has none; "" without evidence."""
+    known = evidence(finding, target)
+    return known_as(known) if known is not None else ""
 
 
 def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:

@@ -25,6 +25,11 @@ class Tally:
     """Steps drawn, by family, layout class of the first tensor, and dtype of this tensor."""
     entries: Counter[str] = field(default_factory=Counter)
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
+    hazards: Counter[str] = field(default_factory=Counter)
+    """Hazards drawn, by write, relation, step between and use of the result, joined by `|`."""
+    arguments: Counter[str] = field(default_factory=Counter)
+    """Changed arguments, by step, place, variant and outcome, joined by `|`. The outcome is `accepted`, or torch CPU's
+    error."""
     lacking: Counter[str] = field(default_factory=Counter)
     """Entries of op_db given up for an operator declared lacking: `OPERATOR|ENTRY`."""
 

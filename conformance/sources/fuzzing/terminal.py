@@ -58,10 +58,12 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
         else ""
     )
     called = f"{drawn.called} of op_db's entries in {len(drawn.entries)} cells; " if drawn and drawn.entries else ""
+    hazards = f"{len(drawn.hazards)} cells of hazards; " if drawn and drawn.hazards else ""
+    changed = f"{len(drawn.arguments)} pairs of argument and kind; " if drawn and drawn.arguments else ""
     unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
     console.print(
         f"{where}; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; "
-        f"{called}"
+        f"{called}{hazards}{changed}"
         f"{kernels}{undefined(done)} undefined or rejected steps not run"
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
@@ -108,6 +110,8 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
     if found.elsewhere:
         console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
+    if origin := found.origin():
+        console.print(escape_control_characters(origin))
     console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
 
 

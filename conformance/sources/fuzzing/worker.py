@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import math
+import random
 import time
 import traceback
 from collections import Counter
@@ -18,20 +19,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from conformance.engine.executor import Watch
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
+from conformance.program.calls import judge_program, resolved
 from conformance.program.cause import cause_of, plainer
 from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
-from conformance.program.reduce import reduce_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict, judge_program, leading, signature
+from conformance.program.verdict import Verdict, leading, signature
 from conformance.record.errors import TargetError, UserError
 from conformance.record.finding import (
     ALSO,
@@ -45,16 +45,18 @@ from conformance.record.finding import (
     TIMEOUT,
     answers,
     cause_text,
-    gist,
     property_of,
     with_signal_number,
 )
-from conformance.record.patterns import LESS_PRECISE, VALUE, base_operator, pattern_of
-from conformance.run.messages import COMPILING, Death, ExitReason
-from conformance.run.worker import UnitTimeout, at_most, keep, loaded, step, unit
+from conformance.record.patterns import by_culprit, pattern_of
+from conformance.run.messages import Death, ExitReason
+from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Shard
+from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.trials import Trials, alike, watching
 from conformance.standalone.observation import out_of_memory
 from conformance.standalone.oracles import Mismatch
 
@@ -64,8 +66,19 @@ PRECISE = frozenset({"crash", "timeout", "memory", "metadata", "not implemented"
 MOST_PARTS = 8
 """Largest number of parts of one program that a worker judges."""
 
+DEATHS = (CRASH, TIMEOUT, MEMORY)
+"""The kinds of findings that end a worker."""
+
+CRASH_TRIALS = 60
+"""Number of smaller programs that one worker tries for a crash or a hang."""
+
+NO_PROGRESS = Progress()
+
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
+
+LONGEST_ATTRIBUTION = 120.0
+"""Time limit in seconds for finding the culprit of one cause."""
 
 NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
@@ -80,8 +93,8 @@ class Finding:
     same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
     under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
     remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks.
-    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program; empty if
-    unknown."""
+    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program, or a
+    compiler's layer and part (`compiler_attribution.py`); empty if unknown."""
 
     kind: str
     seed: int
@@ -135,13 +148,12 @@ class Finding:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
         pattern = pattern_of(self.difference, self.property, self.op, is_view)
-        if self.culprit and pattern != LESS_PRECISE and base_operator(self.culprit) != base_operator(self.op):
-            pattern = VALUE.format(base_operator(self.culprit))
+        pattern = by_culprit(pattern, self.property, self.op, self.culprit)
         return f"flaky: {pattern}" if self.kind == FLAKY else pattern
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""
-        if self.kind not in (CRASH, TIMEOUT, MEMORY):
+        if self.kind not in DEATHS:
             return ""
         return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
 
@@ -191,6 +203,10 @@ class Result(Tally):
     """Programs that did not run, by the reason that the target declares."""
     arbitrated: int = 0
     """Programs that differ from torch CPU and pass by its answer in float64."""
+    calls: int = 0
+    """Judged calls of transformed functions, the first calls included."""
+    recompiled: int = 0
+    """Calls after the first that compiled a graph."""
     compared: int = 0
     """Programs whose kernels were compared with a baseline."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -219,10 +235,12 @@ def environment(spec: str) -> dict[str, str]:
 
 
 class _Ran:
-    """The number of this process's last program, and the groups of failures that it has confirmed."""
+    """The number of this process's last program, the groups of failures that it has confirmed, and the culprits of
+    causes."""
 
     last: int | None = None
     confirmed: ClassVar[set[tuple[str, str]]] = set()
+    culprits: ClassVar[dict[tuple[str, str], str]] = {}
 
 
 def run_shard(shard: Shard) -> Result:
@@ -262,7 +280,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
         if found is None:
             return
         with unit(json.dumps({"number": number})):
-            rest = remainder(program, found.step) if found.step and part + 1 < MOST_PARTS else None
+            rest = remainder(found.program, found.step) if found.step and part + 1 < MOST_PARTS else None
         unjudged = rest.dropped if rest is not None else _unjudged(found)
         earlier = replace(found, part=part, unjudged=unjudged, before=_Ran.last)
         _keep(shard, result, earlier)
@@ -281,6 +299,8 @@ def _unjudged(finding: Finding) -> int:
     """Number of steps that are not judged because a difference ends the judgement of its program."""
     if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
         return 0  # the program ran to its end
+    if finding.program.calls:
+        return 0  # the first call was judged whole
     return len(finding.program.steps) - (finding.step or 0)
 
 
@@ -294,6 +314,7 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
             _count(shard, program, verdict, result)
         if exhausted(verdict):
             raise MemoryError
+        program, verdict = resolved(program, verdict, loaded(shard.plan.target), watching(program, shard.hang))
         found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
         return found, verdict.unsupported
     except ProgramError as error:
@@ -313,6 +334,9 @@ def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> 
     result.allowed += verdict.allowed or 0
     result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
     result.arbitrated += verdict.arbitrated
+    if described(shard.plan.target).transforms_program:
+        result.calls += verdict.calls or (not verdict.unsupported)
+    result.recompiled += verdict.recompiled
     result.compared += verdict.baseline is not None
     if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
         result.counts[digest(program)] = verdict.kernels
@@ -325,17 +349,6 @@ def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool
         return judge_program(program, target, locate=locate, watch=watching(program, shard.hang), baseline=baseline)
 
 
-def watching(program: Program, hang: Collection[str] = ()) -> Watch:
-    """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
-    program time, unless its op is in `hang`."""
-
-    def watch(number: int, builds: bool) -> None:
-        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
-        step(str(number), COMPILING if builds and op not in hang else "")
-
-    return watch
-
-
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
     """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
     the end of a drawn program show which tensors share memory. If it transforms gradients, the program ends with a
@@ -343,9 +356,17 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
-    program = drawing_of(shard.plan.drawing, shard.plan.target).numbered(shard.plan.seed, number, tally)
+    drawing = drawing_of(shard.plan.drawing, shard.plan.target)
+    program = drawing.numbered(shard.plan.seed, number, tally)
+    if drawing.changes_arguments:
+        from conformance.sources.fuzzing import arguments  # imports op_db, which takes seconds
+
+        source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
+        program = arguments.extended(program, source, target.unsupported("trait"), tally)
     if target.differentiates:
         return with_gradient(program)
+    if target.transforms_program and shard.plan.calls:
+        return with_calls(program, shard.plan.seed, number, target)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
 
 
@@ -391,6 +412,15 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
+def died_of(finding: Finding, small: Program) -> Finding:
+    """The death of a finding on a smaller program."""
+    if not finding.step:
+        return replace(finding, program=small)
+    step = len(small.steps) + (finding.step > len(finding.program.steps))
+    died = ended(finding.kind, finding.seed, finding.number, small, step)
+    return replace(died, before=finding.before, said=finding.said)
+
+
 def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
@@ -403,44 +433,58 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
     return wrong, ""
 
 
-def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) -> Finding:
+def shrink(
+    spec: str,
+    finding: Finding,
+    trials: int,
+    until: float = math.inf,
+    progress: Progress = NO_PROGRESS,
+    hang: Collection[str] = (),
+) -> Finding:
     """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
-    `until` on, in seconds since the epoch, no smaller program is tried.
+    `until` on, in seconds since the epoch, no smaller program is tried. `progress` is that of earlier workers.
 
     Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
     on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
     that does not show there."""
     target = loaded(spec)
+    if finding.kind in DEATHS:
 
-    def verdict_of(candidate: Program) -> Verdict:
-        try:
-            with at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
-                return judge_program(candidate, target, locate=False, watch=watching(candidate))
-        except UnitTimeout:
-            return Verdict()
+        def exhausts(candidate: Program, verdict: Verdict) -> bool:
+            return finding.kind == MEMORY and exhausted(verdict)
+
+        hangs = finding.kind == TIMEOUT
+        deadly = Trials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
+        return died_of(finding, deadly.smallest(finding.program, CRASH_TRIALS))
 
     def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
         left, layer = _unexplained(target, candidate, wrong)
         return (wrong if layer else ()) if finding.layer else left
 
+    def matches(candidate: Program, verdict: Verdict) -> bool:
+        left = own(candidate, verdict.mismatches)
+        return bool(left) and alike(first, leading(left))
+
+    attempts = Trials(target, progress, matches, seconds=LONGEST_TRIAL, until=until)
+
+    def mismatches_of(candidate: Program) -> Sequence[Mismatch]:
+        with contextlib.suppress(UnitTimeout):
+            return own(candidate, attempts.judged(candidate).mismatches)
+        return ()
+
     program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
     if finding.step:
         beginning = program.with_steps(program.steps[: finding.step])
-        cut = own(beginning, verdict_of(beginning).mismatches)
+        cut = mismatches_of(beginning)
         program, wrong = (beginning, cut) if cut else (program, wrong)
     first = leading(wrong)
-
-    def fails(candidate: Program) -> bool:
-        mismatches = own(candidate, verdict_of(candidate).mismatches)
-        return bool(mismatches) and _alike(first, leading(mismatches))
-
-    small = reduce_program(program, fails, trials, until=until)
+    small = attempts.smallest(program, trials)
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding
 
     def wrong_at_all(other: Program) -> bool:
-        return bool(own(other, verdict_of(other).mismatches))
+        return bool(mismatches_of(other))
 
     plain = plainer(small, verdict, wrong_at_all)
     if plain is not None:
@@ -458,13 +502,16 @@ def shrink(spec: str, finding: Finding, trials: int, until: float = math.inf) ->
 
 
 def attributed(spec: str, finding: Finding, until: float = math.inf) -> Finding:
-    """Return the finding with its culprit, if one is known by `until`, in seconds since the epoch. Whatever a device
-    raises while its operators are replaced, the finding stays."""
+    """Return the finding with the culprit of its cause, if it is known by `until`, in seconds since the epoch. A worker
+    searches once for each cause. Whatever a target raises while its parts are replaced, the finding stays."""
     if finding.kind != FAIL or not finding.mismatches:
         return finding
-    with contextlib.suppress(UnitTimeout, Exception), at_most(min(LONGEST_TRIAL, max(until - time.time(), 0.01))):
-        return replace(finding, culprit=culprit(finding.program, loaded(spec), finding.difference))
-    return finding
+    key = (spec, finding.cause())
+    if key not in _Ran.culprits:
+        limit = min(LONGEST_ATTRIBUTION, max(until - time.time(), 0.01))
+        with contextlib.suppress(UnitTimeout, Exception), at_most(limit):
+            _Ran.culprits[key] = culprit(finding.program, loaded(spec), finding.difference)
+    return replace(finding, culprit=_Ran.culprits.get(key, ""))
 
 
 def fails(spec: str, program: Program, limit: float) -> bool:
@@ -474,17 +521,6 @@ def fails(spec: str, program: Program, limit: float) -> bool:
             return bool(judge_program(program, loaded(spec), locate=False).mismatches)
     except UnitTimeout:
         return True
-
-
-def _alike(one: Mismatch, two: Mismatch) -> bool:
-    if "error" not in (one.oracle, two.oracle):
-        return one.oracle == two.oracle
-    return (one.oracle, one.expected, one.actual, gist(one.detail)) == (
-        two.oracle,
-        two.expected,
-        two.actual,
-        gist(two.detail),
-    )
 
 
 def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:

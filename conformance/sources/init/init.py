@@ -29,10 +29,10 @@ from conformance.run import signals
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Limits, WorkerDied, unusable
 from conformance.run.probe import resolve
-from conformance.run.profile_trials import LATE, trials
+from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.run.worker import loaded
-from conformance.sources.fuzzing import trial as of_step
-from conformance.sources.opinfo import trial as of_opinfo
+from conformance.sources.fuzzing import plainest as of_step
+from conformance.sources.opinfo import plainest as of_opinfo
 
 USUAL = 60.0
 """Least limit in seconds that a profile states for a program, if no trial took long."""
@@ -105,7 +105,7 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
     found = Found(spec, probe)
-    pool = place.pool(full, limits, jobs, [*of_opinfo.MODULES, *of_step.MODULES])
+    pool = place.pool(full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
     try:
         try:
             with place.loading(spec, limits):
@@ -114,12 +114,12 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
         except WorkerDied as died:
             raise unusable(spec, died.death) from None
         steps = [name for name, op in OPS.items() if not {name, op.family} & declared]
-        todo = {"opinfos": [of_opinfo.task(full, name) for name in opinfos],
-                "steps": [of_step.task(full, name) for name in steps]}  # fmt: skip
+        todo = {"opinfos": [task(full, of_opinfo.call_of, name) for name in opinfos],
+                "steps": [task(full, of_step.subject_of, name) for name in steps]}  # fmt: skip
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
-            for task in todo[kind]:
-                found.trials[kind, task.name] = Trial(task.name, Outcome.UNTRIED, said=LATE)
+            for one in todo[kind]:
+                found.trials[kind, one.name] = Trial(one.name, Outcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
             _try(found, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,18 +19,20 @@ import torch
 
 from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
-from conformance.engine.judge import first_line
+from conformance.engine.judge import first_line, judge
 from conformance.engine.kernel_tables import lacking
+from conformance.engine.loading import reference
 from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, SPARSE, Target
 from conformance.record.errors import UserError
-from conformance.record.names import NOT_COMPARED
+from conformance.record.names import CHANGED, NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
-from conformance.sources.opinfo import catalog, undefined
+from conformance.sources.opinfo import catalog, surroundings, undefined
+from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of
-from conformance.sources.opinfo.judge import judge_call
+from conformance.sources.opinfo.judge import JudgedCall, as_refused
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip, reference
+from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import compare
@@ -73,16 +75,23 @@ class _Tally:
 
 
 class Note(Protocol):
-    """Callback that receives the sample index, the phase, and whether the target may compile kernels in it."""
+    """Callback that receives the sample index, the phase, whether the target may compile kernels in it, and the changed
+    argument.
+    """
 
-    def __call__(self, sample: int, phase: str, builds: bool = False) -> None: ...
+    def __call__(self, sample: int, phase: str, builds: bool = False, origin: Origin | None = None) -> None: ...
 
 
-def run_case(case: Case, target: Target, note: Note = lambda sample, phase, builds=False: None) -> Result:
+def run_case(
+    case: Case,
+    target: Target,
+    note: Note = lambda sample, phase, builds=False, origin=None: None,
+    skipped: Collection[int] = (),
+) -> Result:
     """Compare up to `case.samples` samples of the case.
 
     `note` receives the sample and the phase before each step that may crash, so that another process can report the
-    place.
+    place. The samples in `skipped` do not run: they have ended a worker.
     """
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
@@ -90,20 +99,26 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    drawn = False
     with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
         try:
             for sample in samples(op, case.variant, dtype, case.layout, case.samples):
+                if sample.index in skipped:
+                    continue
                 note(sample.index, "sampling")
+                drawn = True
                 for call in _made(op, case, sample, tally):
-                    _run_call(case, op, dtype, target, call, tally, note)
+                    _run_call(case, target, call, tally, note)
         except UserError:
             raise
         except Exception as error:
             tally.failed += 1
             text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
             tally.fail(Failure("harness", "the harness itself", "no error", text))
-    _judge_kernels(case, target, dtype, tally)
+    if case.variant in CHANGED and not (drawn or skipped or tally.failures):
+        tally.skip("no argument of the op has such a change", excused=True)
+    _judge_kernels(case, target, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or _excused(tally)):
         # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
@@ -131,17 +146,17 @@ def run_case(case: Case, target: Target, note: Note = lambda sample, phase, buil
     )
 
 
-def _judge_kernels(case: Case, target: Target, dtype: torch.dtype, tally: _Tally) -> None:
+def _judge_kernels(case: Case, target: Target, tally: _Tally) -> None:
     """Compare the kernels of all samples with their summed allowance, since a case's total is also compared with the
     baseline. One sample may then cost a kernel more if another saves one.
     """
-    if case.variant == "error_inputs":
+    if case.variant in ("error_inputs", *CHANGED):
         return
     allowed, ran = Observation(kernels=tally.allowed), Observation(kernels=tally.kernels)
     for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
         assert tally.worst is not None  # the sum exceeds the allowance only if one call does
         found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
-        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran, dtype))
+        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran))
 
 
 def _excused(tally: _Tally) -> bool:
@@ -175,15 +190,15 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
         tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
 
-def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Call, tally: _Tally, note: Note) -> None:
-    index = call.sample.index
+def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> None:
+    index, origin = call.sample.index, call.sample.origin
     reason = _undeclared(target, call)
     if reason:
         return tally.skip(reason, excused=True)
     fault, dies = undefined.fault_of(case)
     if dies:
         return tally.skip(fault, excused=True)
-    note(index, "CPU")
+    note(index, "CPU", origin=origin)
     expected = Executor(reference()).run(call)
     error = expected.last.error
     if expected.failed_step == 0:
@@ -194,14 +209,28 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
             Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
         )
     if error is not None and error.not_implemented:
-        return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}")
+        excused = case.variant in CHANGED
+        return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}", excused)
     if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
         return tally.skip("it writes to an expanded input, which is undefined")
     if case.variant == "error_inputs" and error is None:
         return tally.skip("the CPU accepts this input")
 
+    if case.variant == "refused_device" and error is None:
+        return tally.skip("torch CPU accepts a tensor without values", excused=True)
+    op, dtype = catalog.find(case), getattr(torch, case.dtype)
+    if case.variant in CHANGED and error is None:
+        beside = surroundings.faults(op, call, dtype, expected)
+        if beside and fault:
+            return tally.skip(fault, excused=True)
+        if beside and target.name == reference().name:
+            tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
+            return tally.fail(failure_of(case, target, call, beside[0], expected.last, expected.last))
+        if beside:
+            return tally.skip("torch CPU's answer depends on the memory beside its operands", excused=True)
+
     def watch(number: int, builds: bool) -> None:
-        note(index, "target", builds)
+        note(index, "target", builds, origin)
 
     # On the CPU, counting needs a dispatch mode, and some composite ops take other paths under one.
     actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
@@ -210,7 +239,10 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     # If only one side raises, which the judge reports, the kernel counts of the two sides are not comparable.
     if actual.last.kernels is not None and (error is None) == (actual.last.error is None):
         tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
-    found, arbitrated = judge_call(case, op, dtype, target, call, expected, actual)
+    # PyTorch does not define the content of operands after a refused call.
+    oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
+    found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
+    found = [one for one in found if not as_refused(call, expected.last, actual.last, one)]
     if found and fault:
         return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
@@ -222,7 +254,7 @@ def _run_call(case: Case, op: Any, dtype: torch.dtype, target: Target, call: Cal
     tally.failed += bool(found)
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
-            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last, dtype))
+            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last))
     return None
 
 

@@ -13,14 +13,16 @@ import functools
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from conformance.record.names import SPECIALS, SPECIALS_BACKWARD
+from conformance.record.names import CHANGED, DTYPES, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import overloads
 from conformance.sources.opinfo.plan import Case, Entry
+from conformance.standalone.oracles import Tolerance
 from conformance.standalone.torch_compat import default_tolerances, nondeterministic, op_db
 
 _op_db = op_db()
@@ -85,7 +87,7 @@ def _variants(op: Any) -> frozenset[str]:
         "backward": op.supports_autograd,
         "forward_over_backward": op.supports_autograd and op.supports_fwgrad_bwgrad,
         "error_inputs": op.error_inputs_func is not None,
-        **dict.fromkeys(SPECIALS, True),
+        **dict.fromkeys((*SPECIALS, *CHANGED), True),
         **dict.fromkeys(SPECIALS_BACKWARD, op.supports_autograd),
     }
     return frozenset(name for name, present in has.items() if present)
@@ -107,8 +109,9 @@ def entries(beside: bool = False) -> list[Entry]:
     ]
 
 
-def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]:
-    """Return the (rtol, atol) that OpInfo grants beyond torch.testing's defaults for `dtype`, or (None, None).
+def tolerances(op: Any, dtype: torch.dtype, results: Iterable[str] = DTYPES) -> Tolerance:
+    """Return the (rtol, atol) that OpInfo grants beyond torch.testing's defaults for `dtype`, by the dtypes of results.
+    The mapping is empty if OpInfo grants none.
 
     As in TestCase.assertEqual of torch.testing._internal.common_utils, an override widens the default and never narrows
     it.
@@ -126,7 +129,7 @@ def tolerances(op: Any, dtype: torch.dtype) -> tuple[float | None, float | None]
                 rtol, atol, granted = max(rtol, each.d[dtype].rtol), max(atol, each.d[dtype].atol), True
             elif isinstance(each, _op_db.precision_override) and dtype in each.d:
                 atol, granted = max(atol, each.d[dtype]), True
-    return (rtol, atol) if granted else (None, None)
+    return dict.fromkeys(results, (rtol, atol)) if granted else {}
 
 
 def has_value(op: Any) -> bool:

@@ -24,12 +24,13 @@ from conformance.program.verdict import Verdict
 from conformance.record.finding import MOVE
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
-from conformance.sources.opinfo import catalog, script
+from conformance.sources.opinfo import script
+from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import Unwritable, written
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import MAX_SHOWN, Mismatch, differing
+from conformance.standalone.oracles import MAX_SHOWN, Mismatch, Tolerance, differing
 
 LONGEST_LINES = 25
 """Limit on the lines of a minimized script before its comparison part."""
@@ -42,15 +43,9 @@ LONGEST_TEXT = 2_000
 
 
 def failure_of(
-    case: Case,
-    target: Target,
-    call: Call,
-    mismatch: Mismatch,
-    expected: Observation,
-    actual: Observation,
-    dtype: torch.dtype,
+    case: Case, target: Target, call: Call, mismatch: Mismatch, expected: Observation, actual: Observation
 ) -> Failure:
-    tolerances, program, names = catalog.tolerances(catalog.find(case), dtype), None, dict[str, str]()
+    terms, program, names = JudgedCall(case, call).terms, None, dict[str, str]()
     with contextlib.suppress(Unwritable):
         program, names = written(case, call)
     if program is not None and sum(storage.size for storage in program.storages) > LONGEST_INPUTS:
@@ -72,11 +67,10 @@ def failure_of(
             sentence(replace(named, where=where)),
             named,
             program,
-            tolerances=tolerances,
-            undefined=_undefined(case, call, names),
+            terms=terms,
             sparse=any(name.endswith("['layout']") for name in expected.others),
         ),
-        **_shown(mismatch, expected, actual, tolerances),
+        **_shown(mismatch, expected, actual, terms.tolerance),
     )
 
 
@@ -95,8 +89,7 @@ def failure_of_program(case: Case, target: Target, failure: Failure, program: Pr
     texts = {name: getattr(first, name)[:LONGEST_TEXT] for name in ("expected", "actual", "detail")}
     shown: dict[str, Any] = {}
     if verdict.sides is not None:
-        wide = program.tolerance.get(case.dtype, (None, None))
-        shown = _shown(first, *verdict.sides, wide)
+        shown = _shown(first, *verdict.sides, program.tolerance)
     return replace(made, oracle=first.oracle, where=first.where, **texts, **{"values": (), "layouts": {}, **shown})
 
 
@@ -111,16 +104,14 @@ def _summary(program: Program) -> str:
     return script.summary(name, {"input": args[0], "args": args[1:], "kwargs": kwargs})
 
 
-def _shown(
-    mismatch: Mismatch, expected: Observation, actual: Observation, tolerances: tuple[float | None, float | None]
-) -> dict[str, Any]:
+def _shown(mismatch: Mismatch, expected: Observation, actual: Observation, tolerance: Tolerance) -> dict[str, Any]:
     """Return the fields of a failure that show values and layouts of both sides."""
     want, got = expected.tensors.get(mismatch.where), actual.tensors.get(mismatch.where)
     rows: tuple[tuple[str, str, str, bool], ...] = ()
     if want is not None and got is not None and mismatch.oracle == "value":
-        rows = _rows(want.value, got.value, *tolerances)
+        rows = _rows(want.value, got.value, tolerance)
     elif mismatch.oracle == "storage" and mismatch.where in expected.storages and mismatch.where in actual.storages:
-        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where], None, None)
+        rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where])
     geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
     layouts = {
         name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
@@ -139,18 +130,8 @@ def _renamed(mismatch: Mismatch, names: Mapping[str, str]) -> Mismatch:
     return replace(mismatch, where=prefix + names.get(where, where), expected=expected, actual=actual)
 
 
-def _undefined(case: Case, call: Call, names: Mapping[str, str]) -> list[str]:
-    """Return the answers that the judge excludes: results without a defined value, and the storage of a result that the
-    op allocated for an empty out=. Results of a program have its `names`.
-    """
-    facts = ["storage of"] if call.note == "out empty" else []
-    facts = facts if catalog.has_value(catalog.find(case)) else ["value of", "storage of"]
-    results = [name for old, name in names.items() if old.partition("[")[0] in ("result", "out")] or ["result", "out"]
-    return [f"{fact} {name}" for fact in facts for name in dict.fromkeys(results)]
-
-
 def _rows(
-    want: torch.Tensor, got: torch.Tensor, rtol: float | None, atol: float | None
+    want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance | None = None
 ) -> tuple[tuple[str, str, str, bool], ...]:
     """Return values as (index, expected, actual, differs): all of a small tensor, or those around the first
     difference.
@@ -158,7 +139,7 @@ def _rows(
     if want.shape != got.shape or want.dtype != got.dtype or not want.numel():
         return ()
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
-    wrong = differing(want, got, False, rtol, atol).reshape(-1)
+    wrong = differing(want, got, False, tolerance).reshape(-1)
     first = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
     start = 0 if wrong.numel() <= MAX_SHOWN else max(0, min(first - 4, wrong.numel() - MAX_SHOWN // 2))
     stop = wrong.numel() if wrong.numel() <= MAX_SHOWN else start + MAX_SHOWN // 2

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from conformance.record.errors import UserError
+from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
 from conformance.sources.opinfo import worker
+from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.opinfo.sample_script import from_op_db
 
@@ -25,6 +28,22 @@ OUTCOMES = {
     ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
 }
 """Outcome and oracle of a case, by the exit reason of its worker."""
+
+
+MOST_DEATHS, MOST_TIMEOUTS = 12, 3
+"""Number of deaths of workers, and of time-outs among them, after which a case is not run again without the samples
+that ended them. Only a case that changes arguments is run again, since its samples do not resemble each other.
+"""
+
+
+def _joined(result: Result, deaths: Sequence[Result]) -> Result:
+    """Return a case's result with the failures of the samples that ended a worker."""
+    if not deaths:
+        return result
+    failures = (*(failure for one in deaths for failure in one.failures), *result.failures)
+    outcome = result.outcome if result.outcome is Outcome.TIMEOUT else deaths[0].outcome
+    samples, failed = result.samples + len(deaths), result.failed + len(deaths)
+    return replace(result, outcome=outcome, failures=failures, reason="", samples=samples, failed=failed)
 
 
 class Cases(PlacedPool):
@@ -60,6 +79,7 @@ class Cases(PlacedPool):
         """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. Raises
         TargetError if no worker can be started, and Stopped.
         """
+        deaths: dict[str, list[Result]] = {}
         for case in cases:
             self.submit(Task(case.id, worker.run, (self.target, case)))
         for task, answer in self.ended(seconds):
@@ -67,7 +87,15 @@ class Cases(PlacedPool):
             if isinstance(answer, Death):
                 if answer.reason is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
-                yield self._lost(case, *OUTCOMES[answer.reason], answer)
+                lost = self._lost(case, *OUTCOMES[answer.reason], answer)
+                before = deaths.setdefault(case.id, [])
+                before.append(lost)
+                late = sum(one.outcome is Outcome.TIMEOUT for one in before) == MOST_TIMEOUTS
+                if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or answer.note is None:
+                    yield _joined(lost, before[:-1])
+                    continue
+                skipped = tuple(failure.sample for result in before for failure in result.failures)
+                self.submit(Task(case.id, worker.run, (self.target, case, skipped)))
             elif isinstance(answer.error, UserError):
                 raise answer.error
             elif answer.error is not None:
@@ -76,18 +104,22 @@ class Cases(PlacedPool):
             else:
                 result, loop = answer.value
                 self.loops += [loop] if loop else []
-                yield result
+                yield _joined(result, deaths.get(case.id, []))
 
     def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
         """Return the result of a case whose worker is gone, from the worker's last note."""
         last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
-        number, _, phase = last.partition("\t")
+        number, phase, changed = (*last.split("\t", 2), "", "")[:3]
         sample = int(number)
+        origin = Origin.from_json(changed) if changed else None
         finding = f"{outcome}: {death.said}"
-        script = "" if oracle == "harness" else from_op_db(case, self.setup, sample, finding, lacks=self.lacks)
-        where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
-        failure = Failure(
-            oracle, where, "an answer", death.said, f"while running sample {sample}", sample=sample, script=script
+        script = (
+            ""
+            if oracle == "harness"
+            else from_op_db(case, self.setup, sample, finding, lacks=self.lacks, origin=origin)
         )
+        where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
+        detail = f"while running sample {sample}{f': {origin}' * (origin is not None)}"
+        failure = Failure(oracle, where, "an answer", death.said, detail, sample=sample, script=script)
         seconds = self.limits.unit if outcome is Outcome.TIMEOUT else 0.0
         return case.result(outcome, samples=max(sample, 1), failed=1, failures=(failure,), seconds=seconds)

@@ -1,16 +1,11 @@
 """Minimization of failing op_db samples: the first failing sample of each cause becomes a small failing program.
 
 Defines `minimize`. A sample becomes a program (`sample_program`), and the reducer of programs shrinks it in a worker
-that may die. The worker notes each candidate before it runs it. After a death, the pool's owner therefore knows the
-candidate that ended the worker: the smaller program, if the failure is a death, or else a candidate to skip.
-
-This module runs in the process that collects results, which does not import torch. So programs are JSON text here.
+that may die (`sources/programs`). This module runs in the process that collects results, which does not import torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +20,7 @@ from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
+from conformance.sources.programs.progress import Progress
 
 BUDGET, SHARE = 120.0, 0.15
 """Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
@@ -32,9 +28,6 @@ it if cases fail."""
 
 TRIAL = 10.0
 """Limit in seconds on one trial. A longer one counts as a hang."""
-
-MOST_DEATHS = 8
-"""Limit on the workers that may die of the trials of one failure."""
 
 UNSHOWN = ("kernels", "harness", NOT_COMPARED, "memory", "message", "device")
 """Oracles that the verdict on a program does not have, or that no script can show."""
@@ -57,17 +50,18 @@ def minimize(
         run.notes.append(f"{counted(len(chosen), 'failure')} not minimized, since the time was over")
         return
     small: dict[str, Failure] = {}
-    reasons, deaths = Counter[str](), Counter[str]()
+    reasons = Counter[str]()
     modules = (worker.__name__, "conformance.sources.opinfo.smaller")
     limits = replace(limits, unit=min(limits.unit, TRIAL))
     with PlacedPool(place, run.target, limits, min(jobs, len(chosen)), modules) as pool:
         for id, failure in chosen.items():
-            pool.submit(Task(id, worker.minimized, (run.target, cases[id], failure, until, "", frozenset())))
+            pool.submit(Task(id, worker.minimized, (run.target, cases[id], failure, until, Progress())))
         for task, answer in pool.ended(seconds + limits.unit):
             if isinstance(answer, Death):
-                deaths[task.name] += 1
-                if answer.reason is not ExitReason.NEVER_STARTED and deaths[task.name] <= MOST_DEATHS:
-                    pool.submit(_after(task, answer))
+                *args, failure, until_, progress = task.args
+                progress = progress.after(answer, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
+                if answer.reason is not ExitReason.NEVER_STARTED and not progress.over:
+                    pool.submit(replace(task, args=(*args, failure, until_, progress)))
                 else:
                     reasons["its worker dies too often"] += 1
             elif isinstance(answer.value, Failure):
@@ -79,17 +73,6 @@ def minimize(
     told = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
     if told:
         run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({told})")
-
-
-def _after(task: Task, death: Death) -> Task:
-    """Return the rest of a task after the death of its worker."""
-    target, case, failure, until, best, skipped = task.args
-    candidate = ""
-    with contextlib.suppress(ValueError, TypeError):
-        best, candidate = json.loads(death.note.unit if death.note is not None else "")
-    if candidate and death.reason is DEATHS.get(failure.oracle):
-        best = candidate
-    return replace(task, args=(target, case, failure, until, best, skipped | {candidate}))
 
 
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:

@@ -15,16 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.record.errors import UsageError
-from conformance.record.names import (
-    DIFFERENTIATED,
-    DTYPES,
-    LAYOUTS,
-    SPECIALS,
-    SPECIALS_BACKWARD,
-    TIERS,
-    VARIANTS,
-    nearest,
-)
+from conformance.record.names import CHANGED, DIFFERENTIATED, DTYPES, GROUPS, LAYOUTS, TIERS, VARIANTS, nearest
 from conformance.record.result import Named, Outcome, Result
 from conformance.run import options
 
@@ -92,7 +83,8 @@ BESIDE = ("_foreach*", "ops.aten.*")
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
 # Named suites. "main" fits two cores and a quarter of an hour: 20 samples for a float32 forward run, as usual, and
 # fewer where the same shapes come again in another dtype, in place, or with a gradient. "sweep" is the whole of op_db:
-# every dtype, and every variant and layout in float32. "overloads" holds the entries outside op_db.
+# every dtype, and every variant and layout in float32. "overloads" holds the entries outside op_db. "arguments" changes
+# each argument of each op in turn.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
@@ -102,13 +94,14 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
     ),
     "sweep": (
         Selection(dtypes=DTYPES),
-        Selection(variants=tuple(v for v in VARIANTS if v not in ("forward", "reference_inputs"))),
+        Selection(variants=tuple(v for v in VARIANTS if v not in ("forward", "reference_inputs", *CHANGED))),
         Selection(layouts=tuple(layout for layout in LAYOUTS if layout != "as_sampled")),
     ),
     "quick": (
         Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
         Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
     ),
+    "arguments": (Selection(variants=CHANGED, samples=None), Selection(("*",), ("int64",), CHANGED, samples=None)),
     "overloads": (
         Selection(ops=BESIDE, dtypes=("float32", "int64", "bool")),
         Selection(ops=BESIDE, variants=("inplace", "backward")),
@@ -167,8 +160,6 @@ USUAL = {
 """Usual values of the options that choose cases, for their help."""
 VALUES = {"variant": options.variants_shown(), "suite": ", ".join(SUITES)}
 """Known values of the options that choose cases."""
-GROUPS: dict[str, Iterable[str]] = {"specials": SPECIALS, "specials_backward": SPECIALS_BACKWARD}
-"""Variants with a common name."""
 
 
 def asked(args: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:

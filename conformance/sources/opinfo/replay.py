@@ -17,10 +17,8 @@ from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS, ne
 from conformance.record.result import Outcome, Result, Run
 from conformance.report.replay import Replayed, show
 from conformance.run.options import chosen
+from conformance.sources.opinfo.arguments import ONE_SAMPLE
 from conformance.sources.opinfo.plan import Selection
-
-ONE_SAMPLE = "PYTORCH_OPINFO_SAMPLE_INPUT_INDEX"
-"""Environment variable that makes OpInfo draw only one sample."""
 
 
 def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:

@@ -25,16 +25,18 @@ from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
 from conformance.record.errors import ReportError, TargetError
+from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
 from conformance.report import __main__ as report
 from conformance.report import budgets, compare
 from conformance.run import options, scripts, signals
 from conformance.run.execution_place import LOCAL, Place, place_of
 from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
-from conformance.sources.opinfo import plan, terminal, trial
+from conformance.sources.opinfo import plainest, plan, terminal
 from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.journal import Journal
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
@@ -154,7 +156,7 @@ def run(
 # The command
 
 FLAGS = ("target", *plan.CASES, "resume", "stop-at-first-failure", "replay", "minutes", *options.LIMITS,
-         "check-scripts", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
+         "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     **plan.USUAL,
@@ -247,7 +249,9 @@ class OpDb:
         """See `Source.stale`."""
         if not made.complete:
             return [], []
-        return trial.contradictions(session.target, session.limits, made.lacking, session.seen, session.place)
+        wanted = {row.operator for row in made.lacking}
+        there, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
+        return [Result(name, "", DECLARED, "", Outcome.XPASS, reason=said) for name, said in there.items()], notes
 
     def keep(self, session: Session, made: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""

@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.engine.executor import Executor
+from conformance.engine.loading import reference
 from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError, fresh_names
@@ -25,8 +27,9 @@ from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_na
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
+from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.variants import Call, draws_numbers, reference
+from conformance.sources.opinfo.variants import Call, draws_numbers
 from conformance.standalone.moving import MARKER, storage_key, tensors
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import compare
@@ -50,7 +53,7 @@ def program_of(case: Case, call: Call) -> Program:
 
 
 def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
-    """Return the call as a program with OpInfo's tolerances, and its names by the names in an observation of the call.
+    """Return the call as a program on the call's terms, and its names by the names in an observation of the call.
 
     Runs the call and the program on torch CPU. Raises Unwritable."""
     op = catalog.find(case)
@@ -87,7 +90,7 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
             continue
         known = names.of_observation(run.outcome, results)
         if not compare(_renamed(run.last, known, answer), answer):
-            return replace(program, tolerance=_tolerance(case, op, answer)), known
+            return replace(program, **_terms(case, call, known, answer)), known
         reason = reason or "a public function that answers differently from the entry"
     raise Unwritable(reason or "a call without a public name")
 
@@ -188,6 +191,8 @@ def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
         return value
     if type(value) in (float, complex):
         return number(value)
+    if isinstance(value, numpy.generic):
+        return {"numpy": number(value.item()), "dtype": value.dtype.name}
     if isinstance(value, slice):
         return {"slice": [encoded(part, marker) for part in (value.start, value.stop, value.step)]}
     if value is Ellipsis:
@@ -230,13 +235,20 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     )
 
 
-def _tolerance(case: Case, op: Any, answer: Observation) -> dict[str, tuple[float, float]]:
-    """Return OpInfo's tolerances of the case for the floating dtypes of the answer; empty if it grants none."""
-    rtol, atol = catalog.tolerances(op, getattr(torch, case.dtype))
-    dtypes = {one.dtype for one in answer.tensors.values() if one.dtype.is_floating_point or one.dtype.is_complex}
-    if rtol is None or atol is None:
-        return {}
-    return {dtype_name(dtype): (rtol, atol) for dtype in sorted(dtypes, key=str)}
+def _terms(case: Case, call: Call, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
+    """Return the terms of a program: those of the call, about the program's dtypes and names."""
+    dtypes = {
+        dtype_name(one.dtype) for one in answer.tensors.values() if one.dtype.is_floating_point or one.dtype.is_complex
+    }
+    terms, undefined = JudgedCall(case, call).terms, list[str]()
+    for beginning in terms.undefined:
+        fact, _, root = beginning.rpartition(" ")
+        undefined += [f"{fact} {name}" for old, name in names.items() if old.partition("[")[0] == root]
+    return {
+        "tolerance": {name: terms.tolerance[name] for name in sorted(dtypes & terms.tolerance.keys())},
+        "rules": terms.rules,
+        "undefined": tuple(dict.fromkeys(undefined)),
+    }
 
 
 def _cause(text: str) -> str:

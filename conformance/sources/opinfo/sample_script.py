@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from conformance.record.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD, TIERS
+from conformance.sources.opinfo.arguments import Origin, written
 from conformance.sources.opinfo.plan import ADDING_UP, Case, takes_specials
 from conformance.standalone.script import Bug, carried, defined, judged, render
 
@@ -49,31 +50,42 @@ def from_op_db(
     processed: bool = False,
     plain: bool = False,
     lacks: Collection[str] = (),
+    origin: Origin | None = None,
 ) -> str:
     """Return the script that takes sample number `index` from op_db. It also works for a crash, without a mismatch.
 
     `out` are the lines that make the out= tensors, the last one an expression. `stays` are inputs that stay on the CPU.
     `processed` means that OpInfo processes the result before the comparison, and `plain` that all tensors are dense.
-    `lacks` are the features that the device lacks.
+    `lacks` are the features that the device lacks. `origin` is the changed argument of the sample.
     """
     usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
     drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
-    name, _, number = case.overload.partition("#")
+    name, _, turn = case.overload.partition("#")
+    number = index
     kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {sorted(stays)}}}" * bool(stays)
     names = takes_specials(case.op, case.family, case.dtype)
     rest = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
     special = f"given = placed(given, {TIERS.get(case.variant)!r}, torch.{case.dtype}{rest})"
     layout = "" if case.layout == "as_sampled" else case.layout
+    changed, form = list[str](), case.variant
+    if origin is not None:
+        index, form, new = origin.sample, origin.form, origin.change.to
+        imports = [f"import {module}" for module in ("math", "numpy") if f"{module}." in new]
+        place = written(origin.place)
+        changed = [*imports, f"x = given{place}", f"given = replaced(given, {origin.place!r}, {new})  # {origin}"]
+        if origin.change.host and not stays:  # a crash, whose inputs this process does not see
+            stays = [f"{origin.place[0]}{written(origin.place[1:])}"]
     windows = "as_strided" in lacks and not plain
     extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
     extra += ", place=unfolded" * windows
     inputs = [
         "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
+        *changed,
         *[special] * (case.variant in TIERS),
         f"made = {'sent' if plain else 'moved'}(given, device{extra})",
     ]
     given = ["input", "args", "kwargs"]
-    call = f"{CALLED.get(case.variant, 'op.op')}(input, *args, **kwargs)"
+    call = f"{CALLED.get(form, 'op.op')}(input, *args, **kwargs)"
     if case.variant == "out":
         given, call = [*given, "out"], call.replace(")", ", out=out)")
         *lines, made = out or ["with_gaps(op.op(made['input'], *made['args'], **made['kwargs']), device)"]
@@ -85,14 +97,16 @@ def from_op_db(
     wrapped = [f"def call(program, given): return {calls}"] if processed else []
     text = "\n".join([*inputs, *wrapped, f"{around}("])
     helpers = [
-        word for word in ("placed", "sent", "moved", "with_gaps", *AROUND.values(), "processed") if f"{word}(" in text
+        word
+        for word in ("placed", "replaced", "sent", "moved", "with_gaps", *AROUND.values(), "processed")
+        if f"{word}(" in text
     ]
     draw = (
         "import itertools\n"
         "from torch.testing._internal.common_methods_invocations import op_db\n"
         f"{UNSEEDED * ('transform' in defined(setup))}\n"
         f"op = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, name)!r}]"
-        f"[{int(number) - 1 if number else 0}]\n"
+        f"[{int(turn) - 1 if turn else 0}]\n"
         f"sample = next(itertools.islice({drawn}, {index}, None))"
         f"{'.sample_input' if case.variant == 'error_inputs' else ''}"
     )
@@ -109,6 +123,6 @@ def from_op_db(
         finding[:500].replace("\n", " "),
         mismatch,
         {"apart": "taken_apart", **(options or judged({*ORACLES} - {"version"}, lacks))},
-        [f"Case {case.id}, sample {index}", *notes],
+        [f"Case {case.id}, sample {number}", *notes],
         roots=("taken_apart",),
     )

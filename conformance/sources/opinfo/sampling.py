@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conformance.record.names import DIFFERENTIATED, TIERS
-from conformance.sources.opinfo import catalog, seeding
+from conformance.record.names import CHANGED, DIFFERENTIATED, TIERS
+from conformance.sources.opinfo import arguments, catalog, seeding
+from conformance.sources.opinfo.arguments import ONE_SAMPLE, Origin
 from conformance.sources.opinfo.plan import ADDING_UP, takes_specials
 from conformance.standalone import specials
 from conformance.standalone.layouts import laid_out
-from conformance.standalone.moving import MARKER, leaves, map_leaves, storage_key
+from conformance.standalone.moving import MARKER, leaves, map_leaves, storage_key, tensors
 from conformance.standalone.torch_compat import op_db_outside_tests
 
 
@@ -41,6 +42,8 @@ class Sample:
     error_regex: str | None = None
     changed: bool = False
     """Whether special values were placed."""
+    origin: Origin | None = None
+    """The changed argument, in a variant of `CHANGED`."""
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -75,9 +78,12 @@ class KeptOnCpu(TorchFunctionMode):
 
 def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
     """Yield up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
+    if variant in CHANGED:
+        yield from itertools.islice(_changed(op, variant, dtype, layout), limit)
+        return
     # OpInfo's iterators yield only one sample if PYTORCH_OPINFO_SAMPLE_INPUT_INDEX is set. They must then set the seed
     # themselves for each sample before it; otherwise `seeding.seed` does the same in less time.
-    wanted = os.environ.get("PYTORCH_OPINFO_SAMPLE_INPUT_INDEX")
+    wanted = os.environ.get(ONE_SAMPLE)
     only, seeds = int(wanted or "0"), wanted is not None
     with op_db_outside_tests():
         if variant == "error_inputs":
@@ -113,6 +119,60 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
         if layout != "as_sampled":
             _lay_out(sample, layout)
         yield sample
+
+
+SEARCHED = 20
+"""Number of samples of an OpInfo whose arguments are changed. Each argument of a kind is changed in one of them."""
+
+
+def _changed(op: Any, variant: str, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
+    """Yield the samples of a variant that changes one argument, first of the function, then of the in-place form."""
+    wanted, number, seen = os.environ.get(ONE_SAMPLE), itertools.count(), set[tuple[arguments.Place, str]]()
+    for base in _unchanged(op, dtype, layout):
+        for place, kind, value in arguments.places(base.tree):
+            if (place, kind) in seen:
+                continue
+            seen.add((place, kind))
+            for change in arguments.table()[variant].get(kind, ()):
+                made = arguments.changed(base.tree, place, change)
+                if made is None or (variant == "refused_device" and len(tensors(base.tree)) < 2):
+                    continue
+                kept = {*base.kept}
+                if isinstance(made[1], torch.Tensor) and (change.host or _stays(value, base.kept)):
+                    kept.add(storage_key(made[1]))
+                forms = ("", "inplace") if _has_inplace(op, place, change) else ("",)
+                for form, index in zip(forms, number):
+                    if wanted is None or index == int(wanted):
+                        origin = Origin(base.index, place, change, form)
+                        given = made[0]["input"], made[0]["args"], made[0]["kwargs"]
+                        yield Sample(index, *given, kept, base.process, origin=origin)
+
+
+def _has_inplace(op: Any, place: arguments.Place, change: arguments.Change) -> bool:
+    """Whether the op has an in-place form for the changed call. A tensor on the CPU cannot take a device's result."""
+    return op.inplace_variant is not None and not (change.host and place[0] == "input")
+
+
+def _stays(value: Any, kept: set[int]) -> bool:
+    return isinstance(value, torch.Tensor) and storage_key(value) in kept
+
+
+_last: dict[tuple[int, torch.dtype, str], list[Sample]] = {}
+"""The last unchanged samples, since the variants of an OpInfo run one after the other."""
+
+
+def _unchanged(op: Any, dtype: torch.dtype, layout: str) -> list[Sample]:
+    """Return the first samples of an OpInfo, whichever sample is wanted."""
+    key = (id(op), dtype, layout)
+    if key not in _last:
+        wanted = os.environ.pop(ONE_SAMPLE, None)
+        try:
+            made = list(samples(op, "forward", dtype, layout, SEARCHED))
+        finally:
+            os.environ.update({ONE_SAMPLE: wanted} if wanted is not None else {})
+        _last.clear()
+        _last[key] = made
+    return _last[key]
 
 
 def _lay_out(sample: Sample, layout: str) -> None:

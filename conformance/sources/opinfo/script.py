@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import shlex
 import textwrap
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conformance.engine.judge import Terms
 from conformance.engine.target import Target
 from conformance.program.model import Program
 from conformance.program.script import script as program_script
@@ -78,27 +78,23 @@ def standalone(
     mismatch: Mismatch | None = None,
     program: Program | None = None,
     *,
-    tolerances: tuple[float | None, float | None] = (None, None),
-    undefined: Collection[str] = (),
+    terms: Terms,
     sparse: bool = False,
 ) -> str:
     """Return the script that makes the call on the CPU and on the target and prints both answers.
 
-    `mismatch` and `undefined` have the names of the `program`, if there is one. `undefined` are beginnings of
-    mismatches without meaning, such as `value of result`; `sparse` says that a result is sparse.
+    `mismatch` has the names of the `program`, if there is one. `sparse` says that a result is sparse.
     """
     tree, sample, own_process = call.tree, call.sample, call.sample.process is not None
-    undefined = (*undefined, "value of result") if own_process else tuple(undefined)
-    options = {
-        **judged({"error"} if case.variant == "error_inputs" else target.oracles - {"version"}, target.lacks),
-        "undefined": str(undefined),
-        "rtol": repr(tolerances[0]),
-        "atol": repr(tolerances[1]),
-    }
     notes = [f"Again: {again(case, target.spec, sample.index)}"]
     if program is not None:
         found = [mismatch] if mismatch is not None else []
-        return program_script(program, target, found, [f"Case {program.note}", *notes], None, finding, options)
+        return program_script(program, target, found, [f"Case {program.note}", *notes], None, finding)
+    options = {
+        **judged(terms.oracles or target.oracles - {"version"}, target.lacks),
+        "undefined": str((*terms.undefined, "value of result") if own_process else terms.undefined),
+        "tolerance": str({name: terms.tolerance[name] for name in [case.dtype] if name in terms.tolerance}),
+    }
     if sparse or any(tensor.layout is not torch.strided for tensor in tensors(tree)):
         mismatch = None  # it may be about a component of a sparse tensor, which has no such name
     stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
@@ -115,6 +111,7 @@ def standalone(
         stays=stays,
         processed=own_process,
         plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
+        origin=sample.origin,
     )
 
 

@@ -1,38 +1,37 @@
 """The minimized form of one failing sample, in a worker: trials on the target, and the failure of the smallest program.
 
-Defines `Trials`. A candidate fails in the same way if the verdict on it has a mismatch of the same property: the
+Defines `Minimizer`. A candidate fails in the same way if the verdict on it has a mismatch of the same property: the
 same oracle, about a result or about an input as before, and for an error the same type and text.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from conformance.engine.target import Target
-from conformance.program.execute import Broken
-from conformance.program.model import Program, ProgramError
-from conformance.program.reduce import SAMPLE_PASSES, plainer_values, reduce_program, written_names
-from conformance.program.verdict import Verdict, judge_program
-from conformance.record.finding import gist, property_of
+from conformance.program.model import Program
+from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
+from conformance.program.verdict import Verdict
+from conformance.record.finding import property_of
 from conformance.record.result import Failure
-from conformance.run.messages import COMPILING
-from conformance.run.worker import UnitTimeout, step, unit
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, Unwritable, program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
+from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.trials import Trials, alike
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part
 from conformance.standalone.torch_compat import op_db_unseeded
 
+NOTHING = Program((), ())
 TRIALS, SECONDS = 250, 30.0
 """Limits on the trials of one failure in one worker: their number, and the time in which they begin."""
 
@@ -42,71 +41,45 @@ DEATHS = ("crash", "timeout")
 NOT_SHOWN = "the program does not show the failure"
 
 
-class Trials:
-    """Trials of programs on the target for one failure of a case; `worker.minimized` explains the arguments. Each
-    trial is noted before it runs, with the smallest failing program so far."""
+class Minimizer:
+    """Minimization of one failure of a case on the target; `worker.minimized` explains the arguments."""
 
-    def __init__(
-        self, target: Target, case: Case, failure: Failure, until: float, program: str, skipped: Collection[str]
-    ) -> None:
-        self.target, self.case, self.failure = target, case, failure
-        self.until, self.best, self.skipped, self.reason = until, program, skipped, NOT_SHOWN
+    def __init__(self, target: Target, case: Case, failure: Failure, until: float, progress: Progress) -> None:
+        self.target, self.case, self.failure, self.reason = target, case, failure, NOT_SHOWN
+        self.until = min(until, time.time() + SECONDS)
+        self.late = time.time() >= until and not progress.best
+        hangs = failure.oracle == "timeout"
+        self.trials = Trials(target, progress, self._matches, hangs=hangs, until=self.until)
 
     def smallest(self) -> Failure | str:
         """Return the failure on the smallest program, or the reason why there is none; "" if there is no time."""
-        if time.time() >= self.until and not self.best:
+        if self.late:
             return ""
-        if self.best:
-            start: Program | None = Program.from_json(json.loads(self.best))
-        else:
+        start = NOTHING
+        if not self.trials.progress.best:
             programs, reason = self._programs()
             if not programs:
                 return f"it cannot be written as a program: {reason}"
-            start = next(filter(self.fails, programs), None)
-        if start is None:
+            if self.trials.hangs and not (self.target.lazy or self.target.transforms_program):
+                # A hang would take the time for kernels too, and only some devices build kernels for long.
+                self.trials.hang = {"", *(step.op for program in programs for step in program.steps)}
+            start = next(filter(self.trials.fails, programs), NOTHING)
+        if start is NOTHING and not self.trials.progress.best:
             return self.reason
-        until = min(self.until, time.time() + SECONDS)
         distinct = undefined.needs_distinct(self.case.op)
         passes = [one for one in SAMPLE_PASSES if not (distinct and one is plainer_values)]
-        small = reduce_program(start, self.fails, TRIALS, passes, until)
-        return self._failure(small)
+        return self._failure(self.trials.smallest(start, TRIALS, passes))
 
-    def fails(self, program: Program) -> bool:
-        """Whether the target fails on the program in the same way."""
-        text = json.dumps(program.to_json())
-        if text in self.skipped:
-            return False
-        try:
-            verdict = self._judged(program, text, locate=False)
-        except UnitTimeout:
-            failed = self.failure.oracle == "timeout"
-        except (ProgramError, Broken):
-            return False
-        else:
-            failed = any(self._alike(program, mismatch) for mismatch in verdict.mismatches)
-            self.reason = (
-                f"the target does not take the program: {verdict.unsupported}" if verdict.unsupported else self.reason
-            )
-        self.best = text if failed else self.best
-        return failed
-
-    def _judged(self, program: Program, text: str, locate: bool) -> Verdict:
-        # A hang would take the time for kernels too, and only some devices build kernels for long.
-        slow = self.failure.oracle != "timeout" or self.target.lazy or self.target.transforms_program
-
-        def watch(number: int, builds: bool) -> None:
-            step(str(number), COMPILING if builds and slow else "")
-
-        with unit(json.dumps([self.best, text])):
-            return judge_program(program, self.target, locate=locate, watch=watch)
+    def _matches(self, program: Program, verdict: Verdict) -> bool:
+        if verdict.unsupported:
+            self.reason = f"the target does not take the program: {verdict.unsupported}"
+        return any(self._alike(program, mismatch) for mismatch in verdict.mismatches)
 
     def _alike(self, program: Program, one: Mismatch) -> bool:
         other = self.failure
-        if _property(one) != _property(other) or one.oracle != other.oracle:
+        if _property(one) != _property(other) or not alike(one, other):
             return False
-        if one.oracle == "error":
-            return (one.expected, one.actual, gist(one.detail)) == (other.expected, other.actual, gist(other.detail))
-        return self._of_result(program, one.where) == self._of_result(program, other.where)
+        return one.oracle == "error" or self._of_result(program, one.where) == self._of_result(program, other.where)
 
     def _of_result(self, program: Program, where: str) -> bool:
         """Whether a mismatch is about a result or a written operand, and not about another input. Names are those of
@@ -120,7 +93,7 @@ class Trials:
     def _failure(self, program: Program) -> Failure | str:
         case, failure, verdict = self.case, self.failure, Verdict()
         if failure.oracle not in DEATHS:
-            verdict = self._judged(program, self.best, locate=True)
+            verdict = self.trials.judged(program, self.trials.progress.best, locate=True)
             first = next((one for one in verdict.mismatches if self._alike(program, one)), None)
             if first is None:
                 return NOT_SHOWN

@@ -8,22 +8,20 @@ no target; the judge uses the truth.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from conformance.engine.arbitration import widened
+from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
 from conformance.sources.opinfo import seeding
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.moving import leaves, map_leaves, moved, observable, taken_apart
-from conformance.standalone.observation import Observation, observe
+from conformance.standalone.observation import observe
 from conformance.standalone.oracles import compare
 
 
-def truth_of(call: Call) -> tuple[Observation, Any] | None:
-    """Return the observation of the call in float64 and its outcome, or None if it has no answer in float64 or a random
-    one.
+def truth_of(call: Call) -> Execution | None:
+    """Return the run of the call in float64, or None if it has no answer in float64 or a random one.
 
     Dtypes among the arguments are widened too; integer inputs stay unchanged.
     """
@@ -34,10 +32,10 @@ def truth_of(call: Call) -> tuple[Observation, Any] | None:
         first, again = (_run(call, seed) for seed in (seeding.SEED, seeding.SEED + 1))
     except Exception:  # says nothing about the target: the finding stands
         return None
-    return None if compare(first[0], again[0], exact=True) else first
+    return None if compare(first.last, again.last, exact=True) else first
 
 
-def _run(call: Call, seed: int) -> tuple[Observation, Any]:
+def _run(call: Call, seed: int) -> Execution:
     wide = Float64Reference()
     # `kept` is not passed: tensors that OpInfo keeps on the CPU are widened too.
     tree = moved(call.tree, wide.send, wide.device)
@@ -46,4 +44,5 @@ def _run(call: Call, seed: int) -> tuple[Observation, Any]:
     torch.default_generator.manual_seed(seed)
     with call.draws.repeated():
         outcome = call.run(tree, lambda function: function)
-    return observe({"result": taken_apart(outcome)}, observable(tree, call.tree), target=wide), outcome
+    seen = observe({"result": taken_apart(outcome)}, observable(tree, call.tree), target=wide)
+    return Execution((seen,), outcome=outcome)

@@ -18,10 +18,10 @@ from torch.autograd import forward_ad
 
 from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Transform, signature_of
-from conformance.engine.loading import load_target
+from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
-from conformance.record.names import SPECIALS, SPECIALS_BACKWARD
+from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import script, seeding
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
@@ -142,12 +142,6 @@ class Skip(Exception):
     """This sample cannot be compared; the text says why."""
 
 
-@functools.cache
-def reference() -> Target:
-    """Return torch CPU, the reference."""
-    return load_target("cpu")
-
-
 def draws_numbers(op: Any, sample: Sample) -> bool:
     """Whether the op draws random numbers; a device with its own generator draws other numbers than the CPU."""
     tree = moved(sample.tree, reference().send, reference().device, sample.kept)
@@ -173,6 +167,13 @@ def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sam
     if not sample.changed:
         raise Skip(NO_SPECIALS)
     yield from made(op, sample)
+
+
+def _changed(op: Any, sample: Sample) -> Iterator[Call]:
+    """Yield the call whose argument has been changed: of the function, or in place."""
+    assert sample.origin is not None
+    made = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
+    yield from (replace(call, note=str(sample.origin)) for call in made)
 
 
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
@@ -269,6 +270,7 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,
+    **dict.fromkeys(CHANGED, _changed),
     "method": functools.partial(_on_tensor, "method_variant", ""),
     "inplace": functools.partial(_on_tensor, "inplace_variant", "_"),
     "out": _out,

@@ -15,7 +15,9 @@ from conformance.record.names import VARIANTS
 from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
+from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
+from conformance.sources.programs.progress import Progress
 
 CALIBRATE_EVERY = 20
 """Cases between two calibration loops of a worker."""
@@ -51,33 +53,33 @@ def catalog(
     return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend
 
 
-def run(target: str, case: Case) -> tuple[Result, float]:
-    """Return the case's result, and at every `CALIBRATE_EVERY`th case the seconds of the calibration loop, else 0."""
+def run(target: str, case: Case, skipped: Collection[int] = ()) -> tuple[Result, float]:
+    """Return the case's result without the samples in `skipped`, and the seconds of the calibration loop.
+
+    The loop runs at every `CALIBRATE_EVERY`th case; its seconds are 0 at the others."""
     global _cases_run
     under_test = loaded(target)
     from conformance.sources.opinfo.case import run_case
 
-    def note(sample: int, phase: str, builds: bool = False) -> None:
-        step(f"{sample}\t{phase}", COMPILING if builds else phase)
+    def note(sample: int, phase: str, builds: bool = False, origin: Origin | None = None) -> None:
+        changed = origin.to_json() if origin is not None else ""
+        step(f"{sample}\t{phase}\t{changed}", COMPILING if builds else phase)
 
     with unit(case.id):
         note(0, "sampling")
-        result = run_case(case, under_test, note)
+        result = run_case(case, under_test, note, skipped)
     _cases_run += 1
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
 
 
-def minimized(
-    target: str, case: Case, failure: Failure, until: float, program: str, skipped: Collection[str]
-) -> Failure | str:
+def minimized(target: str, case: Case, failure: Failure, until: float, progress: Progress) -> Failure | str:
     """Return the minimized failure, or the reason why the failure stays as it is.
 
-    No trial begins after `until`, in seconds since the epoch. `program` is the smallest failing program so far, as
-    JSON, or "" before the first trial. `skipped` are programs that ended a worker."""
+    No trial begins after `until`, in seconds since the epoch. `progress` is that of earlier workers."""
     under_test = loaded(target)
-    from conformance.sources.opinfo.smaller import Trials
+    from conformance.sources.opinfo.smaller import Minimizer
 
-    return Trials(under_test, case, failure, until, program, skipped).smallest()
+    return Minimizer(under_test, case, failure, until, progress).smallest()
 
 
 _cases_run = 0

@@ -194,6 +194,14 @@ class TestRefusals:
         with pytest.raises(RuntimeError, match=said):
             call("tiny")
 
+    @pytest.mark.parametrize("name", ["add_", "mul_", "sub_", "eq_", "lerp_"])
+    def test_of_a_tensor_on_the_cpu_that_would_be_written(self, name):
+        """`x.add_(y)` of a CPU tensor and a number on the device wrote a wrong value. Another device refuses it."""
+        x, y = torch.ones(3), torch.tensor(-1.5).tiny()
+        with pytest.raises(RuntimeError, match="same device"):
+            getattr(x, name)(*((y, y) if name == "lerp_" else (y,)))
+        assert x.tolist() == [1, 1, 1]
+
 
 class TestAnswers:
     """Unusual arguments that torch CPU accepts."""
@@ -208,6 +216,33 @@ class TestAnswers:
         torch.testing.assert_close(want, got, equal_nan=True)
         want, got = both(lambda x: torch.addmv(torch.zeros_like(x[0]), x, x[0], alpha=alpha), a)
         torch.testing.assert_close(want, got, equal_nan=True)
+
+    @pytest.mark.parametrize("real", [1, 2])
+    def test_a_product_of_a_complex_and_a_real_vector(self, real):
+        """The parts of a real vector were read as the parts of a complex number."""
+        vectors = [torch.arange(1.0, 4.0), torch.arange(2.0, 4.0)]
+        vectors[real - 1] = vectors[real - 1].to(torch.complex64) * (1 + 2j)
+        want, got = both(torch.addr, torch.ones(3, 2), *vectors)
+        torch.testing.assert_close(want, got)
+
+    @pytest.mark.parametrize("decimals", [400, -(2**63)])
+    def test_decimals_beyond_float64(self, decimals):
+        """A power of ten that no float holds raised an OverflowError."""
+        want, got = both(lambda x: torch.round(x, decimals=decimals), torch.tensor([1.5, -2.25]))
+        torch.testing.assert_close(want, got, equal_nan=True)
+
+    @pytest.mark.parametrize("order", [math.nan, -math.inf])
+    def test_an_unusual_norm(self, order):
+        """No norm of nan is above the bound, and the norm of -inf is the least element. tinygrad raised."""
+        want, got = both(
+            lambda x: F.embedding(torch.tensor([0, 1], device=x.device), x, max_norm=1.0, norm_type=order),
+            torch.arange(6.0).reshape(2, 3),
+        )
+        torch.testing.assert_close(want, got)
+
+    def test_strides_of_a_logcumsumexp_without_elements(self):
+        x = torch.ones(0, 5, 3)
+        assert torch.logcumsumexp(x.tiny(), 0).stride() == torch.logcumsumexp(x, 0).stride() == (15, 3, 1)
 
     @pytest.mark.parametrize("function", [torch.var, torch.std])
     def test_a_correction_of_nan(self, function):

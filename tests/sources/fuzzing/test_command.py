@@ -46,7 +46,7 @@ class TestCampaign:
         shown = capsys.readouterr().out
         assert "def program(a):" in shown
         done = result(tmp_path)
-        assert done["findings"][0]["steps"] == 1
+        assert min(one["steps"] for one in done["findings"]) == 1
         saved = sorted((tmp_path / "failures").glob("*.json"))
         assert len(saved) == len(done["findings"]) == len(list((tmp_path / "failures").glob("*.py")))
         assert min(len(read_program(path).steps) for path in saved) == 1

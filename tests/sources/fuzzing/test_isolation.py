@@ -21,6 +21,8 @@ from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.programs import progress
+from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result
 
 SHARD = Shard(Plan("cpu"), 0, 20)
@@ -63,6 +65,14 @@ def targets(tmp_path, monkeypatch) -> str:
             def act(self, call):
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
                 time.sleep(1000)
+
+        class Fragile(Ending):
+            def __init__(self, argument=""):
+                super().__init__()
+                self.mode = Planted(Fault("neg_", self.act, "test"))
+
+            def act(self, call):
+                return call.first if call.first.numel() > 3 else os.abort()
 
         class Unjudged(MutantTarget):
             def __init__(self, argument=""):
@@ -107,7 +117,7 @@ class TestDeaths:
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The campaign identifies the program that killed the worker, shrinks it in other processes to the failing
         step, and runs all other programs."""
-        monkeypatch.setattr(isolation, "MOST_DEATHS", 2)
+        monkeypatch.setattr(progress, "MOST_DEATHS", 2)
         assert (
             main(
                 [
@@ -138,7 +148,7 @@ class TestDeaths:
         """A program that ignores the alarm is killed soon after its limit. Regression test: the shard waited as long as
         its slowest other programs might have taken."""
         monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
-        monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
+        monkeypatch.setattr(progress, "MOST_DEATHS", 1)
         assert (
             main(
                 [
@@ -157,6 +167,16 @@ class TestDeaths:
         )
         assert fuzz_result(tmp_path)["programs"] == 8
         assert [(one["kind"], one["signature"]) for one in findings(tmp_path)] == [("TIMEOUT", "timeout / unfold")]
+
+    def test_a_death_during_shrinking(self, targets):
+        """A smaller program that ends the worker is left out, and another worker goes on. Regression test: the finding
+        kept its whole program."""
+        spec = targets + "Fragile"
+        found = Finding(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
+        with isolation.Workers(spec, 20) as workers:
+            small = workers.shrink(found, 60)
+        assert [step.op for step in small.program.steps] == ["neg_"]
+        assert small.program.inputs[0].size == (4,) and small.mismatches
 
     def test_a_death_that_does_not_come_again(self, targets, tmp_path):
         """A crash that does not repeat is FLAKY. Regression test: the crash was reported from one run, and its program
@@ -233,7 +253,7 @@ class TestReplay:
         """Replay and minimization of a program that ends its process report a finding. Regression test: the program
         ended the command, and `sys.exit(0)` looked like agreement. The saved file contains the target, so `--target` is
         not needed again."""
-        monkeypatch.setattr(isolation, "MOST_DEATHS", 1)
+        monkeypatch.setattr(progress, "MOST_DEATHS", 1)
         found, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
         found.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
         for option in ("--replay", "--minimize"):

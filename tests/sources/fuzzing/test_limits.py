@@ -211,7 +211,7 @@ class TestMinutes:
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
         with Workers("cpu", 60) as workers:
             workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
-        (_, _, _, _, early), options = given[0]  # the second asks for the attribution
+        (_, _, _, _, early, *_), options = given[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
 
     def test_the_probe_is_part_of_them(

@@ -16,11 +16,11 @@ from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.record.missing_ops import Outcome, Trial
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
-from conformance.run.profile_trials import LATE, trials
-from conformance.sources.fuzzing import trial as of_step
+from conformance.run.profile_trials import LATE, MODULES, task, trials
+from conformance.sources.fuzzing.plainest import program_with, subject_of
 from conformance.sources.init import init
 from conformance.sources.init.__main__ import main
-from conformance.sources.opinfo import trial as of_opinfo
+from conformance.sources.opinfo.plainest import call_of
 
 ROOT = Path(__file__).parents[3]
 PLANTED = ROOT / "tests" / "planted"
@@ -47,8 +47,8 @@ class TestTrials:
         spec = "class:planted.PlantedTarget"
         limits = Limits(unit=5, compiling=5, memory=4, grace=1)
         names = ("exp", "tan", "atan", "acosh", "log")
-        with LocalPool(spec, limits, 1, of_opinfo.MODULES) as pool:
-            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        with LocalPool(spec, limits, 1, MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
         assert {name: trial.outcome for name, trial in made.items()} == {
             "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
             "log": Outcome.WORKS,
@@ -63,8 +63,8 @@ class TestTrials:
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
         names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
-        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
-            made = {t.name: t for t in trials(pool, spec, [of_opinfo.task(spec, name) for name in names], 100)}
+        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
+            made = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
         assert {name: (trial.outcome, trial.operator) for name, trial in made.items()} == {
             "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
             "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
@@ -76,8 +76,8 @@ class TestTrials:
         """An error may name an operator that works alone: the trial fails, and nothing is declared."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.WrongNameTarget"
-        with LocalPool(spec, Limits(unit=60), 1, of_opinfo.MODULES) as pool:
-            (made,) = trials(pool, spec, [of_opinfo.task(spec, "exp")], 100)
+        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
+            (made,) = trials(pool, spec, [task(spec, call_of, "exp")], 100)
         assert (made.outcome, made.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in made.said
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
@@ -94,12 +94,12 @@ class TestTrials:
         """Trials that run out of time are reported as not tried, so that nothing is declared about them."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
-        with LocalPool(spec, Limits(unit=60), 1, of_step.MODULES) as pool:
+        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
             pool.ask(os.getpid)  # the target is loaded
-            made = {t.name: t for t in trials(pool, spec, [of_step.task(spec, name) for name in names], 12)}
+            made = {t.name: t for t in trials(pool, spec, [task(spec, subject_of, name) for name in names], 12)}
             # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
             # with a KeyError.
-            (late,) = trials(pool, spec, [of_step.task(spec, "sum")], 60)
+            (late,) = trials(pool, spec, [task(spec, subject_of, "sum")], 60)
         assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
         assert made["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
         assert late.name == "sum" and late.outcome is Outcome.WORKS
@@ -107,7 +107,7 @@ class TestTrials:
     @pytest.mark.slow
     def test_every_step_has_a_program(self) -> None:
         """A step without a program could never be declared lacking."""
-        assert not [name for name in init.OPS if of_step.program_with(name, ("float32", "int64", "complex64")) is None]
+        assert not [name for name in init.OPS if program_with(name, ("float32", "int64", "complex64")) is None]
 
 
 def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import pytest
 
 from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
-from conformance.run.messages import Death, ExitReason, Limits, Note, Task
+from conformance.run.messages import Death, ExitReason, Limits, Note
 from conformance.run.scripts import run_alone, said_of
 from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.runner import run
+from conformance.sources.programs.progress import Progress
 from conformance.standalone.script import own_part
 from tests.sources.opinfo.conftest import PLANTED
 
@@ -127,19 +127,16 @@ class TestOwner:
         minimize.minimize(made, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0)
         assert made.notes == ["1 failure not minimized, since the time was over"]
 
-    @pytest.mark.parametrize(("oracle", "best"), [("crash", "smaller"), ("value", "best")])
-    def test_after_a_death(self, oracle: str, best: str) -> None:
+    @pytest.mark.parametrize(("same", "best"), [([ExitReason.CRASH], "smaller"), ([], "best")])
+    def test_after_a_death(self, same: list[ExitReason], best: str) -> None:
         """The candidate that ended a worker is the smallest failing program of a crash. Of a wrong value it is not,
         and no worker tries it again."""
-        case = Case("add", "", "", "float32", "forward", "as_sampled")
-        task = Task("", worker.minimized, ("cpu", case, Failure(oracle), 1.0, "", frozenset()))
         note = Note(1, json.dumps(["best", "smaller"]))
-        after: Any = minimize._after(task, Death(ExitReason.CRASH, "died", note)).args
-        assert after[4:] == (best, frozenset({"smaller"}))
-        unknown: Any = minimize._after(replace(task, args=after), Death(ExitReason.CRASH, "died")).args
-        assert unknown[4] == best
+        after = Progress().after(Death(ExitReason.CRASH, "died", note), same)
+        assert after == Progress(best, frozenset({"smaller"}), 1)
+        assert after.after(Death(ExitReason.CRASH, "died"), same).best == best
 
     def test_no_time(self, cpu: Any) -> None:
         """Without time no trial begins."""
         case = Case("add", "", "", "float32", "forward", "as_sampled")
-        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, "", frozenset()) == ""
+        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, Progress()) == ""

@@ -60,6 +60,7 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
     import torch
 
     from conformance.sources.opinfo import catalog, script
+    from conformance.sources.opinfo.judge import JudgedCall
     from conformance.sources.opinfo.sample_program import Unwritable, program_of
     from conformance.sources.opinfo.sampling import samples
     from conformance.sources.opinfo.variants import VARIANTS
@@ -72,10 +73,8 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
             program = None
             with contextlib.suppress(Unwritable):
                 program = program_of(one, call)
-            tolerances, sparse = catalog.tolerances(op, torch.float32), name == "to_sparse"
-            made.append(
-                script.standalone(one, target, call, "a finding", None, program, tolerances=tolerances, sparse=sparse)
-            )
+            terms, sparse = JudgedCall(one, call).terms, name == "to_sparse"
+            made.append(script.standalone(one, target, call, "a finding", None, program, terms=terms, sparse=sparse))
     return made
 
 

@@ -1,0 +1,124 @@
+"""Guards of Dynamo that are dropped, and the number of programs until a further call shows it.
+
+    python benchmarks/dropped_guards.py [--target compile:aot_eager] [--programs 300] [--seed 0] [--minutes 5]
+
+Each row drops one kind of guard, or one part of TENSOR_MATCH. The programs are those of a campaign. A program counts
+only if the target is right on it with all guards. "not found" is a gap of the generator within the limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo import guards
+
+from conformance.engine.loading import describe_target, load_target
+from conformance.program.calls import judge_program
+from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.further_calls import with_calls
+
+PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dtype": lambda t: t.dtype,
+    "shape": lambda t: tuple(t.size()),
+    "stride": lambda t: (t.dim(), tuple(t.stride())),
+    "requires_grad": lambda t: t.requires_grad,
+    "dispatch keys": lambda t: str(torch._C._dispatch_keys(t)),
+}
+"""The parts of TENSOR_MATCH that can be dropped. The shape without its rank is part of the shape."""
+
+NO_OPS = ("DUPLICATE_INPUT", "EQUALS_MATCH", "CONSTANT_MATCH", "TYPE_MATCH", "ID_MATCH", "BOOL_MATCH", "NONE_MATCH",
+          "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", "SHAPE_ENV")  # fmt: skip
+INSTALLERS = ("install_no_tensor_aliasing_guard", "install_storage_overlapping_guard")
+
+
+def _tensor_match(dropped: str) -> Callable[..., None]:
+    """Return a TENSOR_MATCH that checks every part but one."""
+    kept = [part for name, part in PARTS.items() if name != dropped]
+    if dropped == "requires_grad":  # the dispatch keys follow it
+        kept.remove(PARTS["dispatch keys"])
+    if dropped in ("shape", "stride"):
+        kept.remove(PARTS["stride" if dropped == "shape" else "shape"])
+        kept += [] if dropped == "shape" else [lambda t: tuple(t.size())]
+
+    def install(self: Any, guard: Any, value: Any = None) -> None:
+        value = value() if isinstance(value, guards.TensorWeakRef) else value
+        value = value if value is not None else self.get(guard)
+        wanted, manager = [part(value) for part in kept], self.get_guard_manager(guard)
+        self.no_tensor_aliasing_names.append(self.arg_ref(guard))
+        self.no_tensor_aliasing_guard_managers.append(manager)
+        manager.add_lambda_guard(
+            lambda t: isinstance(t, torch.Tensor) and [part(t) for part in kept] == wanted, [f"without {dropped}"], None
+        )
+
+    return install
+
+
+def _faults() -> dict[str, Callable[[], Any]]:
+    """Return the context managers that drop a guard, by its name."""
+    builder = guards.GuardBuilder
+    made = {f"TENSOR_MATCH: {part}": _patched(builder, "TENSOR_MATCH", _tensor_match(part)) for part in PARTS}
+    made |= {name: _patched(builder, name, lambda *args, **kwargs: None) for name in NO_OPS}
+    return made | {name: _patched(guards, name, lambda *args, **kwargs: None) for name in INSTALLERS}
+
+
+def _patched(owner: Any, name: str, other: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: mock.patch.object(owner, name, other)
+
+
+@contextmanager
+def dropped(fault: Callable[[], Any]) -> Iterator[None]:
+    """Context without a kind of guard."""
+    with ExitStack() as stack:
+        stack.enter_context(fault())
+        yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", default="compile:aot_eager")
+    parser.add_argument("--programs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    args = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    target, until = load_target(args.target), time.monotonic() + 60 * args.minutes
+    drawing = Drawing(without=unsupported_steps(describe_target(args.target)))
+    found: dict[str, tuple[int, str]] = {}
+    faults, tried = _faults(), 0
+    for number in range(args.programs):
+        left = [name for name in faults if name not in found]
+        if not left or time.monotonic() > until:
+            break
+        program = drawing.numbered(args.seed, number)
+        if unsupported_reason(program, target):
+            continue
+        program = with_calls(program, args.seed, number, target)
+        if not program.calls or not judge_program(program, target, locate=False).passed:
+            continue
+        tried = number + 1
+        for name in left:
+            with dropped(faults[name]):
+                verdict = judge_program(program, target, locate=False)
+            if verdict.call:
+                found[name] = number + 1, f"{verdict.change}: {verdict.mismatches[0].oracle}"
+    print(
+        f"{len(found)} of {len(faults)} dropped guards found in {tried} programs of seed {args.seed} on {args.target}\n"
+    )
+    print("| guard | programs | change and oracle |\n|---|---|---|")
+    for name in faults:
+        print("| {} | {} | {} |".format(name, *found.get(name, ("not found", ""))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The operators of a program, and how its accesses to one storage lie to each other.
+
+Defines `evidence_of`. Bugs of compilers depend on two accesses to one storage, one of them a write, more than on the
+operators. The program runs on torch CPU under a dispatch mode, so composite steps count as the operators that they
+call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from conformance.engine.executor import StepFailed
+from conformance.program.execute import RunningProgram
+from conformance.program.model import LOOP, Program
+from conformance.program.steps.op import dtype_name
+from conformance.program.steps.table import OPS
+from conformance.record.patterns import base_operator
+from conformance.record.upstream import Evidence
+from conformance.standalone.torch_compat import TorchDispatchMode, tree_leaves
+
+
+class Access(NamedTuple):
+    """One access of an operator to the elements of a tensor. `first` and `last` are bytes of the storage."""
+
+    storage: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    first: int
+    last: int
+    writes: bool
+
+
+class Accesses(TorchDispatchMode):
+    """Records the operators by name, and their accesses to the storages of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: set[str] = set()
+        self.dtypes: set[torch.dtype] = set()
+        self.made: list[Access] = []
+        self._storages: list[Any] = []  # alive, so that no other storage gets the address of one
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.operators.add(base_operator(func._schema.name.partition("::")[2]))
+        for at, argument in enumerate(func._schema.arguments):
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, torch.Tensor):
+                    self._add(tensor, written)
+        result = func(*args, **kwargs)
+        self.dtypes |= {one.dtype for one in tree_leaves(result) if isinstance(one, torch.Tensor)}
+        return result
+
+    def _add(self, tensor: torch.Tensor, writes: bool) -> None:
+        self.dtypes.add(tensor.dtype)
+        if tensor.layout is torch.strided and tensor.numel():
+            self._storages.append(tensor.untyped_storage())
+            self.made.append(access(tensor, writes))
+
+
+def access(tensor: torch.Tensor, writes: bool) -> Access:
+    """Return an access to all elements of a strided tensor."""
+    size, stride = tuple(tensor.size()), tuple(tensor.stride())
+    first = int(tensor.storage_offset())
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    width = tensor.element_size()
+    key = tensor.untyped_storage().data_ptr()
+    return Access(key, tensor.dtype, size, stride, first * width, (last + 1) * width, writes)
+
+
+def evidence_of(program: Program, property: str, layer: str, part: str = "", *, runs: bool = True) -> Evidence:
+    """Return the evidence of a finding. With `runs=False` the program, which may end its process, is not run, and only
+    the names of its steps are known."""
+    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
+    if not runs:
+        return Evidence(property, layer, part, operators, (), {one.dtype for one in program.inputs})
+    seen, running = Accesses(), RunningProgram(program)
+    given = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
+    with suppress(StepFailed), seen:
+        for step in program.steps:
+            running.step(step)
+    relations = {*_relations(seen.made), *_to_inputs(given, seen.made)}
+    dtypes = {*map(dtype_name, seen.dtypes)}
+    return Evidence(property, layer, part, operators | seen.operators, relations, dtypes)
+
+
+def _to_inputs(given: list[Access], made: list[Access]) -> Iterator[str]:
+    """Yield `inputs` if two inputs share a storage, and `outside` for an access to a storage beyond its inputs."""
+    storages = [one.storage for one in given]
+    if len({*storages}) < len(storages):
+        yield "inputs"
+    for storage in {*storages}:
+        own = [one for one in given if one.storage == storage]
+        first, last = min(one.first for one in own), max(one.last for one in own)
+        if any(one.storage == storage and (one.first < first or one.last > last) for one in made):
+            yield "outside"
+
+
+def _relations(made: list[Access]) -> Iterator[str]:
+    """Yield the relation of each pair of accesses to one storage, one of them a write. A write to several elements at
+    one place is `broadcast` by itself."""
+    for one in made:
+        if one.writes and _repeats(one):
+            yield "broadcast"
+    for one, two in itertools.combinations(made, 2):
+        if one.storage == two.storage and (one.writes or two.writes):
+            yield _relation(one, two)
+
+
+def _relation(one: Access, two: Access) -> str:
+    if one.last <= two.first or two.last <= one.first:
+        return "apart"
+    if one.dtype != two.dtype:
+        return "dtype view"
+    if _repeats(one) or _repeats(two):
+        return "broadcast"
+    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (one, two)]
+    if places[0] == places[1]:
+        same = (one.size, one.stride) == (two.size, two.stride)
+        return "transposed" if not same else "same" if one.first == two.first else "shifted"
+    return "partial overlap"
+
+
+def _repeats(one: Access) -> bool:
+    return any(n > 1 and step == 0 for n, step in zip(one.size, one.stride, strict=True))

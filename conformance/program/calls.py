@@ -1,0 +1,172 @@
+"""Further calls of a program: their changes in words, and the verdict on a program with several calls.
+
+Defines `judge_program` and `resolved`. A transformed function may be right on the first call and wrong on the next,
+for example because a guard is missing. So a program may have further calls (`model.Call`), which a target makes without
+a reset in between. The key insight: each call is a program of its own, with the same steps. So the reference, the
+float64 run and the comparison of a call are those of a program with one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from conformance.engine.executor import Executor, Watch
+from conformance.engine.target import Target
+from conformance.program import verdict as one_call
+from conformance.program.execute import Broken, CallsSubject
+from conformance.program.float64 import differences
+from conformance.program.model import Program, ProgramError, call_of
+from conformance.program.shadow import Reference, reference
+from conformance.program.steps.op import StepError
+from conformance.program.unsupported import unsupported_reason
+from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, CpuFunction, Verdict
+from conformance.standalone.oracles import compare
+
+WORDS = {"size": "shape", "beside": "aliasing", "alone": "aliasing", "same": "aliasing"}
+"""Changed fields of inputs in words, if the word is not the field's name."""
+
+KEPT = "results after it"
+"""The change of the last observation, which reads the results of the first call again."""
+
+CHANGES = (
+    *(
+        "shape",
+        "stride",
+        "offset",
+        "dtype",
+        "requires_grad",
+        "aliasing",
+        "values",
+        "arguments",
+        "global state",
+        "calls",
+    ),
+    KEPT,
+)
+"""The words for the changes of a call."""
+
+
+def change_of(program: Program, number: int) -> str:
+    """Return the change of call `number` against the first call, in words of `CHANGES`."""
+    if number > len(program.calls):
+        return KEPT
+    call = program.calls[number - 1]
+    fields = {field for changed in call.inputs.values() for field in changed}
+    if "size" in fields:
+        fields.discard("stride")
+    if fields & {"beside", "same", "alone"}:
+        fields -= {"offset", "requires_grad"}
+    words = {WORDS.get(field, field) for field in fields}
+    if words - {"values"}:  # a larger input has other values, too
+        words.discard("values")
+    words |= {"arguments"} if call.arguments else set()
+    words |= {"global state"} if call.under else set()
+    return " and ".join(word for word in CHANGES if word in words) or "calls"
+
+
+def changes() -> Iterator[str]:
+    """Yield every change that a finding can name, two joined changes included."""
+    yield from CHANGES
+    for at, first in enumerate(CHANGES):
+        yield from (f"{first} and {second}" for second in CHANGES[at + 1 :])
+
+
+def judge_program(
+    program: Program,
+    target: Target,
+    *,
+    locate: bool = True,
+    watch: Watch = lambda number, builds: None,
+    baseline: Mapping[str, int] | None = None,
+) -> Verdict:
+    """Return the verdict on a program and all its calls; on its first call if the target transforms no functions."""
+    if not program.calls or not target.transforms_program:
+        alone = replace(program, calls=())
+        return one_call.judge_program(alone, target, locate=locate, watch=watch, baseline=baseline)
+    reason = unsupported_call(program, target)
+    if reason:
+        return Verdict(unsupported=reason)
+    every, expected = references(program)
+    if not _unwatched(program, expected):
+        return Verdict(unsupported=WATCHED)
+    execution = Executor(target).run(CallsSubject(program), each=True, watch=watch)
+    if execution.unavailable:
+        return Verdict(unsupported=UNAVAILABLE)
+    arbitrated, after = False, execution.capture.after if execution.capture else []
+    recompiled = sum(now > before for before, now in zip(after, after[1:], strict=False))
+    for number, actual in enumerate(execution.observations):
+        at = number % len(every)
+        wrong, by_float64 = differences(every[at], expected[at], actual, target, target.oracles)
+        arbitrated |= by_float64
+        if wrong:
+            sides, change = (expected[at].observation, actual), change_of(program, number) if number else ""
+            return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
+    if execution.capture is not None and not execution.capture.ops and not all(step.raises for step in program.steps):
+        return Verdict(unsupported=UNCAPTURED)
+    return Verdict(arbitrated=arbitrated, calls=len(every), recompiled=recompiled)
+
+
+def unsupported_call(program: Program, target: Target) -> str:
+    """Return the reason why the target does not support one of the calls; "" if it supports all."""
+    states = target.unsupported("state")
+    for number in range(len(program.calls) + 1):
+        under = program.calls[number - 1].under if number else ()
+        for name in under:
+            if {name, name.partition(":")[0]} & states:
+                return f"under {name}"
+        inside = call_of(program, number).with_steps(program.steps)
+        reason = unsupported_reason(inside, target)
+        if reason:
+            return reason
+    return ""
+
+
+def references(program: Program) -> tuple[list[Program], list[Reference]]:
+    """Return the calls as programs, and the answers of torch CPU. Raises ProgramError."""
+    every = [call_of(program, number) for number in range(len(program.calls) + 1)]
+    return every, [reference(one) for one in every]
+
+
+def has_meaning(program: Program, target: Target) -> bool:
+    """Whether torch CPU defines every call, with the errors that the steps declare, and the target supports it."""
+    try:
+        program.check()
+        if unsupported_call(program, target):
+            return False
+        return _unwatched(program, references(program)[1])
+    except (ProgramError, StepError, Broken):
+        return False
+
+
+def _unwatched(program: Program, expected: list[Reference]) -> bool:
+    """Whether each call on torch CPU gives the same answer without observations between its steps."""
+    seen = Executor(CpuFunction()).run(CallsSubject(program), each=True).observations
+    return len(seen) == len(expected) + (len(expected) > 1) and not any(
+        compare(want.observation, got, oracles=CpuFunction.oracles, exact=want.exact)
+        for want, got in zip([*expected, expected[0]], seen, strict=False)
+    )
+
+
+def resolved(
+    program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None
+) -> tuple[Program, Verdict]:
+    """Return the program to report for a failing verdict, and its verdict.
+
+    If a call also fails as the first call of the function, it is reported as a program of one call. Otherwise the calls
+    after the wrong one are removed."""
+    if verdict.call is None or not verdict.mismatches:
+        return program, verdict
+    alone = call_of(program, min(verdict.call, len(program.calls)) if verdict.change != KEPT else 0)
+    first = one_call.judge_program(alone, target, watch=watch)
+    if first.mismatches:
+        return alone, first
+    return replace(program, calls=program.calls[: verdict.call]), verdict
+
+
+def fails_alone(program: Program, number: int, target: Target) -> bool:
+    """Whether a call fails as the first call of the function."""
+    at = number % (len(program.calls) + 1)
+    one = call_of(program, at)
+    actual = Executor(target).run(CallsSubject(program, at)).last
+    return bool(differences(one, reference(one), actual, target, target.oracles).mismatches)

@@ -1,0 +1,73 @@
+"""Attribution for compilers: the layer of a wrong answer, and the smallest part of the layer without which it is right.
+
+Defines `compiler_culprit`. A compiler is a stack of layers (`engine/layers.py`). The program runs on each, from outside
+in; the first that is wrong has the bug. Its parts are then switched off: all of one kind, then half of them, and so on
+to a single one. A run counts as mended only if the program passes. An error of a compiler that lacks a pass, or another
+difference, is no evidence. `attribution.py` does the same for devices, by replacing operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from conformance.engine.layers import PARTS, SETTING, Layered
+from conformance.engine.target import Target
+from conformance.program.model import Program
+from conformance.program.verdict import Verdict, judge_program
+from conformance.record.finding import gist, in_layer
+from conformance.record.patterns import SETTING as WITHOUT
+from conformance.standalone.oracles import Mismatch
+
+MOST_NAMED = 3
+"""Largest number of parts that are named if no single one is to blame; beyond that, only their kind is."""
+
+
+def compiler_culprit(program: Program, target: Layered, first: Mismatch) -> str:
+    """Return the layer of a difference, with the part to blame if there is one: `AOTAutograd`, or
+    `Inductor: pass remove_noop_ops`. Return "" if the program does not fail as `first` does."""
+    for name, layer in target.layers():
+        if _shows(judge_program(program, layer, locate=False), first):
+            return in_layer(name, _part(program, layer)) if isinstance(layer, Layered) else name
+    return ""
+
+
+def _part(program: Program, layer: Layered) -> str:
+    """The smallest part of a layer without which the program passes; "" if there is none."""
+    assert isinstance(layer, Target)  # a target that is layered
+    with layer.applied() as applied:
+        judge_program(program, layer, locate=False)
+    for kind in PARTS:
+
+        def mended(names: Sequence[str], kind: str = kind) -> bool:
+            with layer.switched_off(kind, names):
+                return judge_program(program, layer, locate=False).passed
+
+        names = list(dict.fromkeys(applied.get(kind, ())))
+        if kind == SETTING:  # one at a time: settings together are another compiler
+            alone = next((name for name in names if mended([name])), "")
+            if alone:
+                return WITHOUT + alone
+        elif names and mended(names):
+            smallest = _smallest(names, mended)
+            return f"{kind} {' + '.join(smallest)}" if len(smallest) <= MOST_NAMED else f"{kind} (several)"
+    return ""
+
+
+def _smallest(names: Sequence[str], mended: Callable[[Sequence[str]], bool]) -> Sequence[str]:
+    """Halve the names as long as one of the halves mends."""
+    while len(names) > 1:
+        half = len(names) // 2
+        smaller = next((part for part in (names[:half], names[half:]) if mended(part)), None)
+        if smaller is None:
+            return names
+        names = smaller
+    return names
+
+
+def _shows(verdict: Verdict, first: Mismatch) -> bool:
+    """Whether a verdict has a difference like the first one: its oracle, for an error also its type and gist."""
+    return any(one.oracle == first.oracle and _error(one) == _error(first) for one in verdict.mismatches)
+
+
+def _error(one: Mismatch) -> tuple[str, ...]:
+    return (one.expected, one.actual, gist(one.detail)) if one.oracle == "error" else ()

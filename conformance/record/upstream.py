@@ -1,0 +1,127 @@
+"""The index of bugs of PyTorch that are reported upstream, and the rule by which a finding is one of them.
+
+Defines `Bug`, `Evidence`, `bugs` and `known_as`. The data is `upstream.toml`. The rule is strict, since a wrong match
+hides a new bug: the property and the layer must agree, and then either the part of the compiler without which both are
+right, or the operators, the relation of the accesses and the dtypes. docs/notes/known-bugs.md states it for readers.
+This module must not import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from conformance.record.patterns import SETTING, base_operator
+
+DATA = Path(__file__).with_name("upstream.toml")
+
+UNKNOWN = "not in the index"
+"""Text for a finding of PyTorch that no entry of the index matches."""
+
+DECISIVE = ("pass", "decomposition")
+"""Kinds of a compiler's parts of which each is one bug. Without a lowering or a setting, several bugs disappear."""
+
+RELATIONS = (
+    "same",
+    "shifted",
+    "transposed",
+    "broadcast",
+    "dtype view",
+    "partial overlap",
+    "apart",
+    "inputs",
+    "outside",
+)
+"""Relations of two accesses to one storage, one of them a write (`program/accesses.py`)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The facts of a finding that decide whether it is a reported bug.
+
+    `layer` and `part` are the culprit (`finding.layer_and_part`), or the target's only layer. `operators` are the base
+    names of all operators in the minimized program, `relations` are of `RELATIONS`, and `dtypes` are those of all
+    tensors."""
+
+    property: str
+    layer: str
+    part: str = ""
+    operators: Collection[str] = ()
+    relations: Collection[str] = ()
+    dtypes: Collection[str] = ()
+    symptom: str = ""
+    """The property of the first difference, if the cause has another one: a view that is a copy shows as a value."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A reported bug. `targets` can show it; `versions` are torch versions seen to show it.
+
+    `operators` must all be there, each as one of the alternatives between slashes. `parts` are the parts of the
+    compiler without which the repro is right. `repro` is the code that `selftest/repros.py` runs; empty for a bug that
+    is only recognized."""
+
+    number: int
+    title: str
+    layer: str
+    property: str
+    operators: Sequence[str]
+    targets: Sequence[str] = ()
+    versions: Sequence[str] = ()
+    relation: str = ""
+    dtypes: Sequence[str] = ()
+    parts: Sequence[str] = ()
+    repro: str = ""
+    control: str = ""
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The bug as reports name it."""
+        return f"pytorch#{self.number}"
+
+    def matches(self, evidence: Evidence) -> str:
+        """Return why a finding is this bug, or "".
+
+        If both sides have a pass or a decomposition, it must be the same, with the same relation and one of the
+        operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all operators decide
+        there, and a setting must be the same one."""
+        if self.layer != evidence.layer or self.property not in (evidence.property, evidence.symptom):
+            return ""
+        kinds = [part.partition(" ")[0] for part in self.parts]
+        kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts
+        related = not self.relation or self.relation in evidence.relations
+        if kind in DECISIVE and {*kinds} & {*DECISIVE}:
+            agree = same and related and any(self._operators(evidence.operators))
+            return f"right without the {evidence.part}" if agree else ""
+        if kind == SETTING.strip() and kind in kinds and not same:
+            return ""
+        agree = related and all(self._operators(evidence.operators)) and {*self.dtypes} <= {*evidence.dtypes}
+        return ", ".join(filter(None, (" ".join(self.operators), self.relation, *self.dtypes))) if agree else ""
+
+    def _operators(self, names: Iterable[str]) -> list[bool]:
+        """Whether each of the operators, in one of its alternatives, is among these names."""
+        known = {base_operator(name) for name in names}
+        return [bool(known & {base_operator(one) for one in each.split("/")}) for each in self.operators]
+
+
+@functools.cache
+def bugs() -> tuple[Bug, ...]:
+    """Return the bugs of the index, by number."""
+    data: Mapping[str, Any] = tomllib.loads(DATA.read_text(encoding="utf-8"))
+    known = {field.name for field in fields(Bug)}
+    made = []
+    for number, entry in data.items():
+        if unknown := entry.keys() - known:
+            raise ValueError(f"{DATA.name}: bug {number} has the unknown keys {', '.join(sorted(unknown))}")
+        made.append(Bug(int(number), **entry))
+    return tuple(sorted(made, key=lambda bug: bug.number))
+
+
+def known_as(evidence: Evidence) -> str:
+    """Return the bugs that a finding is, such as `known: pytorch#198101`, or `UNKNOWN`."""
+    names = ", ".join(bug.name for bug in bugs() if bug.matches(evidence))
+    return f"known: {names}" if names else UNKNOWN

@@ -1,0 +1,221 @@
+"""The command `conformance known-bugs`: which reported bugs of PyTorch a campaign finds without being told of them.
+
+    conformance known-bugs [--target TARGET ...] [--programs K] [--seed N] [--results FILE ...]
+
+Each target of the index gets one campaign of the same seed and number of programs; `--results` reads the `fuzz.json` of
+campaigns that ran before, with the findings beside it. A bug is found if a minimized program matches it by the strict
+rule of `record/upstream.py`. First the repro of each bug runs, so that a bug that this torch does not show is not
+counted. The table is printed, and written as JSON and as a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.engine.layers import Layered
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
+from conformance.program.attribution import culprit
+from conformance.program.model import ProgramError
+from conformance.record import versions
+from conformance.record.errors import ReportError, TargetError, UserError
+from conformance.record.files import write_atomic
+from conformance.record.finding import FAIL
+from conformance.record.result import exit_code, load
+from conformance.record.upstream import Bug, bugs
+from conformance.report.rendering import rendered
+from conformance.run import options
+from conformance.run.script_process import Forks
+from conformance.selftest import repros
+from conformance.sources.fuzzing import command as fuzz
+from conformance.sources.fuzzing.results import evidence
+from conformance.sources.fuzzing.worker import Finding
+
+PROGRAMS = 400
+FLAGS = ("target", "seed", "programs", "results", "check-scripts", "reports", "jobs")
+STEM = "known-bugs"
+
+FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no target", "no campaign"
+"""Statuses of a bug. `gone here`: its repro does not show it on the installed torch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bug and how a campaign found it. `minutes` is the time of that many programs at the campaign's average rate.
+    `why` is what agrees by the rule, and `finding` the title of the finding."""
+
+    number: int
+    title: str
+    target: str
+    status: str
+    programs: int | None = None
+    minutes: float | None = None
+    steps: int | None = None
+    finding: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The findings of a campaign with the number of the first program of each, and its average seconds a program."""
+
+    target: str
+    programs: int
+    seconds: float
+    findings: Sequence[tuple[Finding, int]]
+
+
+def read(path: Path) -> Campaign:
+    """Return the campaign of a `fuzz.json`, with the minimized findings beside it. Raises ReportError."""
+    run = load(path)
+    if run.drawn is None:
+        raise ReportError(f"{path} holds no drawn programs; give the fuzz.json of a campaign")
+    name, progress = "", path.parent / "fuzz-progress.json"
+    if progress.exists():
+        name = str(json.loads(progress.read_text(encoding="utf-8")).get("campaign", ""))
+    found = []
+    for saved in sorted((path.parent / "failures").glob("*.json")):
+        data = json.loads(saved.read_text(encoding="utf-8"))
+        if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
+            with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
+                found.append((Finding.from_json(data), min(data["numbers"])))
+    return Campaign(run.target, run.drawn.programs, run.seconds, found)
+
+
+def with_culprit(finding: Finding, target: Target) -> Finding:
+    """Return the finding with its culprit. A finding of an earlier version, or one that time did not suffice for, has
+    none, and its program runs here."""
+    if finding.culprit or finding.kind != FAIL or not isinstance(target, Layered) or not finding.mismatches:
+        return finding
+    with contextlib.suppress(Exception):  # a compiler may raise anything when its parts are off
+        return replace(finding, culprit=culprit(finding.program, target, finding.difference))
+    return finding
+
+
+def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[int] = ()) -> Iterator[Row]:
+    """Yield a row for each bug: the earliest finding that matches it in the campaigns on its targets."""
+    every = [(campaign, _matched(campaign, measured)) for campaign in campaigns]
+    for bug in measured:
+        own = [(campaign, matches) for campaign, matches in every if campaign.target in bug.targets]
+        found = [(first, campaign, finding, why) for campaign, matches in own
+                 for number, first, finding, why in matches if number == bug.number]  # fmt: skip
+        if found:
+            first, campaign, finding, why = min(found, key=lambda one: one[0])
+            minutes = round((first + 1) * campaign.seconds / max(campaign.programs, 1) / 60, 2)
+            size = len(finding.program.steps)
+            yield Row(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
+        else:
+            status = GONE if bug.number in gone else MISSED if own else NOT_RUN if _loads(bug.targets[0]) else NO_TARGET
+            yield Row(bug.number, bug.title, bug.targets[0], status)
+
+
+def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, Finding, str]]:
+    """The pairs of a bug and a finding that match: the bug's number, the first program, the finding, and why."""
+    if not any(campaign.target in bug.targets for bug in measured):
+        return []
+    target, made = load_target(campaign.target), []
+    for finding, first in campaign.findings:
+        finding = with_culprit(finding, target)
+        facts = evidence(finding, target)
+        for bug in measured:
+            if facts is not None and campaign.target in bug.targets and (why := bug.matches(facts)):
+                made.append((bug.number, max(first, 0), finding, why))
+    return made
+
+
+def _loads(spec: str) -> bool:
+    try:
+        describe_target(spec)
+    except TargetError:
+        return False
+    return True
+
+
+def gone_here(measured: Iterable[Bug]) -> set[int]:
+    """Return the numbers of the bugs whose repro does not show them on the installed torch."""
+    with contextlib.closing(Forks(compiling=True)) as forks:
+        return {bug.number for bug in measured if _loads(bug.targets[0]) and not repros.runs(bug, forks=forks)}
+
+
+def campaign_on(spec: str, args: argparse.Namespace) -> Path:
+    """Run a campaign on a target by the one run of `conformance fuzz`, and return its results. Raises TargetError if
+    nothing was compared."""
+    reports = args.reports / STEM / "".join(mark if mark.isalnum() else "-" for mark in spec)
+    words = ["--target", spec, "--seed", str(args.seed), "--programs", str(args.programs), "--jobs", str(args.jobs)]
+    code = fuzz.main([*words, "--check-scripts", "0", "--reports", str(reports)])
+    if code >= 128:
+        raise KeyboardInterrupt
+    if code == 2:
+        raise TargetError(f"the campaign on {spec} compared nothing; see the line above")
+    return reports / "fuzz.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table. Returns 1 if a bug that was measured is not found, and 2 if none was."""
+    about = "Measure " + __doc__.partition("\n")[0].partition(": ")[2]
+    usual = {"programs": PROGRAMS, "check-scripts": "as long as they take"}
+    changes = {"target": {"action": "append"}}
+    args = options.parser(f"conformance {STEM}", about, FLAGS, usual, changes=changes).parse_args(arguments)
+    warnings.simplefilter("ignore")
+    try:
+        versions.check()
+        measured = [bug for bug in bugs() if bug.repro and (not args.target or {*args.target} & {*bug.targets})]
+        if not measured:
+            raise TargetError(f"no bug of the index shows on {', '.join(args.target)}: {', '.join(_targets(bugs()))}")
+        gone = set[int]() if args.check_scripts == 0 else gone_here(measured)
+        chosen = args.target or _targets(measured)
+        files = args.results or [campaign_on(spec, args) for spec in chosen if _loads(spec)]
+        table = [*rows(measured, map(read, files), gone)]
+        data = {"torch": str(versions.installed()), "seed": args.seed, "results": [*map(str, files)]}
+        data |= {"bugs": [*map(asdict, table)]}
+        write_atomic(args.reports / f"{STEM}.json", json.dumps(data, indent=1))
+        page = rendered("known_bugs.html.j2", verdicts=[], rows=table, total=summary(table), target="known bugs")
+        write_atomic(args.reports / f"{STEM}.html", page)
+    except UserError as error:
+        print(f"conformance {STEM}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"conformance {STEM}: interrupted; no table is written", file=sys.stderr)
+        return 130
+    show(table)
+    print(f"report: {args.reports / STEM}.html")
+    compared = sum(row.status in (FOUND, MISSED) for row in table)
+    return exit_code(sum(row.status == MISSED for row in table) if compared else 0, compared)
+
+
+def _targets(some: Iterable[Bug]) -> list[str]:
+    return list(dict.fromkeys(spec for bug in some if bug.repro for spec in bug.targets))
+
+
+def summary(table: Sequence[Row]) -> str:
+    """Return the totals in one sentence."""
+    counts = {
+        status: sum(row.status == status for row in table) for status in (FOUND, MISSED, GONE, NO_TARGET, NOT_RUN)
+    }
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(table)} reported bugs: {parts}"
+
+
+def show(table: Sequence[Row]) -> None:
+    """Print the table and its totals."""
+    shown = Table("bug", "title", "target", "status", "programs", "minutes", "steps", "finding")
+    for row in table:
+        numbers = ["" if value is None else f"{value:g}" for value in (row.programs, row.minutes, row.steps)]
+        shown.add_row(f"#{row.number}", row.title, row.target, row.status, *numbers, row.finding)
+    console = Console(width=150)
+    console.print(shown)
+    console.print(summary(table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

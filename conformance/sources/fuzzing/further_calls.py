@@ -1,0 +1,317 @@
+"""Drawing the further calls of a program: other values, and one changed property of its inputs or of global state.
+
+Defines `with_calls`. The key insight: a compiled function is guarded by properties of its arguments, so each further
+call changes one property. Calls with other values alone must not compile anything, so they cost almost nothing. One
+program in `CHANGED_EVERY` also has a call with a changed property, which compiles the function again, and then a call
+as before. A change counts only if torch CPU gives it a meaning with the same steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from conformance.engine.target import Target
+from conformance.program.calls import has_meaning
+from conformance.program.model import SPECIAL, Call, Input, Program, Storage, fresh_names
+from conformance.program.steps.layouts import dense
+from conformance.program.steps.op import Json, Step, dtype_of, number, tensor
+
+CHANGED_EVERY = 3
+"""One program in this many has a call with a changed property."""
+
+TOPICS = ("shape", "argument", "aliasing", "stride", "requires_grad", "dtype", "none", "state", "rank", "flag")
+"""The kinds of change. Each occurs once before any repeats."""
+
+STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
+"""Global states around a call."""
+
+TRIED = 12
+"""Largest number of changes of one topic to try on a program."""
+
+OTHER_DTYPE = {"float32": "float64", "float64": "float32", "int64": "int32", "int32": "int64", "bool": "uint8",
+               "uint8": "int16", "int8": "int16", "int16": "int32", "float16": "float32", "bfloat16": "float32",
+               "complex64": "complex128"}  # fmt: skip
+
+
+def with_calls(program: Program, seed: int, number: int, target: Target) -> Program:
+    """Return program `number` of this seed with further calls that the target supports, at most three.
+    A program with steps of its caller has none."""
+    if any(step.after for step in program.steps):
+        return program
+    rng = random.Random(f"{seed}:calls:{number}")
+    usable = [call for call in (_other_values(program, rng), _offset(program, rng)) if call is not None]
+    turn, rest = divmod(number, CHANGED_EVERY)
+    found = None
+    if rest == CHANGED_EVERY - 1:
+        order = random.Random(f"{seed}:topics:{turn // len(TOPICS)}").sample(TOPICS, len(TOPICS))
+        at = turn % len(TOPICS)
+        found = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
+    base, calls = (program, []) if found is None else (replace(found, calls=()), [*found.calls])
+    for call in usable:
+        if len(calls) < 3 and has_meaning(replace(base, calls=(call,)), target):
+            calls.insert(0 if found is None or len(calls) < 2 else len(calls), call)
+    return replace(base, calls=tuple(calls))
+
+
+def _changed(program: Program, topic: str, rng: random.Random, target: Target) -> Program | None:
+    """Return the program with one call with a change of this topic; None if no change that was tried has a meaning."""
+    candidates = [*CHANGES[topic](program, rng)]
+    rng.shuffle(candidates)
+    return next((one for one in candidates[:TRIED] if has_meaning(one, target)), None)
+
+
+def _other_values(program: Program, rng: random.Random) -> Call | None:
+    """Return a call with other values of the same kind in every storage."""
+    changed: dict[str, dict[str, Json]] = {}
+    known: set[int] = set()
+    for one in program.inputs:
+        if one.storage not in known and not one.same:
+            known.add(one.storage)
+            changed[one.name] = {"values": _values(program.storages[one.storage], rng)}
+    return Call(changed) if changed else None
+
+
+def _values(storage: Storage, rng: random.Random) -> Json:
+    if isinstance(storage.values, list):
+        at = rng.randint(1, max(len(storage.values), 1))
+        return [*storage.values[at:], *storage.values[:at]]
+    kind = next(iter(storage.values), "seed") if isinstance(storage.values, dict) else "seed"
+    return {kind: rng.randint(100, 199)}
+
+
+def _offset(program: Program, rng: random.Random) -> Call | None:
+    """Return a call with another offset of one input. No guard checks an offset."""
+    inputs = [one for one in program.inputs if not one.same]
+    one = rng.choice(inputs) if inputs else None
+    return Call({one.name: {"offset": one.offset + rng.randint(1, 3)}}) if one is not None else None
+
+
+def _resized(one: Input, size: tuple[int, ...]) -> dict[str, Json]:
+    """Return the change to another size. A dense input stays dense, in the same order of dimensions."""
+    if len(size) != len(one.size):
+        return {"size": list(size), "stride": list(dense(size))}
+    order = sorted(range(len(size)), key=lambda dim: (one.stride[dim], one.size[dim]))
+    stride, step = [0] * len(size), 1
+    for dim in order:
+        kept = one.stride[dim]
+        stride[dim] = 0 if kept == 0 else max(kept, step)
+        step = max(step, stride[dim] * max(size[dim], 1))
+    return {"size": list(size), "stride": stride}
+
+
+def _shapes(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls with another length of a dimension: of all inputs with this length, or of one input."""
+    lengths = sorted({n for one in program.inputs for n in one.size})
+    for n in lengths:
+        for other in {n + 1, n + 3, max(n - 1, 1), 2 * n} - {n}:
+            changed = {
+                one.name: _resized(one, tuple(other if m == n else m for m in one.size))
+                for one in program.inputs
+                if n in one.size
+            }
+            yield replace(program, calls=(Call(changed),))
+            for one in program.inputs:
+                for dim in (dim for dim, m in enumerate(one.size) if m == n):
+                    size = (*one.size[:dim], other, *one.size[dim + 1 :])
+                    yield replace(program, calls=(Call({one.name: _resized(one, size)}),))
+
+
+def _ranks(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls with one more or one fewer dimension."""
+    for one in program.inputs:
+        for size in ((2, *one.size), (1, *one.size), one.size[1:], one.size[:-1]):
+            if len(size) != len(one.size):
+                yield replace(program, calls=(Call({one.name: _resized(one, size)}),))
+
+
+def _strides(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls with other strides of the same size: permuted, with gaps, or expanded."""
+    for one in program.inputs:
+        for _ in range(4):
+            order = rng.sample(range(len(one.size)), len(one.size))
+            stride, step = [0] * len(order), rng.choice((1, 1, 2))
+            for dim in order:
+                stride[dim], step = step, step * max(one.size[dim], 1)
+            yield replace(program, calls=(Call({one.name: {"stride": stride}}),))
+        for dim in range(len(one.size)):
+            expanded = [*one.stride[:dim], 0, *one.stride[dim + 1 :]]
+            yield replace(program, calls=(Call({one.name: {"stride": expanded}}),))
+
+
+def _dtypes(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls with another dtype of all inputs of one dtype, or of one input."""
+    for dtype in dict.fromkeys(one.dtype for one in program.inputs):
+        for other in dict.fromkeys((OTHER_DTYPE[dtype], "float32", "int64", "float64") if dtype in OTHER_DTYPE else ()):
+            if other == dtype:
+                continue
+            for chosen in ([one for one in program.inputs if one.dtype == dtype], program.inputs):
+                yield replace(program, calls=(Call({one.name: _to(one, other) for one in chosen}),))
+            for one in program.inputs:
+                if one.dtype == dtype:
+                    yield replace(program, calls=(Call({one.name: _to(one, other)}),))
+
+
+def _to(one: Input, dtype: str) -> dict[str, Json]:
+    grad = one.requires_grad and (dtype_of(dtype).is_floating_point or dtype_of(dtype).is_complex)
+    return {"dtype": dtype, **({"requires_grad": False} if one.requires_grad and not grad else {})}
+
+
+def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls in which an input begins or ceases to require grad."""
+    for one in program.inputs:
+        if dtype_of(one.dtype).is_floating_point or dtype_of(one.dtype).is_complex:
+            yield replace(program, calls=(Call({one.name: {"requires_grad": not one.requires_grad}}),))
+
+
+def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls in which two inputs begin or cease to share a storage, or become one tensor."""
+    inputs = program.inputs
+    for at, one in enumerate(inputs):
+        if one.same:
+            yield replace(program, calls=(Call({one.name: {"same": ""}}),))
+        for other in inputs[:at]:
+            if other.dtype != one.dtype or other.same:
+                continue
+            if other.storage == one.storage:
+                yield replace(program, calls=(Call({one.name: {"alone": True}}),))
+            else:
+                grad = {"requires_grad": other.requires_grad}
+                for shift in (0, 1, rng.randint(0, 6)):
+                    moved = {"beside": other.name, "offset": other.offset + shift, **grad}
+                    yield replace(program, calls=(Call({one.name: moved}),))
+            if (other.size, other.stride, other.storage) == (
+                one.size,
+                one.stride,
+                one.storage,
+            ) or other.size == one.size:
+                yield replace(program, calls=(Call({one.name: {"same": other.name}}),))
+    if len(inputs) == 1:  # a second input like the first, which joins it
+        first = inputs[0]
+        name = next(fresh_names({one.name: one for one in inputs} | {name: 0 for s in program.steps for name in s.out}))
+        made = replace(first, name=name, storage=1)
+        uses = Step("add_", (tensor(name), 1)), Step("mul", (tensor(first.name), 2), out=(f"{name}_1",))
+        for steps in (uses, uses[::-1]):
+            two = replace(
+                program, storages=(*program.storages, program.storages[first.storage]), inputs=(first, made),
+                steps=(*program.steps, *steps),
+            )  # fmt: skip
+            for change in ({"same": first.name}, {"beside": first.name}, {"beside": first.name, "offset": 1}):
+                yield replace(two, calls=(Call({name: change}),))
+
+
+def _literals(step: Step, wanted: Callable[[Json], bool]) -> Iterator[tuple[Json, Callable[[Json], Step]]]:
+    """Yield each wanted argument of a step, with the function that replaces it."""
+    for at, value in enumerate(step.args):
+        if wanted(value):
+            yield value, lambda new, at=at: replace(step, args=(*step.args[:at], new, *step.args[at + 1 :]))  # type: ignore[misc]
+        elif isinstance(value, list):
+            for inner, part in enumerate(value):
+                if wanted(part):
+                    yield (
+                        part,
+                        lambda new, at=at, inner=inner, value=value: replace(  # type: ignore[misc]
+                            step,
+                            args=(*step.args[:at], [*value[:inner], new, *value[inner + 1 :]], *step.args[at + 1 :]),
+                        ),
+                    )
+    for key, value in step.kwargs.items():
+        if wanted(value):
+            yield value, lambda new, key=key: replace(step, kwargs={**step.kwargs, key: new})  # type: ignore[misc]
+
+
+def _bound(program: Program, wanted: Callable[[Json], bool], others: Callable[[Json], list[Json]]) -> Iterator[Program]:
+    """Yield programs in which a literal becomes a Python argument of the function, and a call that changes it."""
+    for at, step in enumerate(program.steps):
+        for value, put in [*_literals(step, wanted)]:
+            bound = put({"arg": "arg_1", "value": value})
+            steps = (*program.steps[:at], bound, *program.steps[at + 1 :])
+            for other in others(value):
+                yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": other}),))
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls with another Python number: another value, 0, 1, or the same value as a float."""
+    yield from _bound(
+        program,
+        _is_number,
+        lambda value: [
+            one for one in (value + 1, value - 1, 0, 1, 2 * value, float(value)) if repr(one) != repr(value)
+        ],
+    )
+    for one in program.inputs:
+        if dtype_of(one.dtype).is_floating_point:
+            marker = {"arg": "arg_1", "value": 2.0}
+            steps = (*program.steps, Step("mul", (tensor(one.name), marker), out=(f"{one.name}_1",)))
+            for value in (3.0, 2, *map(number, SPECIAL[:1])):
+                yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": value}),))
+
+
+def _nones(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls in which a Python number becomes None, or None a number."""
+    yield from _bound(program, lambda value: value is None, lambda value: [0, 1, True])
+    for at, step in enumerate(program.steps):
+        for key in step.kwargs:
+            steps = [*program.steps]
+            if _is_number(step.kwargs[key]):
+                steps[at] = replace(step, kwargs={**step.kwargs, key: {"arg": "arg_1", "value": step.kwargs[key]}})
+                yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": None}),))
+    for one in program.inputs:
+        if dtype_of(one.dtype).is_floating_point:
+            clamp = Step("clamp", (tensor(one.name), {"arg": "arg_1", "value": None}, 2), out=(f"{one.name}_1",))
+            for first, second in ((None, 1), (1, None)):
+                marker = {"arg": "arg_1", "value": first}
+                steps = (*program.steps, replace(clamp, args=(tensor(one.name), marker, 2)))  # type: ignore[assignment]
+                yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": second}),))
+
+
+def _flags(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls in which a bool, such as `training` or `keepdim`, is the other one."""
+    yield from _bound(program, lambda value: isinstance(value, bool), lambda value: [not value])
+
+
+def _states(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls under a global state, with a step whose answer depends on it where that is possible."""
+    for one in program.inputs:
+        name, dtype = one.name, dtype_of(one.dtype)
+        grads = tuple(replace(two, requires_grad=True) if two is one else two for two in program.inputs)
+        doubled = Step("mul", (tensor(name), 2), out=(f"{name}_1",))
+        if dtype.is_floating_point:
+            for state in ("no_grad", "inference_mode"):
+                for inputs in (grads, program.inputs):
+                    made = replace(
+                        program, inputs=inputs, steps=(*program.steps, doubled), calls=(Call(under=(state,)),)
+                    )
+                    yield made
+        asks = (
+            Step("eq", (tensor(name), 1), out=(f"{name}_1",)),
+            Step("sigmoid", (tensor(f"{name}_1"),), out=(f"{name}_2",)),
+        )
+        yield replace(program, steps=(*program.steps, *asks), calls=(Call(under=("default_dtype:float64",)),))
+        if one.dtype == "float32":
+            flat = Step("flatten", (tensor(name),), out=(f"{name}_1",))
+            product = Step("matmul", (tensor(f"{name}_1"), tensor(f"{name}_1")), out=(f"{name}_2",))
+            yield replace(
+                program, steps=(*program.steps, flat, product), calls=(Call(under=("whole_autocast:bfloat16",)),)
+            )
+    yield from (replace(program, calls=(Call(under=(state,)),)) for state in STATES)
+
+
+CHANGES: dict[str, Callable[[Program, random.Random], Iterator[Program]]] = {
+    "shape": _shapes,
+    "rank": _ranks,
+    "stride": _strides,
+    "dtype": _dtypes,
+    "requires_grad": _grads,
+    "aliasing": _aliases,
+    "argument": _numbers,
+    "none": _nones,
+    "flag": _flags,
+    "state": _states,
+}
+"""The candidate changes of each topic, each a program with one call."""

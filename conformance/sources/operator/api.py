@@ -1,0 +1,62 @@
+"""`conformance.check`: one call that judges an operator and raises the minimized script of what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from conformance.sources.operator.checks import CHECKS
+from conformance.sources.operator.examine import SECONDS, Request, Verdict, examination, verdicts
+from conformance.sources.operator.finding import headline, minimized, script
+
+FIRST = ("crash", "hang", "memory")
+"""Checks whose difference explains all others."""
+
+
+def check(
+    operator: Callable[..., Any],
+    *,
+    like: Any = None,
+    reference: Callable[..., Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    checks: Iterable[str] | None = None,
+    exclude: Mapping[str, str] | None = None,
+    batch: Mapping[str, int] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seconds: float = SECONDS,
+) -> list[Verdict]:
+    """Judge an operator, and return the verdict of each check.
+
+    `like` is a function of torch, or a name in op_db, whose samples and tolerances apply in these `dtypes`.
+    `reference` is a function with the same arguments, and `inputs` describes them (see
+    `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks to
+    the reason why they do not run. `batch` maps arguments to the dimension that the check `batch` splits. `rtol` and
+    `atol` replace the tolerances. `seconds` limits one call.
+
+    Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
+    carried out.
+    """
+    near = sys._getframe(1).f_globals.get("__name__", "")
+    request = Request(
+        operator, like, reference, inputs, tuple(dtypes), checks, exclude or {}, batch or {}, rtol, atol, seconds, near
+    )
+    return judged(request)
+
+
+def judged(request: Request) -> list[Verdict]:
+    """Carry out a request; see `check`."""
+    trial = examination(request)
+    made = [*verdicts(trial, request)]
+    wrong = sorted(
+        (one for one in made if one.found), key=lambda one: (one.check not in FIRST, [*CHECKS].index(one.check))
+    )
+    if not wrong:
+        return made
+    first = wrong[0].found
+    assert first is not None
+    text = script(trial, minimized(trial, first))
+    others = [f"# Also {headline(one.found)}" for one in wrong[1:] if one.found]
+    raise AssertionError("\n".join(["", text.rstrip("\n"), *others]))

@@ -1,0 +1,254 @@
+"""An examination of an operator: the calls, the checks, and their verdicts.
+
+Defines `Request`, what the user asks for, `examination`, `verdicts` and `Verdict`. `conformance.check`, the command and
+the pytest fixture share them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conformance.record.errors import UsageError
+from conformance.record.names import nearest
+from conformance.sources.operator import inputs as descriptions
+from conformance.sources.operator.calls import Call, Plan, entry_of, from_description, from_op_db
+from conformance.sources.operator.checks import CHECKS, EVERY, PROCEDURES, REFUSED, Examination, Found, NotJudged
+from conformance.sources.operator.isolation import Death, Send, forked
+from conformance.sources.operator.sides import observed, target_of
+from conformance.sources.operator.subject import Operator, operator_of
+from conformance.standalone.moving import leaves
+from conformance.standalone.oracles import Mismatch
+
+SECONDS = 20.0
+"""Limit on one call of a check; compiling included."""
+
+SAMPLES = 40
+"""Samples of op_db that are tried."""
+
+FATAL = ("crash", "hang", "memory")
+"""Checks that each procedure can fail."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the
+    reason why they do not run."""
+
+    operator: Callable[..., Any]
+    like: Any = None
+    reference: Callable[..., Any] | None = None
+    inputs: Mapping[str, Any] | None = None
+    dtypes: Sequence[str] = ("float32",)
+    checks: Iterable[str] | None = None
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=dict)
+    rtol: float | None = None
+    atol: float | None = None
+    seconds: float = SECONDS
+    near: str = ""
+
+    def chosen(self) -> list[str]:
+        """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
+        a reason."""
+        named = ["all"] if self.checks == "all" else [] if self.checks is None else [*self.checks]
+        usual = [name for name, check in CHECKS.items() if check.usual or (name == "batch" and self.batch)]
+        names = [*CHECKS] if named == ["all"] else named or usual
+        for name in (*names, *self.exclude):
+            if name not in CHECKS:
+                raise UsageError(
+                    f"unknown check {name!r}{nearest(name, CHECKS) or '; choose from ' + ', '.join(CHECKS)}"
+                )
+        for name, reason in self.exclude.items():
+            if not str(reason).strip():
+                raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
+        return [name for name in CHECKS if name in (*names, *FATAL)]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
+    difference if there is one. `others` counts further calls with a difference."""
+
+    check: str
+    compared: int = 0
+    reason: str = ""
+    excluded: bool = False
+    found: Found | None = None
+    others: int = 0
+
+
+def examination(request: Request) -> Examination:
+    """Make the calls. Raises UsageError for a request that contradicts itself."""
+    operator = operator_of(request.operator, request.near)
+    if (request.like is None) == (request.reference is None):
+        raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
+    if request.like is not None:
+        if request.inputs is not None:
+            raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
+        return _like(request, operator)
+    if request.inputs is None:
+        raise UsageError(
+            "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
+        )
+    assert request.reference is not None
+    reference = operator_of(request.reference, request.near)
+    description = descriptions.parse(request.inputs)
+    tolerances = request.rtol, request.atol
+    plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
+    return Examination(operator, reference, plan, batch=request.batch)
+
+
+def _like(request: Request, operator: Operator) -> Examination:
+    entry = entry_of(request.like)
+    function = entry.op if isinstance(request.like, str) else request.like
+    reference = operator_of(function, text=_public(entry, function))
+    plan = from_op_db(entry, operator, functools.partial(_accepts, reference), request.dtypes, SAMPLES)
+    if request.rtol is not None or request.atol is not None:
+        plan.calls = [replace(call, rtol=request.rtol or 0.0, atol=request.atol or 0.0) for call in plan.calls]
+    if "refusals" in request.chosen():
+        plan.calls += _refused(entry, operator)
+    return Examination(operator, reference, plan, entry, request.batch, _rule(entry))
+
+
+def _public(entry: Any, function: Any) -> str:
+    """Return the expression of an entry's function, or of its method."""
+    home = "torch.Tensor." if function in (entry.method_variant, entry.inplace_variant) else "torch."
+    name = getattr(function, "__name__", "") if home == "torch.Tensor." else entry.name
+    return f"{home}{name}"
+
+
+def _refused(entry: Any, operator: Operator) -> list[Call]:
+    """Return the calls of op_db that must raise."""
+    if entry.error_inputs_func is None:
+        return []
+    calls = []
+    for one in entry.error_inputs("cpu"):
+        sample = one.sample_input
+        bound = operator.bound((sample.input, *sample.args), sample.kwargs)
+        if bound is not None:
+            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(one.error_regex)))
+    return calls
+
+
+def _rule(entry: Any) -> bool | None:
+    """Whether the accuracy rule of an entry holds for each element; None if there is no rule."""
+    from conformance.sources.accuracy import table
+
+    names = {entry.name, f"{entry.name}.{entry.variant_test_name}"}
+    return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
+
+
+def _accepts(reference: Operator, call: Call) -> bool:
+    """Whether the reference answers a call."""
+    return observed(reference.function, call).error is None
+
+
+def verdicts(trial: Examination, request: Request) -> Iterator[Verdict]:
+    """Run the checks, and yield their verdicts in the order of the procedures."""
+    chosen = request.chosen()
+    for name in PROCEDURES:
+        wanted = [check for check in chosen if CHECKS[check].procedure == name]
+        run = [check for check in wanted if check not in request.exclude]
+        for check in wanted:
+            if check in request.exclude:
+                yield Verdict(check, reason=request.exclude[check], excluded=True)
+        if run and (name in _procedures(request) or not {*run} <= {*FATAL}):
+            yield from _verdicts(trial, name, run, request.seconds, [*request.exclude])
+
+
+def _procedures(request: Request) -> list[str]:
+    """Return the procedure that looks for deaths if the user names no other check."""
+    return ["compare"] if request.checks is not None and {*request.checks} <= {*FATAL} else []
+
+
+def calls_of(trial: Examination, name: str) -> list[Call]:
+    """Return the calls of a procedure."""
+    procedure = PROCEDURES[name]
+    return [call for kind in procedure.kinds for call in _varied(trial.plan, kind, procedure.most)]
+
+
+def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
+    """Return calls of a kind, spread over all of them if there are more."""
+    found = plan.of(kind)
+    step = max(1, -(-len(found) // most))
+    return found[::step][:most]
+
+
+def _verdicts(
+    trial: Examination, name: str, checks: Sequence[str], seconds: float, excluded: Sequence[str]
+) -> Iterator[Verdict]:
+    calls, found = calls_of(trial, name), dict[str, list[Found]]()
+    compared = dict.fromkeys(checks, 0)
+    reasons: dict[str, str] = {}
+    for item in examined(trial, name, calls, seconds):
+        if isinstance(item, Found):
+            found.setdefault(item.check, []).append(item)
+        else:
+            kind, reason = item
+            for check in checks:
+                if check == kind or check not in EVERY:
+                    compared[check] += not reason
+                    if reason:
+                        reasons.setdefault(check, reason)
+    for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in excluded))):
+        if check in found:
+            yield Verdict(check, compared.get(check, 0), found=found[check][0], others=len(found[check]) - 1)
+        elif check in checks and check not in FATAL:
+            none = reasons.get(check) or "no call shows it"
+            yield Verdict(check, compared[check], "" if compared[check] else none)
+    if name == "compare" and not {*FATAL} & {*found}:
+        yield from (Verdict(check, max(compared.values())) for check in checks if check in FATAL)
+
+
+Item = Found | tuple[str, str]
+"""A difference, or the kind of a call that was compared, with a reason if it was not judged."""
+
+
+def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS) -> Iterator[Item]:
+    """Run a procedure on the calls, in a fork."""
+    procedure = PROCEDURES[name]
+    if name in ("compile", "dynamic", "inductor"):
+        importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
+        target_of(
+            {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}[name]
+        )
+
+    def work(send: Send) -> None:
+        for number, call in enumerate(calls):
+            send(("at", number, ""))
+            inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
+            try:
+                for found in procedure.run(inside, call):
+                    send(("found", number, found.check, found.mismatch))
+                send(("done", number, ""))
+            except NotJudged as reason:
+                send(("done", number, str(reason)))
+
+    number, check = 0, ""
+    for item in forked(work, seconds):
+        if isinstance(item, Death):
+            name_of_death = "hang" if item.hangs else check or "crash"
+            mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
+            yield Found(name_of_death, mismatch, calls[number])
+        elif isinstance(item, Exception):
+            raise item
+        elif item[0] == "found":
+            yield Found(item[2], item[3], calls[item[1]])
+        elif item[0] == "at":
+            number, check = item[1], item[2]
+        else:
+            yield calls[item[1]].kind, item[2]
+
+
+def inputs_shown(call: Call) -> str:
+    """Return a summary of the inputs of a call."""
+    import torch
+
+    texts = [
+        f"{str(one.dtype)[6:]}{list(one.shape)}" if torch.is_tensor(one) else repr(one) for one in leaves(call.given)
+    ]
+    return ", ".join(texts) + (f" ({call.note})" if call.note else "")

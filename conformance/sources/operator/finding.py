@@ -1,0 +1,656 @@
+"""A failing call as a small script: plain torch, the user's import, the call, both answers, and an exit code.
+
+Defines `minimized` and `script`. The call becomes a program with one step, and the reducer of programs shrinks it. Each
+trial runs the check's procedure in a fork, so a smaller call may crash. A smaller call must fail the same check, the
+reference must accept it, and it must keep what its kind is about.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.execute import make_inputs
+from conformance.program.model import Program, ProgramError
+from conformance.program.reduce import (
+    dense_inputs,
+    fewer_elements,
+    fewer_inputs,
+    merged_inputs,
+    plainer_geometry,
+    plainer_values,
+    reduce_program,
+)
+from conformance.program.steps.op import Json, Step, decode, is_name, render, tensor
+from conformance.record.sentences import sentence
+from conformance.sources.operator import calls as kinds
+from conformance.sources.operator.calls import Call
+from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
+from conformance.sources.operator.examine import examined
+from conformance.sources.operator.sides import observed
+from conformance.sources.opinfo.sample_program import Unwritable, encoded
+from conformance.standalone.moving import tensors
+from conformance.standalone.observation import names_of
+from conformance.standalone.script import carried, inert
+from conformance.standalone.tensor_source import NoSource, input_lines
+
+TRIALS, SECONDS, TRIAL = 120, 10.0, 3.0
+"""Limits on the trials of one difference: their number, the time in which they begin, and the time of one."""
+
+SLOW = {"compile": 12, "dynamic": 12, "inductor": 0, "hang": 0}
+"""Limits on the number of trials for slow checks."""
+
+STEP = "operator"
+"""Name of the step that calls the operator. The step table does not have it, so only this module runs it."""
+
+MARKER = "# Functions that the script uses."
+
+
+def program_of(call: Call) -> Program:
+    """Return the call as a program with one step. Raises Unwritable."""
+    known: dict[int, str] = {}
+    named: dict[str, torch.Tensor] = {}
+    for name, leaf in (pair for key, part in call.given.items() for pair in names_of(part, key).items()):
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_").replace("__", "_")
+            known[id(leaf)] = plain if is_name(plain) and plain not in named else f"x{len(named)}"
+            named[known[id(leaf)]] = leaf
+    args, kwargs = call.arguments()
+    made = [encoded(value, lambda leaf: tensor(known[id(leaf)])) for value in args]
+    more = {key: encoded(value, lambda leaf: tensor(known[id(leaf)])) for key, value in kwargs.items()}
+    try:
+        storages, inputs = inputs_of(named)
+    except NotAnInput as error:
+        raise Unwritable(str(error)) from error
+    return Program(storages, inputs, (Step(STEP, tuple(made), more),))
+
+
+def call_of(program: Program, call: Call) -> Call:
+    """Return the call that a program writes, with the names of another call."""
+    (step,), env, cpu = program.steps, make_inputs(program), torch.device("cpu")
+    names = [*call.given][: call.positional]
+    given = dict(zip(names, (decode(arg, env, cpu) for arg in step.args)))
+    return call.on({**given, **{key: decode(value, env, cpu) for key, value in step.kwargs.items()}})
+
+
+def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Found:
+    """Return the difference in a smaller call."""
+    try:
+        program = program_of(found.call)
+    except Unwritable:
+        return found
+    smallest = found
+    bound = trial.operator.bound
+
+    def fails(candidate: Program) -> bool:
+        nonlocal smallest
+        call = call_of(candidate, found.call)
+        args, kwargs = call.arguments()
+        if not _keeps(call, found.call) or bound(args, kwargs) is None:
+            return False
+        if call.kind != REFUSED and not _accepted(trial, call):
+            return False
+        for item in examined(trial, CHECKS[found.check].procedure, [call], TRIAL):
+            if isinstance(item, Found) and item.check == found.check:
+                if item.mismatch.oracle != found.mismatch.oracle:
+                    continue
+                smallest = item
+                return True
+        return False
+
+    reduce_program(
+        program,
+        fails,
+        SLOW.get(found.check, TRIALS),
+        (smaller_lengths, fewer_elements, dense_inputs, fewer_keywords, fewer_inputs, merged_inputs, plainer_geometry,
+         plainer_values),
+        time.time() + seconds,
+        _valid,
+    )  # fmt: skip
+    return smallest
+
+
+def _accepted(trial: Examination, call: Call) -> bool:
+    return observed(trial.reference.function, call).error is None
+
+
+def _valid(program: Program) -> Program | None:
+    """Return the program if its inputs can be made."""
+    try:
+        replace(program, steps=()).check()
+        return program
+    except ProgramError:
+        return None
+
+
+def _keeps(call: Call, before: Call) -> bool:
+    """Whether a call still has what its kind is about."""
+    found = tensors(call.given)
+    if before.kind == kinds.EMPTY:
+        return any(not one.numel() for one in found)
+    if before.kind == kinds.SCALARS:
+        return any(not one.dim() for one in found)
+    if before.kind == kinds.STRIDED:
+        return any(not one.is_contiguous() or one.storage_offset() for one in found)
+    if before.kind == kinds.MIXED:
+        return len({one.dtype for one in found}) >= len({one.dtype for one in tensors(before.given)})
+    return all(one.numel() for one in found) or any(not one.numel() for one in tensors(before.given))
+
+
+def smaller_lengths(program: Program) -> Iterator[Program]:
+    """Yield the program with one length cut, in all tensors and in tuples and lists of lengths alike."""
+    env = make_inputs(program)
+    lengths = sorted({n for one in program.inputs for n in one.size if n > 1}, reverse=True)
+    for length in lengths:
+        for fewer in dict.fromkeys((1, 2, length // 2, length - 1)):
+            if fewer >= length:
+                continue
+            cut = {}
+            for name, one in env.items():
+                index = tuple(slice(fewer) if n == length else slice(None) for n in one.shape)
+                part = one.detach()[index]
+                cut[name] = part.clone() if one.is_contiguous() else part
+
+            def numbers(value: Json, length: int = length, fewer: int = fewer) -> Json:
+                if isinstance(value, list):
+                    return [fewer if one == length and type(one) is int else one for one in value]
+                if isinstance(value, dict) and "tuple" in value:
+                    return {"tuple": numbers(value["tuple"])}
+                return value
+
+            (step,) = program.steps
+            step = replace(
+                step, args=tuple(map(numbers, step.args)), kwargs={k: numbers(v) for k, v in step.kwargs.items()}
+            )
+            try:
+                storages, inputs = inputs_of(cut)
+            except NotAnInput:
+                continue
+            yield replace(program, storages=storages, inputs=inputs, steps=(step,))
+
+
+def fewer_keywords(program: Program) -> Iterator[Program]:
+    """Yield the program with one argument fewer."""
+    (step,) = program.steps
+    for key in step.kwargs:
+        yield program.with_steps((replace(step, kwargs={k: v for k, v in step.kwargs.items() if k != key}),))
+    if len(step.args) > 1:
+        yield program.with_steps((replace(step, args=step.args[:-1]),))
+
+
+@dataclass(frozen=True)
+class Text:
+    """The parts of a script: expressions of the operator and the reference, the arguments, the names of the tensors,
+    and the difference."""
+
+    operator: str
+    reference: str
+    arguments: str
+    names: tuple[str, ...]
+    floating: tuple[str, ...]
+    found: Found
+
+    @property
+    def all(self) -> str:
+        """The names of the tensors, separated by commas."""
+        return ", ".join(self.names)
+
+    @property
+    def got(self) -> str:
+        """The operator's call."""
+        return f"{self.operator}({self.arguments})"
+
+    @property
+    def want(self) -> str:
+        """The reference's call."""
+        return f"{self.reference}({self.arguments})"
+
+    @property
+    def fresh(self) -> str:
+        """The line that makes the inputs anew."""
+        return f"{self.all} = inputs()" if self.names else ""
+
+    def of(self, side: str) -> str:
+        """The expression of the compared tensor: a part of a result, or an input."""
+        where = self.found.mismatch.where
+        return where.replace("result", side, 1) if where.startswith("result") else where
+
+    def told(self, expected: str, got: str) -> str:
+        """The line that prints both answers."""
+        check, where = self.found.check, self.found.mismatch.where
+        return f'print("{check} of {where}: expected", {expected}, "got", {got})'
+
+
+Body = Callable[[Text], Sequence[str]]
+
+
+def _value(text: Text) -> list[str]:
+    one, call = text.found.mismatch, text.found.call
+    if one.expected == "an answer":
+        return _raising(text)
+    if not one.where.startswith("result"):
+        name = one.where.partition("[")[0]
+        ends = [text.fresh, text.want, f"want = {name}", text.fresh, text.got, f"got = {name}"]
+    else:
+        ends = [text.fresh, f"want = {text.want}", text.fresh, f"got = {text.got}"]
+    want, got = (text.of(side) if one.where.startswith("result") else side for side in ("want", "got"))
+    if one.oracle in _FACTS:
+        fact = _FACTS[one.oracle]
+        ends.append(text.told(fact.format(want), fact.format(got)))
+        return [*ends, f"raise SystemExit({fact.format(want)} != {fact.format(got)})"]
+    tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
+    ends.append(text.told(f"{want}.tolist()", f"{got}.tolist()"))
+    check = f"torch.testing.assert_close({got}, {want}, equal_nan=True{tolerance})"
+    return [*ends, check]
+
+
+_FACTS = {"dtype": "{}.dtype", "shape": "tuple({}.shape)", "stride": "{}.stride()", "structure": "type({}).__name__"}
+
+
+def _structure(text: Text) -> list[str]:
+    count = "len({0}) if isinstance({0}, (tuple, list)) else 1"
+    lines = [text.fresh, f"want = {text.want}", text.fresh, f"got = {text.got}"]
+    lines.append(text.told(f"type(want), {count.format('want')}", f"type(got), {count.format('got')}"))
+    return [*lines, f"raise SystemExit((type(want), {count.format('want')}) != (type(got), {count.format('got')}))"]
+
+
+def _raising(text: Text) -> list[str]:
+    check, where = text.found.check, text.found.mismatch.where
+    return [
+        text.fresh,
+        "try:",
+        f"    {text.got}",
+        "except Exception as error:",
+        f'    print(f"{check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}")',
+        "    raise SystemExit(1)",
+    ]
+
+
+def _mutation(text: Text) -> list[str]:
+    name = text.found.mismatch.where.partition("[")[0]
+    return [
+        text.fresh,
+        f"before = {name}.clone()",
+        text.got,
+        text.told("before.tolist()", f"{name}.tolist()"),
+        f"raise SystemExit(not torch.equal(before.nan_to_num(), {name}.nan_to_num()))",
+    ]
+
+
+def _version(text: Text) -> list[str]:
+    name = text.found.mismatch.where.partition("[")[0]
+    return [
+        text.fresh,
+        f"before = {name}._version",
+        text.got,
+        text.told('"a version above", before', f"{name}._version"),
+        f"raise SystemExit({name}._version == before)",
+    ]
+
+
+def _aliasing(text: Text) -> list[str]:
+    one = text.found.mismatch
+    shares = one.actual != "memory of its own"
+    other = (one.actual if shares else one.expected).removeprefix("the memory of ")
+    left, right = (
+        name.replace("result", "got", 1) if name.startswith("result") else name for name in (one.where, other)
+    )
+    return [
+        text.fresh,
+        f"got = {text.got}",
+        f"shared = {left}.untyped_storage().data_ptr() == {right}.untyped_storage().data_ptr()",
+        text.told(f'"shared memory with {other}:", {not shares}', "shared"),
+        f"raise SystemExit(shared is {shares})",
+    ]
+
+
+def _accuracy(text: Text) -> list[str]:
+    double = [f"{name} = {name}.double()" for name in text.floating]
+    high, want, got = text.of("exact"), text.of("want"), text.of("got")
+    return [
+        text.fresh,
+        *double,
+        f"exact = {text.want}",
+        text.fresh,
+        f"want = {text.want}",
+        text.fresh,
+        f"got = {text.got}",
+        f"usual, off = (errors(one, {high}, torch.zeros(()), one.dtype, EACH).max().item() for one in ({want}, {got}))",
+        text.told('"at most", 4 * max(usual, 0.5), "ulp"', 'off, "ulp"'),
+        "raise SystemExit(off > 4 * max(usual, 0.5))",
+    ]
+
+
+def _fence(text: Text) -> list[str]:
+    if "gaps" in text.found.mismatch.detail:
+        return [
+            "def run(fill):",
+            f"    ({text.all},), _ = fenced([*inputs()], fill=fill)",
+            f"    return {text.got}",
+            "",
+            "want, got = run(0x3F), run(0x41)  # the bytes between the elements",
+            text.told(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
+            f"raise SystemExit(not torch.equal({text.of('want')}, {text.of('got')}))",
+        ]
+    protection = "READ_ONLY" if text.found.check == "writes" else "NO_ACCESS"
+    return [
+        "def run(at_end):",
+        f"    ({text.all},), fences = fenced([*inputs()], at_end, {protection})",
+        f"    with Fresh(KNOWN, at_end, {protection}) as mode:",
+        f"        {text.got}",
+        "    return trespassed(fences + mode.fences)",
+        "",
+        "for at_end in (True, False):  # protected memory begins behind the last byte, or ends before the first",
+        "    process = os.fork()",
+        "    if process == 0:",
+        "        os._exit(bool(run(at_end)))",
+        "    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])",
+        "    if code:",
+        f'        print("{text.found.check} of {text.found.mismatch.where}: expected no access, got", code)',
+        "        raise SystemExit(1)",
+    ]
+
+
+def _fill(text: Text) -> list[str]:
+    return [
+        "def run(fill):",
+        f"    {text.fresh}",
+        "    with Fresh(fill):",
+        f"        return {text.got}",
+        "",
+        "want, got = run(0xFF), run(0x3C)  # the bytes of new memory",
+        text.told(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
+        f"raise SystemExit({text.of('want')}.tolist() != {text.of('got')}.tolist())",
+    ]
+
+
+def _repeat(text: Text) -> list[str]:
+    where = text.found.mismatch.where
+    value = text.got if where.startswith("result") else f"({text.got}, {where})[1]"
+    return [
+        "def run():",
+        f"    {text.fresh}",
+        "    torch.manual_seed(1234)",
+        f"    result = {value}",
+        f"    return {where if where.startswith('result') else 'result'}.clone()",
+        "",
+        "want, *others = [run() for _ in range(3)]",
+        "got = next((one for one in others if not torch.equal(want, one)), want)",
+        text.told("want.tolist()", "got.tolist()"),
+        "raise SystemExit(not torch.equal(want, got))",
+    ]
+
+
+def _batch(dims: Mapping[str, int]) -> Body:
+    def body(text: Text) -> list[str]:
+        cut = [f"{name} = {name}.narrow({dim}, at, 1)" for name, dim in dims.items() if name in text.names]
+        first, dim = next(iter(dims.items()))
+        joined = text.of("one")
+        return [
+            text.fresh,
+            f"want = {text.of(f'({text.got})')}",
+            "parts = []",
+            f"for at in range({first}.shape[{dim}]):",
+            f"    {text.fresh}",
+            *(f"    {line}" for line in cut),
+            f"    one = {text.got}",
+            f"    parts.append({joined})",
+            "got = torch.cat(parts)",
+            text.told("want.tolist()", "got.tolist()"),
+            "raise SystemExit(not torch.equal(want, got))",
+        ]
+
+    return body
+
+
+def _gradients(text: Text) -> list[str]:
+    one, call = text.found.mismatch, text.found.call
+    name = one.where.removeprefix("gradient of ").partition("[")[0]
+    name = name if name in text.floating else text.floating[0]
+    leaves = [f"{each}.requires_grad_()" for each in text.floating]
+    copies = text.arguments
+    body = [
+        "def gradient(function):",
+        f"    {text.fresh}",
+        f"    {'; '.join(leaves)}",
+        f"    leaf = {name}",
+        f"    {'; '.join(f'{each} = {each}.clone()' for each in text.floating)}",
+        f"    result = function({copies})",
+        "    torch.manual_seed(1234)",
+        f"    given = [{', '.join(text.floating)}]  # those that the call wrote are results",
+        "    made = [result] if torch.is_tensor(result) else [*(result or ())]",
+        "    made += [one for one in given if one._version and not any(one is other for other in made)]",
+        "    made = [one for one in made if one.is_floating_point()]",
+        "    along = [torch.randint(-8, 9, one.shape) / 8 for one in made]",
+        "    along = [part.to(one.dtype) for part, one in zip(along, made)]",
+        "    return torch.autograd.grad(made, leaf, along, allow_unused=True)[0]",
+        "",
+        f"want = gradient({text.reference})",
+        "try:",
+        f"    got = gradient({text.operator})",
+        "except Exception as error:",
+        f'    print(f"gradients of {one.where}: expected a gradient, got {{type(error).__name__}}: {{error}}")',
+        "    raise SystemExit(1)",
+        text.told("want.tolist()", "None if got is None else got.tolist()"),
+    ]
+    tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
+    return [*body, f"torch.testing.assert_close(got, want, equal_nan=True{tolerance})"]
+
+
+def _gradcheck(text: Text) -> list[str]:
+    wide = [f"{name} = {name}.double().requires_grad_()" for name in text.floating]
+    leaves = ", ".join(text.floating)
+    return [
+        text.fresh,
+        *wide,
+        "try:",
+        f"    torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))",
+        "except Exception as error:",
+        f'    print("gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error)',
+        "    raise SystemExit(1)",
+    ]
+
+
+def _facts(name: str) -> str:
+    return f"[(one.dtype, tuple(one.shape), one.stride()) for one in listed({name})]"
+
+
+LISTED = ["def listed(result):", "    return [*result] if isinstance(result, (tuple, list)) else [result]", ""]
+
+
+def _fake(text: Text) -> list[str]:
+    return [
+        "from torch._subclasses.fake_tensor import FakeTensorMode",
+        "",
+        *LISTED,
+        text.fresh,
+        f"want = {text.got}",
+        "mode = FakeTensorMode()",
+        f"{text.all}, = [mode.from_tensor(one) for one in inputs()]",
+        "with mode:",
+        f"    got = {text.got}",
+        text.told(_facts("want"), _facts("got")),
+        f"raise SystemExit({_facts('want')} != {_facts('got')})",
+    ]
+
+
+def _symbolic(text: Text) -> list[str]:
+    return [
+        "from torch._subclasses.fake_tensor import FakeTensorMode",
+        "from torch.fx.experimental.symbolic_shapes import ShapeEnv",
+        "",
+        *LISTED,
+        text.fresh,
+        f"want = {text.got}",
+        "mode = FakeTensorMode(shape_env=ShapeEnv())",
+        f"{text.all}, = [mode.from_tensor(one, static_shapes=False) for one in inputs()]",
+        "try:",
+        "    with mode:",
+        f"        got = {text.got}",
+        "except Exception as error:",
+        '    print(f"symbolic of result: expected an answer, got {type(error).__name__}: {error}")',
+        "    raise SystemExit(1)",
+        "known = [(one.dtype, tuple(map(int, one.shape))) for one in listed(got)]",
+        "right = [(one.dtype, tuple(one.shape)) for one in listed(want)]",
+        text.told("right", "[tuple(one.shape) for one in listed(got)]"),
+        "raise SystemExit(known != right)",
+    ]
+
+
+def _compiled(backend: str, dynamic: bool) -> Body:
+    def body(text: Text) -> list[str]:
+        return [
+            "def program(" + text.all + "):",
+            f"    return {text.got}",
+            "",
+            *LISTED,
+            f"compiled = torch.compile(program, backend={backend!r}, dynamic={dynamic})",
+            text.fresh,
+            f"want = [*listed(program({text.all})), {text.all}]",
+            text.fresh,
+            "try:",
+            f"    got = [*listed(compiled({text.all})), {text.all}]",
+            "except Exception as error:",
+            f'    print(f"{text.found.check} of result: expected an answer, got {{type(error).__name__}}: {{error}}")',
+            "    raise SystemExit(1)",
+            text.told("want", "got"),
+            "torch.testing.assert_close(got, want, equal_nan=True)",
+        ]
+
+    return body
+
+
+def _vmap(text: Text) -> list[str]:
+    return [
+        "def program(" + text.all + "):",
+        f"    return {text.got}",
+        "",
+        "given = [torch.stack([one, one.flatten().roll(1).view(one.shape)]) for one in inputs()]",
+        "rows = [program(*parts) for parts in zip(*given)]",
+        "want = torch.stack(rows) if torch.is_tensor(rows[0]) else [torch.stack(each) for each in zip(*rows)]",
+        "got = torch.func.vmap(program)(*given)",
+        text.told("want", "got"),
+        "torch.testing.assert_close(got, want if torch.is_tensor(got) else type(got)(want), equal_nan=True)",
+    ]
+
+
+def _autocast(text: Text) -> list[str]:
+    low = [f"{name} = {name}.bfloat16() if {name}.dtype == torch.float32 else {name}" for name in text.floating]
+    fake = "which the fake kernel" in text.found.mismatch.detail
+    lines = [text.fresh, 'with torch.autocast("cpu", torch.bfloat16):', f"    got = {text.got}"]
+    if fake:
+        lines = ["from torch._subclasses.fake_tensor import FakeTensorMode", "", *lines, "mode = FakeTensorMode()"]
+        lines += [f"{text.all}, = [mode.from_tensor(one) for one in inputs()]"]
+        lines += ['with mode, torch.autocast("cpu", torch.bfloat16):', f"    want = {text.got}"]
+        lines += [text.told(f"{text.of('want')}.dtype", f"{text.of('got')}.dtype")]
+        return [*lines, f"raise SystemExit({text.of('want')}.dtype != {text.of('got')}.dtype)"]
+    lines += [text.fresh, f"right = [{text.got}]", text.fresh]
+    lines += ['with torch.autocast("cpu", torch.bfloat16):', f"    right.append({text.want})", text.fresh, *low]
+    lines += ["try:", f"    right.append({text.got})", "except Exception:", "    pass", ""]
+    return [
+        *lines,
+        "def same(want):",
+        "    try:",
+        "        return torch.testing.assert_close(got, want, equal_nan=True) is None",
+        "    except AssertionError:",
+        "        return False",
+        "",
+        text.told("right", "got"),
+        "raise SystemExit(not any(map(same, right)))",
+    ]
+
+
+def _refusals(text: Text) -> list[str]:
+    check, where = text.found.check, text.found.mismatch.where
+    return [
+        text.fresh,
+        "try:",
+        f"    {text.got}",
+        "except Exception:",
+        "    raise SystemExit(0)",
+        f'print("{check} of {where}: expected an error, got no error")',
+        "raise SystemExit(1)",
+    ]
+
+
+def _death(text: Text) -> list[str]:
+    if text.found.check == "hang":
+        return ["import signal", "", "signal.alarm(20)  # ends this process", text.fresh, text.got]
+    return [text.fresh, text.got]
+
+
+BODIES: Mapping[str, Body] = {
+    "structure": _structure,
+    "mutation": _mutation,
+    "version": _version,
+    "aliasing": _aliasing,
+    "accuracy": _accuracy,
+    "writes": _fence,
+    "reads": _fence,
+    "unwritten": _fill,
+    "repetition": _repeat,
+    "gradients": _gradients,
+    "gradcheck": _gradcheck,
+    "fake": _fake,
+    "symbolic": _symbolic,
+    "compile": _compiled("aot_eager", False),
+    "dynamic": _compiled("aot_eager", True),
+    "inductor": _compiled("inductor", False),
+    "vmap": _vmap,
+    "autocast": _autocast,
+    "refusals": _refusals,
+    "crash": _death,
+    "hang": _death,
+    "memory": _raising,
+}
+"""The lines that show a difference, by check; the other checks compare results with those of the reference."""
+
+CARRIED = {
+    "writes": ("fenced", "trespassed", "Fresh", "READ_ONLY", "NO_ACCESS", "KNOWN"),
+    "reads": ("fenced", "trespassed", "Fresh", "READ_ONLY", "NO_ACCESS", "KNOWN"),
+    "unwritten": ("Fresh",),
+    "accuracy": ("errors",),
+}
+"""Functions of the harness that a script carries."""
+
+
+def headline(found: Found) -> str:
+    """Return the difference as a sentence, with the name of its check."""
+    told = sentence(found.mismatch)
+    note = f" ({found.call.note})" if found.call.note else ""
+    return textwrap.shorten(f"{found.check}: {told}{note}", 300)
+
+
+def script(trial: Examination, found: Found) -> str:
+    """Return the script of a difference. Its exit code is 1 if the operator is wrong. A call that no script can write
+    has a script with the headline only."""
+    about = f'"""{inert(headline(found))}"""'
+    try:
+        program = program_of(found.call)
+        env = make_inputs(program)
+        lines = input_lines([*env.items()], stays=env) if env else []
+    except (Unwritable, NoSource) as error:
+        return f"{about}\n# The inputs have no short form: {error}\n"
+    (step,) = program.steps
+    arguments = ", ".join([*map(render, step.args), *(f"{key}={render(value)}" for key, value in step.kwargs.items())])
+    floating = tuple(name for name, one in env.items() if one.is_floating_point() or one.is_complex())
+    reference = trial.reference
+    text = Text(trial.operator.text, reference.text, arguments, tuple(env), floating, found)
+    body = _batch(trial.batch)(text) if found.check == "batch" else BODIES.get(found.check, _value)(text)
+    carries = CARRIED.get(found.check, ())
+    uses_reference = any(reference.text in line for line in body)
+    plain = tuple(line for line in reference.lines if line not in trial.operator.lines) if uses_reference else ()
+    head = ["import os", "import torch"] if found.check in ("writes", "reads") else ["import torch"]
+    made = ["def inputs():", *(f"    {line}" for line in lines), f"    return {', '.join(env)}{',' * (len(env) == 1)}"]
+    body = [line.replace("EACH", str(trial.exact)) for line in body]
+    body = (
+        [line.replace(f"{text.all} = inputs()", f"{text.all}, = inputs()") for line in body] if len(env) == 1 else body
+    )
+    needed = [MARKER, carried(carries).strip("\n"), ""] if carries else []
+    parts = [about, *head, *trial.operator.lines, *plain, "", *needed, *(made if env else []), ""]
+    return "\n".join([*parts, *body]).rstrip("\n") + "\n"

@@ -1,0 +1,237 @@
+"""Two sides of a check: a function on a call, run by the executor on a target, and what happens around the call.
+
+Defines `observed`, which runs a side, and the functions that surround a call: gradients, vmap, autocast, batch splits.
+`Guarded` is a target that fences the memory of inputs and results. A check compares two sides, for example the
+reference and the operator, or the operator eagerly and compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.engine.executor import Execution, Executor, Transform, signature_of
+from conformance.engine.loading import load_target
+from conformance.engine.target import Target
+from conformance.sources.operator.calls import Call
+from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
+from conformance.standalone.moving import map_leaves, observable, taken_apart, tensors
+from conformance.standalone.observation import Observation, Raised, names_of, observe, versions_of
+from conformance.standalone.torch_compat import version_of, with_memory
+
+Function = Callable[..., Any]
+Around = Callable[[Function, Call, Mapping[str, Any]], Any]
+"""Makes the call of a function on inputs by name."""
+
+SEED = 1234
+
+
+def plainly(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+    """Make the call."""
+    args, kwargs = call.arguments(given)
+    return function(*args, **kwargs)
+
+
+@dataclass
+class Side:
+    """The executor's subject: a call of a function."""
+
+    function: Function
+    call: Call
+    around: Around = plainly
+    grad: bool = False
+
+    def inputs(self) -> tuple[dict[str, Any], Collection[int]]:
+        """Return the inputs; none stays on the CPU."""
+        self.tree = dict(self.call.given)
+        if self.grad:
+            self.tree = map_leaves(self.tree, _leaf)
+        return self.tree, ()
+
+    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningSide:
+        """Begin the call on inputs that lie on the target."""
+        return RunningSide(self, inputs, self._transformed(transform) if transform else self.function)
+
+    def _transformed(self, transform: Transform) -> Function:
+        """Return the transformed function. A target transforms functions of positional arguments."""
+        names, count, function = [*self.call.given][self.call.positional :], self.call.positional, self.function
+
+        def by_position(*parts: Any) -> Any:
+            return function(*parts[:count], **dict(zip(names, parts[count:])))
+
+        made = transform(by_position)
+        return lambda *args, **kwargs: made(*args, *kwargs.values())
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        return value.detach().requires_grad_()
+    return value
+
+
+class RunningSide:
+    """A call in progress: one step, whose error is an answer."""
+
+    count = 1
+
+    def __init__(self, side: Side, inputs: dict[str, Any], function: Function) -> None:
+        self.side, self.inputs, self.function = side, inputs, function
+        self.outcome: Any = None
+        self.error: Exception | None = None
+        self.versions = versions_of(inputs)
+
+    def signature(self, number: int) -> Hashable:
+        """Return a key of the function and its tensors."""
+        return (id(self.side.function), signature_of(tensors(self.inputs)))
+
+    def advance(self, number: int) -> None:
+        """Make the call, after setting the same seed on each side."""
+        torch.manual_seed(SEED)
+        try:
+            self.outcome = self.side.around(self.function, self.side.call, self.inputs)
+        except Exception as error:
+            self.error = error
+
+    def observe(self, target: Target) -> Observation:
+        """Return the observation of the result or the error, and of the inputs."""
+        inputs = observable(self.inputs, self.side.tree)
+        if self.error is not None:
+            return observe((), inputs, target=target, error=self.error)
+        try:
+            return observe({"result": taken_apart(self.outcome)}, inputs, target=target, versions=self.versions)
+        except Exception as error:
+            return Observation(error=Raised.of(error))
+
+
+@functools.cache
+def target_of(spec: str) -> Target:
+    """Return a target, loaded once."""
+    return load_target(spec)
+
+
+def execution(
+    function: Function, call: Call, target: Target | None = None, around: Around = plainly, grad: bool = False
+) -> Execution:
+    """Run a side on a target, torch CPU by default."""
+    return Executor(target or target_of("cpu")).run(Side(function, call, around, grad))
+
+
+def observed(
+    function: Function, call: Call, target: Target | None = None, around: Around = plainly, grad: bool = False
+) -> Observation:
+    """Return the observation of a side."""
+    return execution(function, call, target, around, grad).last
+
+
+class Guarded(Target):
+    """Torch CPU with fences around the memory of inputs and of new tensors (see `standalone/fences.py`)."""
+
+    name = "guarded"
+
+    def __init__(self, at_end: bool = True, protection: int = NO_ACCESS, gaps: int = KNOWN, fresh: int = KNOWN) -> None:
+        super().__init__()
+        self.at_end, self.protection, self.gaps, self.fresh = at_end, protection, gaps, fresh
+        self.fences: list[Fence] = []
+
+    def send(self, tree: Any) -> Any:
+        """Return the tree with its tensors on fenced storages; a tensor that occurs twice stays one object."""
+        found = {id(one): one for one in tensors(tree)}
+        made, self.fences = fenced([*found.values()], self.at_end, self.protection, self.gaps)
+        placed = dict(zip(found, made, strict=True))
+        return map_leaves(tree, lambda leaf: placed.get(id(leaf), leaf))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context of the call, in which new tensors get fenced storages."""
+        with Fresh(self.fresh, self.at_end, self.protection) as mode:
+            yield
+        self.fences += mode.fences
+
+    def trespassed(self) -> str:
+        """Return where the last call wrote outside of its tensors; "" if nowhere."""
+        return trespassed(self.fences)
+
+
+def differentiated(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+    """Return the gradients of the floating inputs by name, along cotangents that every dtype represents. A result that
+    requires no gradient counts as such. The function gets copies of the leaves; those that it writes are results."""
+    leaves = {name: one for name, one in names_of_inputs(given).items() if one.requires_grad}
+    copies = map_leaves(dict(given), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
+    result = plainly(function, call, copies)
+    written = [one for one in tensors(copies) if version_of(one) and not any(one is two for two in tensors(result))]
+    made = [one for one in (*tensors(result), *written) if one.is_floating_point() or one.is_complex()]
+    outputs = [one for one in made if one.requires_grad]
+    if not outputs:
+        return {"requires_grad": False}
+    drawn = [(torch.randint(-8, 9, one.shape) / 8).to(one.dtype) for one in made]
+    along = [grad for grad, one in zip(drawn, made, strict=True) if one.requires_grad]
+    grads = torch.autograd.grad(outputs, [*leaves.values()], along, allow_unused=True)
+    found = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
+    return {"requires_grad": True, **found}
+
+
+def _differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def names_of_inputs(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors among the inputs by name."""
+    found = {name: leaf for key, part in given.items() for name, leaf in names_of(part, key).items()}
+    return {name: leaf for name, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+
+
+def stacked(call: Call) -> Call:
+    """Return the call with a new first dimension of length 2 in each tensor. The second entry has other values."""
+
+    def two(leaf: Any) -> Any:
+        return torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) if isinstance(leaf, torch.Tensor) else leaf
+
+    return call.on(map_leaves(dict(call.given), two))
+
+
+def mapped(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+    """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
+    return torch.func.vmap(lambda *parts: plainly(function, call, _with(given, parts)))(*tensors(given))
+
+
+def looped(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+    """Call the function on each entry of the first dimension, and stack the results."""
+    made = [plainly(function, call, _with(given, parts)) for parts in zip(*tensors(given), strict=True)]
+    return _joined(made, torch.stack)
+
+
+def _with(given: Mapping[str, Any], parts: Any) -> dict[str, Any]:
+    rest = iter(parts)
+    made: dict[str, Any] = map_leaves(dict(given), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
+    return made
+
+
+def _joined(made: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    rows = iter([join([*each]) for each in zip(*map(tensors, made), strict=True)])
+    return map_leaves(made[0], lambda leaf: next(rows) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def under_autocast(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+    """Make the call under autocast to bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return plainly(function, call, given)
+
+
+def split(dims: Mapping[str, int]) -> Around:
+    """Return a function that makes the call on each entry of these arguments' batch dimensions, and joins the results
+    along their first dimension."""
+
+    def parts(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+        count = min(given[name].shape[dim] for name, dim in dims.items())
+        made = []
+        for at in range(count):
+            one = {name: given[name].narrow(dim, at, 1) for name, dim in dims.items()}
+            made.append(plainly(function, call, {**given, **one}))
+        return _joined(made, torch.cat)
+
+    return parts

@@ -1,0 +1,152 @@
+"""The operator under test: its parameters, its schema, and the lines of a script that reach it.
+
+Defines `Operator` and `named`. An operator is any callable: a custom operator of `torch.library`, an operator below
+`torch.ops`, a function of an extension or of Triton, or plain Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.record.errors import UsageError
+from conformance.record.names import nearest
+
+PARAMETER = inspect.Parameter
+
+PACKET, OVERLOAD = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
+"""Types of an operator below `torch.ops`, and of one of its overloads."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A callable and what is known of it. `overload` is its operator of the dispatcher, None for a plain function.
+    `lines` import it in a script, and `text` is the expression that names it there."""
+
+    function: Callable[..., Any]
+    name: str
+    overload: Any
+    signature: inspect.Signature | None
+    lines: tuple[str, ...]
+    text: str
+
+    @property
+    def schema(self) -> Any:
+        """The schema of the dispatcher; None for a plain function."""
+        return None if self.overload is None else self.overload._schema
+
+    @property
+    def written(self) -> frozenset[str] | None:
+        """The arguments that the schema declares as written; None for a plain function, which declares nothing."""
+        if self.schema is None:
+            return None
+        infos = ((one.name, one.alias_info) for one in self.schema.arguments)
+        return frozenset(name for name, info in infos if info is not None and info.is_write)
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments of a call by the names of the parameters; None if the operator does not take them."""
+        if self.signature is None:
+            return {**{f"arg{number}": value for number, value in enumerate(args)}, **kwargs}
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        named, rest = {}, iter(self.signature.parameters.values())
+        for number, value in enumerate(args):
+            parameter = next(rest, None)
+            plain = parameter is not None and parameter.kind is not PARAMETER.VAR_POSITIONAL
+            named[parameter.name if parameter is not None and plain else f"arg{number}"] = value
+        return {**named, **kwargs}
+
+
+def operator_of(function: Callable[..., Any], near: str = "", text: str = "") -> Operator:
+    """Return the operator of a callable. `near` is a module in which it may have a name, and `text` its name below
+    `torch`, if it has one. Raises UsageError if it cannot be called."""
+    if not callable(function):
+        raise UsageError(f"{function!r} is no operator: give a function, a custom operator, or torch.ops.LIBRARY.NAME")
+    overload = _overload(function)
+    lines, expression = ((), text) if text else _reached(function, overload, near)
+    name = expression if expression.isidentifier() or "." in expression else getattr(function, "__name__", "operator")
+    return Operator(function, name, overload, _signature(function, overload), lines, expression)
+
+
+def named(path: str) -> Callable[..., Any]:
+    """Return the callable of `MODULE:NAME`, or of a path below `torch`. Raises UsageError."""
+    module, colon, name = path.partition(":")
+    if not colon:
+        module, name = "torch", path.removeprefix("torch.")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # a module of the user may raise anything
+        said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        raise UsageError(f"module {module!r} cannot be imported ({said}); run it by hand to see why") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"module {module!r} has no {name!r}{nearest(part, dir(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{path} is no function: it is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _overload(function: Any) -> Any:
+    function = getattr(function, "_opoverload", function)  # of torch.library.custom_op
+    if isinstance(function, PACKET):
+        names = function.overloads()
+        return getattr(function, "default" if "default" in names else names[0])
+    return function if isinstance(function, OVERLOAD) else None
+
+
+def _signature(function: Any, overload: Any) -> inspect.Signature | None:
+    if overload is None:
+        try:
+            return inspect.signature(function)
+        except (TypeError, ValueError):  # a function of C++ may have none
+            return None
+    made = []
+    for one in overload._schema.arguments:
+        kind = PARAMETER.KEYWORD_ONLY if one.kwarg_only else PARAMETER.POSITIONAL_OR_KEYWORD
+        made.append(
+            PARAMETER(one.name, kind, default=one.default_value if one.has_default_value() else PARAMETER.empty)
+        )
+    usual = [one for one in made if one.kind is not PARAMETER.KEYWORD_ONLY]
+    while any(a.default is not PARAMETER.empty and b.default is PARAMETER.empty for a, b in zip(usual, usual[1:])):
+        usual = [one.replace(default=PARAMETER.empty) for one in usual]
+    return inspect.Signature([*usual, *(one for one in made if one.kind is PARAMETER.KEYWORD_ONLY)])
+
+
+def _reached(function: Any, overload: Any, near: str) -> tuple[tuple[str, ...], str]:
+    """Return the lines that import the function, and its expression."""
+    inner = inspect.unwrap(getattr(function, "_init_fn", function))
+    homes = [getattr(function, "__module__", ""), getattr(inner, "__module__", ""), near]
+    for home in dict.fromkeys(name for name in homes if name and name in sys.modules):
+        for name, value in vars(sys.modules[home]).items():
+            if value is function and name.isidentifier():
+                if home.partition(".")[0] == "torch":
+                    return ((f"import {home}",) if home != "torch" else ()), f"{home}.{name}"
+                return (f"from {_importable(home)} import {name}",), name
+    if overload is not None and "<locals>" not in getattr(inner, "__qualname__", ""):
+        home = near if inner is function else inner.__module__
+        lines = (f"import {_importable(home)}  # registers the operator",) if home else ()
+        return lines, "torch.ops." + overload._schema.name.replace("::", ".")
+    name = getattr(inner, "__name__", "operator")
+    if name.isidentifier() and not getattr(inner, "__closure__", None):
+        try:
+            return tuple(textwrap.dedent(inspect.getsource(inner)).rstrip().splitlines()), name
+        except (OSError, TypeError):
+            pass
+    name = name if name.isidentifier() else "operator"
+    return (f"{name} = ...  # the operator under test, which no import reaches",), name
+
+
+def _importable(module: str) -> str:
+    """Return the name under which another script imports a module."""
+    file = getattr(sys.modules.get(module), "__file__", None) if module == "__main__" else None
+    return file.rpartition("/")[2].removesuffix(".py") if file else module

@@ -1,0 +1,45 @@
+"""The plainest subject of an OpInfo: its first sample, forward, in the first dtype that the device holds.
+
+This module imports torch only in a worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.record.names import DTYPES
+from conformance.run.worker import loaded
+from conformance.sources.opinfo.plan import Case
+
+if TYPE_CHECKING:
+    from conformance.engine.target import Target
+    from conformance.sources.opinfo.variants import Call
+
+
+def names(spec: str) -> list[str]:
+    """Return the names of all OpInfos, in a worker that has loaded the target."""
+    loaded(spec)
+    from conformance.sources.opinfo import catalog
+
+    return [entry.name for entry in catalog.entries()]
+
+
+def call_of(target: Target, name: str) -> Call | str:
+    """Return the call of the OpInfo of this name, or the reason why there is none."""
+    import torch
+
+    from conformance.sources.opinfo import catalog
+    from conformance.sources.opinfo.sampling import samples
+    from conformance.sources.opinfo.variants import VARIANTS, Skip
+
+    (entry,) = (entry for entry in catalog.entries() if entry.name == name)
+    held = {str(dtype).removeprefix("torch.") for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
+    dtype = next((dtype for dtype in DTYPES if dtype in entry.dtypes and dtype in held), None)
+    if dtype is None:
+        return "the device holds none of its dtypes"
+    op = catalog.find(Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled"))
+    sample = next(samples(op, "forward", getattr(torch, dtype), "as_sampled", 1), None)
+    try:
+        return next(VARIANTS["forward"](op, sample), "no sample") if sample is not None else "no sample"
+    except Skip:
+        return "no sample"

@@ -1,0 +1,53 @@
+"""Progress of a shrinking that survives the death of its worker; shared by drawn programs and samples of op_db.
+
+Defines `Progress`. The worker notes each candidate before it runs it, with the smallest failing program so far. After a
+death, the owner of the pool therefore knows the candidate that ended the worker. If the failure is such a death, it is
+the smaller program; otherwise another worker goes on without it. This module does not import torch, so programs are
+JSON text here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from conformance.run.messages import Death, ExitReason
+from conformance.run.worker import unit
+
+MOST_DEATHS = 8
+"""Limit on the workers that may die, and the trials that may time out, of one failure."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The smallest failing program so far, "" before the first trial; the candidates that ended a worker; and the
+    number of deaths and time-outs."""
+
+    best: str = ""
+    skipped: frozenset[str] = frozenset()
+    deaths: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether too many candidates have ended a worker."""
+        return self.deaths >= MOST_DEATHS
+
+    @contextlib.contextmanager
+    def trial(self, candidate: str) -> Iterator[None]:
+        """Context of a trial, in a worker."""
+        with unit(json.dumps([self.best, candidate])):
+            yield
+
+    def after(self, death: Death, same: Collection[ExitReason]) -> Progress:
+        """Return the progress after the death of a worker. A death of the `same` kind is the failure itself."""
+        best, candidate = self.best, ""
+        with contextlib.suppress(ValueError, TypeError):
+            best, candidate = json.loads(death.note.unit if death.note is not None else "")
+        best = candidate if candidate and death.reason in same else best
+        return Progress(best, self.skipped | {candidate}, self.deaths + 1)
+
+    def failed(self, candidate: str, timed_out: bool = False) -> Progress:
+        """Return the progress after a candidate that fails."""
+        return replace(self, best=candidate, deaths=self.deaths + timed_out)

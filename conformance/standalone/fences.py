@@ -1,0 +1,131 @@
+"""Fences around memory: protected pages beside each storage, known bytes in every gap, and fills of new memory.
+
+Defines `fenced`, `trespassed` and `Fresh`. A storage gets pages of its own, and ends or begins exactly at a protected
+page. A read or a write beyond it ends the process instead of answering by luck. Known bytes in the gaps of a view show
+writes that stay on the page. `Fresh` fills the memory that an operator allocates, so that unwritten elements show.
+Scripts carry the source of this module. It works for CPU tensors, on systems with `mprotect`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from conformance.standalone.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode, storage_id
+
+NO_ACCESS = 0
+READ_ONLY = 1
+"""Protections of the pages beside a storage, as `mprotect` numbers them."""
+
+KNOWN = 0xA5
+"""Usual byte of gaps, and of the rest of a page."""
+
+
+class Fence(NamedTuple):
+    """Memory with protected pages: the mapping, the first byte and the number of bytes inside, and the byte that fills
+    everything else. `gaps` are the bytes inside that belong to no tensor."""
+
+    memory: Any
+    start: int
+    size: int
+    fill: int
+    gaps: torch.Tensor
+
+
+def fence(count: int, at_end: bool, protection: int, fill: int) -> tuple[torch.Tensor, Fence]:
+    """Return `count` bytes that end, or begin, at a protected page, and their fence."""
+    body = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, body + 2 * mmap.PAGESIZE)
+    memory[:] = bytes([fill]) * len(memory)
+    start = mmap.PAGESIZE + (body - count if at_end else 0)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=start)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    first = flat.data_ptr() - start
+    for page in (first, first + mmap.PAGESIZE + body):
+        if protect(page, mmap.PAGESIZE, protection):
+            raise OSError(ctypes.get_errno(), "a page cannot be protected")
+    return flat, Fence(memory, start, count, fill, torch.empty(0, dtype=torch.int64))
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the positions of the tensor's bytes in its storage."""
+    cells = torch.tensor([tensor.storage_offset()])
+    for n, stride in zip(tensor.shape, tensor.stride()):
+        cells = (cells.unsqueeze(-1) + torch.arange(n) * stride).flatten()
+    width = tensor.element_size()
+    return (cells.unsqueeze(-1) * width + torch.arange(width)).flatten()
+
+
+def fenced(
+    tensors: Sequence[torch.Tensor], at_end: bool = True, protection: int = NO_ACCESS, fill: int = KNOWN
+) -> tuple[list[torch.Tensor], list[Fence]]:
+    """Return CPU tensors with the same geometry on fenced storages, and the fences. Tensors that share a storage still
+    do. Each storage holds the bytes from the first to the last one in use; the bytes of gaps are `fill`."""
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(storage_id(tensor.untyped_storage()), []).append(tensor)
+    made: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    fences = []
+    for key, group in groups.items():
+        used = torch.cat([bytes_of(tensor) for tensor in group])
+        if not used.numel():
+            continue
+        first = int(used.min()) // 16 * 16
+        flat, one = fence(int(used.max()) + 1 - first, at_end, protection, fill)
+        whole = torch.empty(0, dtype=torch.uint8).set_(group[0].detach().untyped_storage())
+        gaps = torch.ones(one.size, dtype=torch.bool).index_fill_(0, used - first, False).nonzero().flatten()
+        flat.copy_(whole[first : first + one.size]).index_fill_(0, gaps, fill)
+        made[key] = flat.untyped_storage(), first
+        fences.append(one._replace(gaps=gaps))
+    return [_placed(tensor, made) for tensor in tensors], fences
+
+
+def _placed(tensor: torch.Tensor, made: dict[int, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
+    empty, key = torch.empty(0, dtype=tensor.dtype), storage_id(tensor.untyped_storage())
+    if key not in made:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    storage, first = made[key]
+    offset = int(tensor.storage_offset()) - first // tensor.element_size()
+    return empty.set_(storage, offset, tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
+
+
+def trespassed(fences: Sequence[Fence]) -> str:
+    """Return where a byte outside of the tensors has changed, "" if none has."""
+    for one in fences:
+        body = one.memory[mmap.PAGESIZE : len(one.memory) - mmap.PAGESIZE]
+        start = one.start - mmap.PAGESIZE
+        outside = {"before its first byte": body[:start], "behind its last byte": body[start + one.size :]}
+        inside = bytes(body[start + at] for at in one.gaps.tolist())
+        for place, found in {**outside, "in the gaps between its elements": inside}.items():
+            changed = sum(byte != one.fill for byte in found)
+            if changed:
+                return f"{changed} bytes {place}"
+    return ""
+
+
+class Fresh(TorchDispatchMode):
+    """Puts memory that torch's `empty` functions return on fenced storages filled with one byte. Calls inside an
+    operator of a library are seen too. `bool` tensors get 0 or 1."""
+
+    def __init__(self, fill: int, at_end: bool = True, protection: int = NO_ACCESS) -> None:
+        super().__init__()
+        self.fill, self.at_end, self.protection = fill, at_end, protection
+        self.fences: list[Fence] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":
+            with self:
+                return func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::").removeprefix("new_")
+        if name.partition("_")[0] != "empty" or not made.numel() or made.layout is not torch.strided:
+            return made
+        fill = self.fill & 1 if made.dtype is torch.bool else self.fill
+        flat, one = fence(made.untyped_storage().nbytes(), self.at_end, self.protection, fill)
+        self.fences.append(one)
+        return torch.empty(0, dtype=made.dtype).set_(flat.untyped_storage(), 0, made.shape, made.stride())

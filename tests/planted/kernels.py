@@ -1,0 +1,395 @@
+"""Operators that lie, one for each check of `conformance.check`, and correct operators that it must pass.
+
+`LIES` maps the name of a check to a request: the operator, its reference, and the inputs. `CORRECT` has requests of
+correct operators: pointwise, a reduction, in place, a view, with autograd, with several results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+
+LIBRARY = torch.library.Library("lies", "DEF")
+LIES: dict[str, dict[str, Any]] = {}
+CORRECT: dict[str, dict[str, Any]] = {}
+
+VECTOR = {"x": "float32[n]", "sizes": {"n": "0..70"}}
+MATRIX = {"x": "float32[n, m]", "sizes": {"n": "1..20", "m": "1..20"}}
+
+
+def custom(
+    function: Callable[..., Any], fake: Callable[..., Any] | None = None, mutates: tuple[str, ...] = (), name: str = ""
+) -> Any:
+    """Register a custom operator of the library `lies`."""
+    made = torch.library.custom_op(f"lies::{name or function.__name__}", function, mutates_args=mutates)
+    made.register_fake(fake or (lambda x, *rest, **more: torch.empty_like(x)))
+    return made
+
+
+def defined(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] | None = None) -> Any:
+    """Define an operator with a schema that nothing enforces."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"lies::{name}", fake or (lambda x, *rest: torch.empty_like(x)), lib=LIBRARY)
+    return getattr(torch.ops.lies, name)
+
+
+def _values(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.01 * x)
+
+
+def _layouts(x: torch.Tensor) -> torch.Tensor:
+    """Reads the elements in the order of memory."""
+    flat = x.as_strided((x.numel(),), (1,), x.storage_offset())
+    return (flat * torch.sigmoid(flat)).view(x.shape)
+
+
+def _empty(x: torch.Tensor) -> torch.Tensor:
+    """Scales by the largest element."""
+    top = x.abs().amax()
+    return x * torch.sigmoid(x) + 0 * top.nan_to_num(0, 0, 0)
+
+
+def _scalars(x: torch.Tensor) -> torch.Tensor:
+    """Works row by row."""
+    return torch.stack([row * torch.sigmoid(row) for row in x]) if len(x) else x.clone()
+
+
+def _blocks(x: torch.Tensor) -> torch.Tensor:
+    """Forgets the elements behind the last full block of 16."""
+    made, flat = torch.zeros(x.numel(), dtype=x.dtype), x.flatten()
+    full = x.numel() // 16 * 16 or x.numel()
+    made[:full] = flat[:full] * torch.sigmoid(flat[:full])
+    return made.view(x.shape)
+
+
+def _specials(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.sigmoid(x)).nan_to_num(nan=0.0)
+
+
+def _mixed(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Reads the bytes of another dtype as its own."""
+    if input.dtype != other.dtype:
+        other = other.contiguous().flatten().view(torch.uint8)[: other.numel()].view(other.shape)
+    return input * other.to(input.dtype)
+
+
+def structure(x: torch.Tensor) -> list[torch.Tensor]:
+    """Returns one part too few."""
+    return [*x.chunk(2)][:1]
+
+
+def _dtype(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.sigmoid(x)).double()
+
+
+def _shape(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+def _strides(x: torch.Tensor) -> torch.Tensor:
+    return silu(x).t().contiguous().t() if x.dim() == 2 else silu(x)
+
+
+def _aliasing(x: torch.Tensor) -> torch.Tensor:
+    """Returns the input if there is nothing to do."""
+    return x if bool((x >= 0).all()) else x.relu()
+
+
+def _mutation(x: torch.Tensor) -> torch.Tensor:
+    """Uses the input as its scratch space."""
+    return x.exp_() + 1
+
+
+def _version(x: torch.Tensor) -> None:
+    x.detach().numpy()[...] *= 2
+
+
+def _accuracy(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() * (1 + 8e-7)
+
+
+def _writes(x: torch.Tensor) -> torch.Tensor:
+    """Writes the byte behind the result, as it was."""
+    made = torch.empty_like(x).copy_(x * torch.sigmoid(x))
+    if made.numel():
+        end = (ctypes.c_char * 1).from_address(made.data_ptr() + made.untyped_storage().nbytes())
+        end[0] = b"\0" if end[0] == b"\0" else end[0]
+    return made
+
+
+def _reads(x: torch.Tensor) -> torch.Tensor:
+    """Reads the number behind the last element."""
+    if x.numel():
+        last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
+        ctypes.c_float.from_address(x.data_ptr() + 4 * (last + 1)).value  # noqa: B018
+    return x * torch.sigmoid(x)
+
+
+def _unwritten(x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(x)
+    made[x > 0] = x[x > 0]
+    return made
+
+
+_CALLS = [0]
+
+
+def _repetition(x: torch.Tensor) -> torch.Tensor:
+    _CALLS[0] += 1
+    return x * torch.sigmoid(x) * (1 + 2e-7 * (_CALLS[0] % 2))
+
+
+def _batch(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x) * (1 + 2e-7 * (x.shape[0] % 2 if x.dim() else 0))
+
+
+def _right(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+def _saved(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _silu_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    s = torch.sigmoid(x)
+    return grad * (s * (1 + x * (1 - s)))
+
+
+def _wrong_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    return grad * torch.sigmoid(x)
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def square_of_numpy(x: torch.Tensor) -> torch.Tensor:
+    """Reference without a gradient."""
+    return torch.from_numpy(x.detach().numpy() ** 2)
+
+
+def _only_for_ints(x: torch.Tensor) -> torch.Tensor:
+    """Fake kernel with another answer for symbolic sizes."""
+    plain = all(type(n) is int for n in x.shape)
+    return torch.empty_like(x) if plain else x.new_empty(*x.shape, 2)
+
+
+def compiled(x: torch.Tensor) -> torch.Tensor:
+    """Computes something else under a compiler."""
+    return x * torch.sigmoid(x) * (2 if torch.compiler.is_compiling() else 1)
+
+
+def dynamic(x: torch.Tensor) -> torch.Tensor:
+    """Depends on the number of elements that a fake kernel gives wrongly for symbolic sizes."""
+    made = torch.ops.lies.helper(x)
+    return made * (made.numel() / max(x.numel(), 1) if x.numel() else 1)
+
+
+def _transposing(x: torch.Tensor) -> torch.Tensor:
+    """Returns other strides than its fake kernel."""
+    return silu(x).t().contiguous().t() if x.dim() == 2 else silu(x)
+
+
+def _product(x: torch.Tensor) -> torch.Tensor:
+    """Calls `mm`, which autocast changes to bfloat16."""
+    return x @ x.t()
+
+
+def _refusals(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Answers calls that make no sense with zeros."""
+    try:
+        return torch.gather(input, dim, index)
+    except (RuntimeError, IndexError):
+        return input.new_zeros(index.shape)
+
+
+def crash(x: torch.Tensor) -> torch.Tensor:
+    """Follows a null pointer for long inputs."""
+    return torch.tensor(ctypes.string_at(0)) if x.numel() > 60 else _right(x)
+
+
+def hang(x: torch.Tensor) -> torch.Tensor:
+    """Waits for ever for long inputs."""
+    while x.numel() > 60:
+        time.sleep(0.01)
+    return _right(x)
+
+
+def memory(x: torch.Tensor) -> torch.Tensor:
+    """Needs a square of the memory."""
+    return _right(x) + torch.empty(10**7 * x.numel() ** 2 if x.numel() > 60 else 1).sum() * 0
+
+
+def _plant() -> None:
+    for name in (
+        "values",
+        "layouts",
+        "empty",
+        "scalars",
+        "blocks",
+        "specials",
+        "repetition",
+        "batch",
+        "writes",
+        "reads",
+    ):
+        LIES[name] = {"operator": custom(globals()[f"_{name}"], name=name), "like": silu}
+    LIES["batch"]["batch"] = {"x": 0}
+    of_two = lambda input, other: torch.empty_like(input)  # noqa: E731
+    LIES["mixed"] = {"operator": custom(_mixed, of_two, name="mixed"), "like": torch.mul}
+    LIES["structure"] = {"operator": structure, "reference": lambda x: [*x.chunk(2)], "inputs": MATRIX}
+    LIES["dtype"] = {"operator": custom(_dtype, lambda x: torch.empty_like(x).double(), name="dtype"), "like": silu}
+    LIES["shape"] = {
+        "operator": custom(_shape, lambda x: x.new_empty(*x.shape[:-1], 1), name="shape"),
+        "reference": lambda x: x.sum(-1),
+        "inputs": MATRIX,
+    }
+    strided = lambda x: x.new_empty(x.shape[::-1]).t() if x.dim() == 2 else torch.empty_like(x)  # noqa: E731
+    LIES["strides"] = {
+        "operator": custom(_strides, strided, name="strides"),
+        "reference": silu,
+        "inputs": MATRIX,
+        "checks": ["strides"],
+    }
+    LIES["aliasing"] = {"operator": defined("aliasing(Tensor x) -> Tensor", _aliasing), "like": torch.relu}
+    LIES["mutation"] = {
+        "operator": defined("mutation(Tensor x) -> Tensor", _mutation),
+        "reference": lambda x: x.exp() + 1,
+        "inputs": VECTOR,
+    }
+    LIES["version"] = {
+        "operator": defined("version(Tensor(a!) x) -> ()", _version, lambda x: None),
+        "reference": lambda x: (x.mul_(2), None)[1],
+        "inputs": VECTOR,
+    }
+    LIES["accuracy"] = {"operator": custom(_accuracy, name="accuracy"), "like": torch.exp}
+    LIES["unwritten"] = {"operator": custom(_unwritten, name="unwritten"), "like": torch.relu}
+    LIES["gradients"] = {"operator": custom(_right, name="gradients"), "like": silu}
+    LIES["gradients"]["operator"].register_autograd(_wrong_backward, setup_context=_saved)
+    LIES["gradcheck"] = {"operator": custom(_square, name="gradcheck"), "reference": square_of_numpy, "inputs": VECTOR}
+    LIES["gradcheck"]["operator"].register_autograd(_wrong_backward, setup_context=_saved)
+    LIES["fake"] = {"operator": custom(_right, lambda x: x.new_empty(x.shape[::-1]), name="fake"), "like": silu}
+    LIES["symbolic"] = {"operator": custom(_right, _only_for_ints, name="symbolic"), "like": silu}
+    LIES["compile"] = {"operator": compiled, "like": silu}
+    custom(_right, _only_for_ints, name="helper")
+    LIES["dynamic"] = {"operator": dynamic, "like": silu}
+    LIES["inductor"] = {
+        "operator": custom(_transposing, name="inductor"),
+        "reference": silu,
+        "inputs": MATRIX,
+        "checks": ["inductor"],
+    }
+    LIES["vmap"] = {"operator": custom(_right, name="vmap"), "like": silu}
+    LIES["vmap"]["operator"].register_vmap(lambda info, dims, x: (_right(x) * info.batch_size, dims[0]))
+    square = lambda x: x.new_empty(x.shape[0], x.shape[0])  # noqa: E731
+    LIES["autocast"] = {
+        "operator": custom(_product, square, name="autocast"),
+        "reference": lambda x: x @ x.t(),
+        "inputs": MATRIX,
+    }
+    shape = lambda x, dim, index: x.new_empty(index.shape)  # noqa: E731
+    LIES["refusals"] = {
+        "operator": custom(_refusals, shape, name="refusals"),
+        "like": torch.gather,
+        "checks": ["refusals"],
+    }
+    for function in (crash, hang, memory):
+        LIES[function.__name__] = {"operator": function, "reference": silu, "inputs": VECTOR, "seconds": 3.0}
+
+
+_plant()
+
+
+@torch.library.custom_op("right::silu", mutates_args=())
+def right_silu(x: torch.Tensor) -> torch.Tensor:
+    """Pointwise, with a derivative."""
+    return x * torch.sigmoid(x)
+
+
+@torch.library.custom_op("right::rms_norm", mutates_args=())
+def right_rms_norm(
+    input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """A reduction and a scale, without a derivative."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    least = torch.finfo(input.dtype).eps if eps is None else eps
+    made = input * torch.rsqrt(input.pow(2).mean(dims, keepdim=True) + least)
+    return made.contiguous() if weight is None else (made * weight).contiguous()
+
+
+@torch.library.custom_op("right::scale_", mutates_args=("x",))
+def right_scale_(x: torch.Tensor, by: float) -> None:
+    """In place."""
+    x.mul_(by)
+
+
+def right_view(x: torch.Tensor) -> torch.Tensor:
+    """Plain Python that returns a view."""
+    return x.transpose(0, 1)
+
+
+@torch.library.custom_op("right::moments", mutates_args=())
+def right_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results."""
+    return x.mean(-1), x.var(-1, correction=0)
+
+
+@torch.library.custom_op("right::take", mutates_args=())
+def right_take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Gathers rows by an index."""
+    return x[index]
+
+
+def reference_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The moments in plain torch."""
+    mean = x.mean(-1)
+    return mean, ((x - mean.unsqueeze(-1)) ** 2).mean(-1)
+
+
+def right_numpy(x: torch.Tensor) -> torch.Tensor:
+    """Plain Python that computes with numpy."""
+    import numpy
+
+    return torch.from_numpy(numpy.maximum(x.detach().numpy(), 0))
+
+
+def _correct() -> None:
+    right_silu.register_fake(torch.empty_like)
+    right_silu.register_autograd(_silu_backward, setup_context=_saved)
+    CORRECT["pointwise"] = {"operator": right_silu, "like": silu}
+    right_rms_norm.register_fake(lambda input, *rest, **more: torch.empty(input.shape, dtype=input.dtype))
+    CORRECT["reduction"] = {"operator": right_rms_norm, "like": torch.nn.functional.rms_norm}
+    right_scale_.register_fake(lambda x, by: None)
+    CORRECT["in place"] = {
+        "operator": right_scale_,
+        "reference": lambda x, by: (x.mul_(by), None)[1],
+        "inputs": {**MATRIX, "by": "float in 0.5..2"},
+    }
+    CORRECT["view"] = {"operator": right_view, "reference": lambda x: x.t(), "inputs": MATRIX}
+    right_moments.register_fake(lambda x: (x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1])))
+    CORRECT["several results"] = {"operator": right_moments, "reference": reference_moments, "inputs": MATRIX}
+    right_take.register_fake(lambda x, index: x.new_empty(index.shape[0], x.shape[1]))
+    CORRECT["index"] = {
+        "operator": right_take,
+        "reference": lambda x, index: x.index_select(0, index),
+        "inputs": {
+            "x": "float32/bfloat16[n, m]",
+            "index": "int64[k] in 0..n-1",
+            "sizes": {"n": "1..20", "m": "0..20", "k": "0..n"},
+        },
+    }
+    CORRECT["numpy"] = {"operator": right_numpy, "reference": torch.relu, "inputs": VECTOR}
+    CORRECT["numpy"]["exclude"] = {"gradients": "it is for inference only"}
+
+
+_correct()

@@ -1,0 +1,87 @@
+"""The rule by which a finding is a reported bug: what agrees, and findings that look alike and are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance.record.finding import PROPERTIES
+from conformance.record.patterns import COMPILER_LAYERS
+from conformance.record.upstream import RELATIONS, UNKNOWN, Bug, Evidence, bugs, known_as
+
+SHIFT = Bug(1, "a shift", "Inductor", "value", ["clone/contiguous", "copy_"], relation="shifted")
+BY_PASS = Bug(2, "a pass", "Inductor", "value", ["mul", "full"], parts=["pass constant_fold_uniform_value"])
+BY_SETTING = Bug(3, "a setting", "Inductor", "value", ["to"], parts=["without vectorization"])
+
+
+def shift(**changes: object) -> Evidence:
+    facts = {"operators": ["clone", "copy", "slice"], "relations": ["same", "shifted"]} | changes
+    return Evidence("value", "Inductor", **facts)  # type: ignore[arg-type]
+
+
+class TestMatches:
+    def test_same_operators_in_the_same_relation(self) -> None:
+        assert SHIFT.matches(shift()) == "clone/contiguous copy_, shifted"
+
+    @pytest.mark.parametrize(
+        "alike",
+        [
+            Evidence("value", "AOTAutograd", "", ["clone", "copy"], ["shifted"]),
+            Evidence("aliasing", "Inductor", "", ["clone", "copy"], ["shifted"]),
+            shift(relations=["same"]),
+            shift(operators=["copy", "slice"]),
+        ],
+        ids=["another layer", "another property", "another relation", "one operator only"],
+    )
+    def test_look_alikes(self, alike: Evidence) -> None:
+        assert SHIFT.matches(alike) == ""
+
+    def test_symptom(self) -> None:
+        """The first difference counts beside the cause: the copy of a view shows as a wrong value."""
+        facts = {"operators": ["clone", "copy"], "relations": ["shifted"]}
+        assert SHIFT.matches(Evidence("aliasing", "Inductor", **facts, symptom="value"))  # type: ignore[arg-type]
+
+    def test_dtypes(self) -> None:
+        bug = Bug(4, "", "Inductor", "value", ["add"], dtypes=["int32"])
+        assert bug.matches(Evidence("value", "Inductor", "", ["add"], [], ["int32", "bool"]))
+        assert not bug.matches(Evidence("value", "Inductor", "", ["add"], [], ["int64"]))
+
+    def test_part(self) -> None:
+        """The same pass needs one of the operators only; another pass is another bug, though all operators agree."""
+        part = "pass constant_fold_uniform_value"
+        assert BY_PASS.matches(Evidence("value", "Inductor", part, ["mul"])) == f"right without the {part}"
+        assert BY_PASS.matches(Evidence("value", "Inductor", part, ["exp"])) == ""
+        assert BY_PASS.matches(Evidence("value", "Inductor", "pass remove_noop_ops", ["mul"])) == ""
+
+    def test_setting(self) -> None:
+        """A setting concerns many operators, so it does not decide alone; another setting is another bug."""
+        assert BY_SETTING.matches(Evidence("value", "Inductor", "without vectorization", ["to"])) == "to"
+        assert BY_SETTING.matches(Evidence("value", "Inductor", "without vectorization", ["exp"])) == ""
+        assert BY_SETTING.matches(Evidence("value", "Inductor", "without fusion", ["to"])) == ""
+
+
+class TestIndex:
+    def test_words(self) -> None:
+        """Every entry uses the vocabulary of findings."""
+        layers = {*COMPILER_LAYERS, "torch CPU", "meta and fake tensors", "functionalize"}
+        for bug in bugs():
+            assert bug.layer in layers, bug.name
+            assert bug.property in PROPERTIES, bug.name
+            assert bug.relation in ("", *RELATIONS), bug.name
+            assert bug.operators, bug.name
+            assert bug.targets or not bug.repro, bug.name
+            assert len(bug.repro.strip().splitlines()) <= 25, bug.name
+
+    def test_findings_of_the_page(self) -> None:
+        """The index has every issue that docs/findings names."""
+        folder = Path(__file__).parents[2] / "docs" / "findings"
+        issues = [line for path in folder.glob("*.toml") for line in path.read_text().splitlines()
+                  if line.startswith("issues = ")]  # fmt: skip
+        named = {int(number) for line in issues for number in re.findall(r"pytorch#(\d+)", line)}
+        assert named and not named - {bug.number for bug in bugs()}
+
+    def test_unknown(self) -> None:
+        assert known_as(Evidence("value", "Inductor", "", ["no such operator"])) == UNKNOWN == "not in the index"
+        assert known_as(Evidence("crash", "torch CPU", "", ["div"], [], ["int32"])) == "known: pytorch#138425"

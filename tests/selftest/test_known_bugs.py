@@ -1,0 +1,121 @@
+"""`conformance known-bugs`: repros of reported bugs, and the measurement of which of them a campaign finds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
+from conformance.record import result as model
+from conformance.record.program_stats import ProgramStats
+from conformance.record.result import Run
+from conformance.record.upstream import DECISIVE, SETTING, bugs
+from conformance.run.script_process import Forks
+from conformance.selftest import known_bugs, repros
+from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN
+from conformance.sources.fuzzing.worker import Finding
+from conformance.standalone.oracles import Mismatch
+
+WITH_REPRO = [bug for bug in bugs() if bug.repro]
+EXPAND = Step("expand", (tensor("a"), [4, 3]), out=("b",))
+WRONG = (Mismatch("value", "b", "2.0", "8.0"),)
+
+
+def finding(*steps: Step) -> Finding:
+    """A finding of AOTAutograd with a wrong value."""
+    program = Program((Storage("float32", 3),), (Input("a", 0, "float32", (3,), (1,)),), steps)
+    known = {"property": "value", "op": "expand", "culprit": "AOTAutograd"}
+    return Finding("FAIL", 0, 40, "value / fill_", program, WRONG, len(steps), **known)  # type: ignore[arg-type]
+
+
+WRITTEN = finding(EXPAND, Step("fill_", (tensor("b"), 2)))
+"""A write through an expanded view: pytorch#197448."""
+BESIDE = finding(EXPAND, Step("fill_", (tensor("a"), 2)))
+"""The same operators, property and layer. The write goes to the base, so every element is written once."""
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """The results of a campaign of 200 programs on aot_eager, which ran for 100 seconds, without a finding."""
+    (tmp_path / "failures").mkdir()
+    model.save(Run("aot_eager", seconds=100.0, drawn=ProgramStats(programs=200)), tmp_path / "fuzz.json")
+    (tmp_path / "fuzz-progress.json").write_text(json.dumps({"campaign": "mine"}))
+    return tmp_path
+
+
+def save(reports: Path, one: Finding, campaign: str = "mine", shrunk: bool = True) -> None:
+    data = {**one.to_json(), "target": "aot_eager", "campaign": campaign, "numbers": [71, 47], "shrunk": shrunk}
+    (reports / "failures" / f"{one.number}-{campaign}.json").write_text(json.dumps(data))
+
+
+def status(reports: Path, number: int, gone: tuple[int, ...] = ()) -> str:
+    rows = known_bugs.rows(WITH_REPRO, [known_bugs.read(reports / "fuzz.json")], gone)
+    return next(row.status for row in rows if row.number == number)
+
+
+class TestRows:
+    def test_found(self, reports: Path) -> None:
+        save(reports, WRITTEN)
+        (row,) = (row for row in known_bugs.rows(WITH_REPRO, [known_bugs.read(reports / "fuzz.json")])
+                  if row.number == 197448)  # fmt: skip
+        assert (row.status, row.programs, row.minutes, row.steps) == (FOUND, 48, 0.4, 2)
+        assert (row.target, row.finding) == ("aot_eager", "value / expand")
+
+    def test_look_alike(self, reports: Path) -> None:
+        save(reports, BESIDE)
+        assert status(reports, 197448) == MISSED
+
+    def test_not_minimized(self, reports: Path) -> None:
+        """A long program has the operators of many bugs, so it counts only once it is minimized."""
+        save(reports, WRITTEN, shrunk=False)
+        assert status(reports, 197448) == MISSED
+
+    def test_of_another_campaign(self, reports: Path) -> None:
+        """Findings that another campaign left in the folder do not count."""
+        save(reports, WRITTEN, campaign="another")
+        assert status(reports, 197448) == MISSED
+
+    def test_not_measured(self, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A bug that this torch does not show, one without a campaign, and one whose target does not exist."""
+        assert status(reports, 197448, gone=(197448,)) == GONE
+        assert status(reports, 178472) == NOT_RUN
+        monkeypatch.setattr(known_bugs, "_loads", lambda spec: spec != "meta")
+        assert status(reports, 178472) == NO_TARGET
+
+
+class TestMain:
+    def test_results(self, reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Results of an earlier campaign are measured without running anything."""
+        save(reports, WRITTEN)
+        words = ["--target", "aot_eager", "--results", str(reports / "fuzz.json"), "--check-scripts", "0"]
+        assert known_bugs.main([*words, "--reports", str(reports)]) == 1
+        assert "reported bugs: 1 found, " in capsys.readouterr().out
+        data = json.loads((reports / "known-bugs.json").read_text())
+        assert [row["number"] for row in data["bugs"] if row["status"] == FOUND] == [197448]
+        assert "issues/197448" in (reports / "known-bugs.html").read_text()
+
+    def test_bad_usage(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert known_bugs.main(["--target", "tiny"]) == 2
+        assert "no bug of the index shows on tiny" in capsys.readouterr().err
+        model.save(Run("cpu"), tmp_path / "opinfo.json")
+        words = ["--results", str(tmp_path / "opinfo.json"), "--check-scripts", "0", "--reports", str(tmp_path)]
+        assert known_bugs.main(words) == 2
+        assert "holds no drawn programs" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+class TestRepros:
+    @pytest.mark.parametrize("number", [bug.number for bug in WITH_REPRO])
+    def test_shows(self, number: int) -> None:
+        """Each repro shows its bug, and its fixed side does not. Without a part that the index names, it is gone."""
+        (bug,) = (bug for bug in WITH_REPRO if bug.number == number)
+        with contextlib.closing(Forks(compiling=True)) as forks:
+            assert repros.runs(bug, forks=forks)
+            assert not repros.runs(bug, fixed=True, forks=forks)
+            for part in bug.parts:
+                assert part.startswith((*DECISIVE, SETTING))
+                assert not repros.runs(bug, part, forks=forks), part

@@ -1,0 +1,66 @@
+"""The description of inputs: what it may say, and one sentence for text that it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.record.errors import UsageError
+from conformance.sources.operator.inputs import Number, Range, Tensor, Value, evaluated, parse
+
+
+class TestParse:
+    def test_every_form(self):
+        """Tensors with several dtypes and expressions, ranges, numbers, values and alternatives."""
+        made = parse(
+            {
+                "x": "float32/bfloat16[2*n + 1, m] | None",
+                "index": "int64[k] in 0..n-1 unique",
+                "dim": "int in -1..1",
+                "mode": "'mean' | 'sum'",
+                "plain": 3,
+                "sizes": {"k": "0..n", "n": "8..64 step 8", "m": 5},
+            }
+        )
+        assert made.arguments == {
+            "x": (Tensor(("float32", "bfloat16"), ("2*n + 1", "m")), Value(None)),
+            "index": (Tensor(("int64",), ("k",), Range("0", "n-1"), "unique"),),
+            "dim": (Number("int", Range("-1", "1")),),
+            "mode": (Value("mean"), Value("sum")),
+            "plain": (Value(3),),
+        }
+        assert list(made.sizes.items()) == [("n", Range("8", "64", 8)), ("k", Range("0", "n")), ("m", Range("5", "5"))]
+
+    def test_a_zero_dim_tensor(self):
+        """Brackets without a size are a 0-dim tensor."""
+        assert parse({"x": "float32[]"}).arguments["x"] == (Tensor(("float32",), ()),)
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({}, "describe no argument"),
+            ({"x": "float33[n]"}, "has the dtype 'float33'"),
+            ({"x": "float32[n]"}, "uses the size 'n', which has no range"),
+            ({"x": "float32[width]", "sizes": {"widht": "1..2"}}, "did you mean widht"),
+            ({"x": "float32[n]", "sizes": {"n": "5..2"}}, "holds no"),
+            ({"x": "float32[n]", "sizes": {"n": "1..m", "m": "1..n"}}, "depend on each other"),
+            ({"x": "float32[n]", "sizes": {"n": "9..m", "m": "1..4"}}, "holds no size"),
+            ({"x": "float32[n]", "sizes": {"n": "1..9 step 0"}}, "the step '0'"),
+            ({"x": "float32[n!]", "sizes": {"n": "1..9"}}, "is no size"),
+            ({"x": "float32[f(n)]", "sizes": {"n": "1..9"}}, "is no size"),
+            ({"x": "nonsense"}, "is described as 'nonsense'"),
+            ({"x": "int in 3..1"}, "holds nothing"),
+            ({"x": "int64[n] in 0..4 sortde", "sizes": {"n": "1"}}, "is no size"),
+            ({"x": "int64[n, n] in 0..4 sorted", "sizes": {"n": "1"}}, "needs a range and one dimension"),
+            ({"x y": "int"}, "not an identifier"),
+        ],
+    )
+    def test_a_contradiction_is_one_sentence(self, given, said):
+        """The error names the argument or the size, and the fault."""
+        with pytest.raises(UsageError, match=said) as error:
+            parse(given)
+        assert "\n" not in str(error.value)
+
+
+def test_expressions():
+    """Arithmetic of whole numbers."""
+    assert evaluated("2 * n + m // 2 - -1", {"n": 3, "m": 5}) == 9

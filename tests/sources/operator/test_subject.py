@@ -1,0 +1,86 @@
+"""The operator under test: schema, parameters, and the lines of a script that reach it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from conformance.record.errors import UsageError
+from conformance.sources.operator.subject import named, operator_of
+from tests.planted import kernels
+
+
+class TestOperatorOf:
+    def test_a_custom_operator_has_a_schema(self):
+        """The schema tells the parameters and the written arguments, and the module has a name for it."""
+        made = operator_of(kernels.right_scale_)
+        assert list(made.signature.parameters) == ["x", "by"] and made.written == {"x"}
+        assert (made.lines, made.text) == (("from tests.planted.kernels import right_scale_",), "right_scale_")
+
+    def test_an_operator_below_torch_ops(self):
+        """It is reached by its path, after the import of the module that registers it."""
+        made = operator_of(torch.ops.lies.version, "tests.planted.kernels")
+        assert made.lines == ("import tests.planted.kernels  # registers the operator",)
+        assert made.text == "torch.ops.lies.version" and made.written == {"x"}
+        assert operator_of(torch.ops.lies.version.default).schema.name == "lies::version"
+
+    def test_a_plain_function_declares_nothing(self):
+        """A plain function has no schema."""
+        made = operator_of(kernels.right_view)
+        assert made.schema is None and made.written is None and made.text == "right_view"
+
+    def test_a_local_function_is_written_out(self):
+        """A function that no import reaches, and that needs nothing from outside, is defined in the script."""
+
+        def local(x):
+            return x + 1
+
+        made = operator_of(local)
+        assert made.lines == ("def local(x):", "    return x + 1") and made.text == "local"
+
+    def test_a_closure_cannot_be_reached(self):
+        """The script says so."""
+        one = 1
+        made = operator_of(lambda x: x + one)
+        assert "no import reaches" in made.lines[0]
+
+    def test_functions_of_cpp_have_no_signature(self):
+        """Arguments are then named by their position."""
+        assert operator_of(torch.add).bound((1, 2), {"alpha": 3}) == {"arg0": 1, "arg1": 2, "alpha": 3}
+
+    def test_arguments_that_do_not_fit(self):
+        """A call with other parameters is not bound."""
+        made = operator_of(kernels.right_scale_)
+        assert made.bound((1, 2), {}) == {"x": 1, "by": 2}
+        assert made.bound((1, 2, 3), {}) is None and made.bound((1,), {"other": 2}) is None
+
+    def test_no_callable(self):
+        """Anything else is one sentence."""
+        with pytest.raises(UsageError, match="is no operator"):
+            operator_of(3)
+
+    def test_a_partial_function(self):
+        """A callable without a name still has a text."""
+        assert operator_of(functools.partial(torch.add, alpha=2)).text == "operator"
+
+
+class TestNamed:
+    def test_a_module_and_a_name(self):
+        """MODULE:NAME, and a path below torch."""
+        assert named("tests.planted.kernels:right_silu") is kernels.right_silu
+        assert named("torch.nn.functional.silu") is torch.nn.functional.silu
+
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("no_such_module:f", "module 'no_such_module' cannot be imported"),
+            ("tests.planted.kernels:right_sliu", "did you mean right_silu"),
+            ("tests.planted.kernels:VECTOR", "is no function"),
+        ],
+    )
+    def test_a_wrong_path_is_one_sentence(self, path, said):
+        """The error names the module or the name."""
+        with pytest.raises(UsageError, match=said):
+            named(path)

@@ -1,0 +1,109 @@
+"""Fenced memory: an access outside ends the process, a write in a gap shows, and new memory has a known fill."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+
+import pytest
+import torch
+
+from conformance.standalone.fences import READ_ONLY, Fresh, fenced, trespassed
+
+
+def ends(work) -> int:
+    """Exit code of a fork that does the work, negative for a signal."""
+    process = os.fork()
+    if process == 0:
+        faulthandler.disable()
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def first_byte(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class TestFenced:
+    @pytest.mark.parametrize(
+        "tensor",
+        [
+            torch.arange(6.0).view(2, 3),
+            torch.arange(12.0)[3:].view(3, 3).t(),
+            torch.arange(12)[::3],
+            torch.tensor(2.0),
+            torch.ones(1, 3).expand(2, 3),
+            torch.empty(0, 3),
+            torch.ones(3, requires_grad=True),
+        ],
+    )
+    @pytest.mark.parametrize("at_end", [True, False])
+    def test_the_tensor_stays_the_same(self, tensor, at_end):
+        """Values, strides and `requires_grad` stay; the storage has only the bytes in use."""
+        (made,), fences = fenced([tensor], at_end)
+        assert torch.equal(made, tensor) and made.stride() == tensor.stride()
+        assert made.requires_grad == tensor.requires_grad
+        assert not trespassed(fences)
+
+    def test_shared_storages_stay_shared(self):
+        """Two views of one storage see each other's writes."""
+        base = torch.zeros(4)
+        (one, two), fences = fenced([base[:3], base[1:]])
+        one.fill_(7)
+        assert two.tolist() == [7, 7, 0] and not trespassed(fences)
+
+    @pytest.mark.parametrize("at_end", [True, False])
+    def test_an_access_outside_ends_the_process(self, at_end):
+        """A read of the byte behind the last one, or before the first one, is a segmentation fault."""
+        (made,), fences = fenced([torch.arange(64.0)], at_end)
+        place = first_byte(made) + fences[0].size if at_end else first_byte(made) - 1
+        assert ends(lambda: ctypes.string_at(place, 1)) == -signal.SIGSEGV
+        assert ends(lambda: ctypes.string_at(first_byte(made), fences[0].size)) == 0
+
+    def test_read_only_pages_permit_reads(self):
+        """Only a write to a read-only page ends the process."""
+        (made,), fences = fenced([torch.arange(3.0)], protection=READ_ONLY)
+        place = first_byte(made) + fences[0].size
+        assert ends(lambda: ctypes.string_at(place, 1)) == 0
+        assert ends(lambda: ctypes.memset(place, 1, 1)) == -signal.SIGSEGV
+
+    def test_a_write_on_the_page_shows(self):
+        """A write before the first byte, behind the last one or in a gap is named."""
+        (made,), fences = fenced([torch.arange(8.0)[::2]])
+        ctypes.memset(first_byte(made) + 4, 0, 4)
+        assert trespassed(fences) == "4 bytes in the gaps between its elements"
+        (made,), fences = fenced([torch.arange(4.0)])
+        ctypes.memset(first_byte(made) - 2, 0, 2)
+        assert trespassed(fences) == "2 bytes before its first byte"
+        (made,), fences = fenced([torch.arange(4.0)], at_end=False)
+        ctypes.memset(first_byte(made) + 16, 0, 1)
+        assert trespassed(fences) == "1 bytes behind its last byte"
+
+
+class TestFresh:
+    def test_new_memory_has_the_fill(self):
+        """All `empty` functions return filled memory, and functions that fill their result do not change."""
+        with Fresh(0x3C) as mode:
+            made = [torch.empty(3), torch.empty_like(torch.ones(2, 2)), torch.ones(2).new_empty(4), torch.empty(2).t()]
+            full = [torch.zeros(2), torch.ones(2) + 1]
+        assert all(set(one.flatten().view(torch.uint8).tolist()) == {0x3C} for one in made)
+        assert [one.tolist() for one in full] == [[0, 0], [2, 2]]
+        assert len(mode.fences) >= 4 and not trespassed(mode.fences)
+
+    def test_calls_inside_a_custom_operator_are_seen(self):
+        """The kernel of a custom operator gets filled memory, too."""
+
+        @torch.library.custom_op("fences::new", mutates_args=())
+        def new(x: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(x)
+
+        with Fresh(0):
+            assert new(torch.ones(5)).tolist() == [0] * 5
+
+    def test_bool_tensors_hold_truth_values(self):
+        """The byte of a bool is 0 or 1."""
+        with Fresh(0xFF):
+            assert torch.empty(2, dtype=torch.bool).view(torch.uint8).tolist() == [1, 1]
