@@ -73,6 +73,8 @@ class Target:
     target's profile and of its missing features are added to those of its class."""
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
+    differentiates: bool = False
+    """Whether `transform` changes gradients. A drawn program then ends with `backward`, outside of the function."""
     lacks: frozenset[str] = frozenset()
     """Names of `FEATURES` that the device does not have. They decide how to make inputs. Steps and oracles that depend
     on a missing feature are neither drawn nor judged. For example, without storages, the judge compares aliasing by

@@ -36,6 +36,18 @@ def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
     return seen.found
 
 
+def not_finite(program: Program) -> bool:
+    """Return whether torch CPU's run of the program, up to an undeclared error, has a tensor or a gradient with an
+    infinity or nan."""
+    running = RunningProgram(program)
+    with contextlib.suppress(StepFailed):
+        for step in program.steps:
+            running.step(step)
+    gradients = [running.env[one.name].grad for one in program.inputs if one.requires_grad]
+    every = [one for one in (*running.env.values(), *gradients) if isinstance(one, torch.Tensor)]
+    return not all(bool(one.isfinite().all()) for one in every)
+
+
 def _writes_shared(program: Program) -> bool:
     """Return whether the caller writes, after the return, to memory that an input or result may share.
 
@@ -67,8 +79,10 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
     "a refused call": lambda program: _has(program, "a refused call"),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
+    "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),
     "a caller that writes shared memory": _writes_shared,
     "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+    "values that are not finite": not_finite,
     "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }

@@ -19,6 +19,8 @@ BUILTIN = {
     "fake": "conformance.targets.fake:FakeTarget",
     "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",
     "vmap": "conformance.targets.vmap:VmapTarget",
+    "grad": "conformance.targets.grad:GradTarget",
+    "jvp": "conformance.targets.jvp:JvpTarget",
     "decompositions": "conformance.targets.decompositions:DecompositionsTarget",
     "compile": "conformance.targets.compiler:CompileTarget",
     "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",

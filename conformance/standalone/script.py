@@ -57,6 +57,7 @@ IMPORTS = {
     "@dataclass": "from dataclasses import dataclass",
     "field(default": "from dataclasses import field",
     "zlib.crc": "import zlib",
+    "Counter(": "from collections import Counter",
     "ctypes.CDLL": "import ctypes",
     "mmap.mmap": "import mmap",
     "(NamedTuple)": "from typing import NamedTuple",
@@ -219,7 +220,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
     run, on, label = "program", "device", "device"
     if "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"
-        if uses_device(bug.program):
+        if bug.call or uses_device(bug.program):
             yield 'device = "cpu"'
         yield f'for name, run in ("cpu", program), (DEVICE, {bug.transform}(program)):'
     elif "MODE" in defined(setup):

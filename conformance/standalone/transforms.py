@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from conformance.standalone.moving import map_leaves, map_tensors, storage_key
+from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key
 from conformance.standalone.torch_compat import TorchDispatchMode, neg_view
 
 
@@ -152,3 +153,143 @@ def overlapping(tensor: torch.Tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+def flat(tree: Any) -> list[Any]:
+    """Return the tree's leaves, in order."""
+    found: list[Any] = []
+    map_leaves(tree, found.append)
+    return found
+
+
+def copied(tree: Any) -> Any:
+    """Return a copy of the tree, with the same geometry, aliasing and `requires_grad`."""
+    return rebuild(tree, copied_to_host)
+
+
+def unique(tree: Any) -> list[torch.Tensor]:
+    """Return the tree's tensors, each once."""
+    found: dict[int, torch.Tensor] = {}
+    map_tensors(tree, lambda tensor: found.setdefault(id(tensor), tensor))
+    return [*found.values()]
+
+
+def differentiated(function: Callable[..., Any], derive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the results of `function`, and with gradients from `derive`.
+
+    `derive` receives the function, its inputs, and the numbers of the results to differentiate. It returns the results,
+    and a function of cotangents, by number of a result, that returns the gradients of the inputs that require grad.
+    """
+
+    def call(*inputs: Any) -> Any:
+        wanted = [tensor for tensor in unique(inputs) if tensor.requires_grad]
+        state, twin, saved = torch.get_rng_state(), copied(inputs), copied(inputs)
+        plain = flat(function(*twin)) if wanted else []
+        numbers = [at for at, one in enumerate(plain) if isinstance(one, torch.Tensor) and one.requires_grad]
+        torch.set_rng_state(state)
+        if not numbers:
+            return function(*inputs)
+        outcome = derive(function, inputs, numbers)[0]
+        roots = [tensor for tensor in unique(twin) if tensor.requires_grad and tensor.is_leaf]
+
+        def pull(cotangents: Any) -> list[torch.Tensor | None]:
+            """Return the gradients; None for an input that autograd does not reach, as without the transform."""
+            given = {at: one for at, one in zip(numbers, cotangents) if one is not None}
+            ends = [plain[at] for at in given]
+            seen = torch.autograd.grad(ends, roots, [*given.values()], allow_unused=True, retain_graph=True)
+            torch.set_rng_state(state)
+            made = derive(function, copied(saved), [*given])[1](given)
+            return [None if one is None else gradient for one, gradient in zip(seen, made)]
+
+        every = flat(outcome)
+        linked = dict(zip(numbers, Linked.apply(pull, [every[at] for at in numbers], *wanted)))
+        made = iter([linked.get(at, one) for at, one in enumerate(every)])
+        return map_leaves(outcome, lambda _: next(made))
+
+    return call
+
+
+class Linked(torch.autograd.Function):
+    """Node of the autograd graph whose gradients are those of a function of the cotangents."""
+
+    @staticmethod
+    def forward(ctx: Any, pull: Any, results: list[torch.Tensor], *wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.pull = pull
+        ctx.set_materialize_grads(False)
+        return tuple(result.detach().clone() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        return (None, None, *ctx.pull(cotangents))
+
+
+def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
+    """Differentiate with `torch.func.vjp`. Inputs that do not require grad are copied into it and written back."""
+    wanted = [tensor for tensor in unique(inputs) if tensor.requires_grad]
+    others = [tensor for tensor in unique(inputs) if not tensor.requires_grad]
+    kept: list[Any] = []
+
+    def pure(*values: torch.Tensor) -> Any:
+        own = [tensor.clone() for tensor in others]
+        given = dict(zip(map(id, (*wanted, *others)), (*values, *own)))
+        kept.append(function(*map_tensors(inputs, lambda one: given[id(one)])))
+        every = flat(kept[0])
+        rest = [one for at, one in enumerate(every) if isinstance(one, torch.Tensor) and at not in numbers]
+        return tuple(every[at] for at in numbers), (rest, own)
+
+    results, pull, (rest, written) = torch.func.vjp(  # type: ignore[misc]
+        pure, *[one.detach() for one in wanted], has_aux=True
+    )
+    with torch.no_grad():
+        for real, value in zip(others, written):
+            if not torch.equal(real, value):
+                real.copy_(value)
+    by_number, left = dict(zip(numbers, results)), iter(rest)
+    every = [
+        by_number[at] if at in by_number else next(left) if isinstance(one, torch.Tensor) else one
+        for at, one in enumerate(flat(kept[0]))
+    ]
+    made = iter(every)
+    return map_leaves(kept[0], lambda _: next(made)), lambda given: pull(tuple(given[at] for at in numbers))
+
+
+def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
+    """Differentiate with forward-mode derivatives along each element of each input that requires grad."""
+    saved, state = copied(inputs), torch.get_rng_state()
+    shapes = [torch.zeros(one.shape, dtype=one.dtype) for one in unique(inputs) if one.requires_grad]
+
+    def run(given: Any, tangents: list[torch.Tensor]) -> Any:
+        leaf = [one for one in unique(given) if one.requires_grad]
+        duals = {id(one): forward_ad.make_dual(one.detach(), t) for one, t in zip(leaf, tangents)}
+        return function(*map_tensors(given, lambda one: duals.get(id(one), one)))
+
+    def along(tangents: list[torch.Tensor], cotangents: dict[int, torch.Tensor]) -> float:
+        torch.set_rng_state(state)
+        with forward_ad.dual_level():
+            results = flat(run(copied(saved), tangents))
+            moved = {at: forward_ad.unpack_dual(results[at]).tangent for at in cotangents}
+            pairs = [(cotangents[at].conj() * moved[at]) for at in cotangents if moved[at] is not None]
+            return sum(float(pair.sum(dtype=wide(pair)).real) for pair in pairs)
+
+    def pull(cotangents: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        made = []
+        for at, shape in enumerate(shapes):
+            gradient = shape.clone()
+            for index in range(shape.numel()):
+                for unit in (1, 1j) if shape.is_complex() else (1,):
+                    tangents = [other.clone() for other in shapes]
+                    tangents[at].view(-1)[index] = torch.tensor(unit, dtype=shape.dtype)
+                    gradient.view(-1)[index] += torch.tensor(unit * along(tangents, cotangents), dtype=gradient.dtype)
+            made.append(gradient)
+        return made
+
+    def primal(leaf: Any) -> Any:
+        return forward_ad.unpack_dual(leaf).primal if isinstance(leaf, torch.Tensor) else leaf
+
+    with forward_ad.dual_level():
+        return map_leaves(run(inputs, [one + 1 for one in shapes]), primal), pull
+
+
+def wide(tensor: torch.Tensor) -> torch.dtype:
+    """Return complex128 or float64."""
+    return torch.complex128 if tensor.is_complex() else torch.float64

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from conformance.engine.target import SPARSE, Target
+from conformance.program.gradients import with_gradient
 from conformance.program.model import Program
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS, unsupported_steps
@@ -13,11 +14,16 @@ from conformance.program.verdict import judge_program
 from conformance.sources.fuzzing.drawing import Drawing
 
 
+def posed(program: Program, target: Target) -> Program:
+    """Return a drawn program as a campaign runs it on the target."""
+    return with_gradient(program) if target.differentiates else program
+
+
 def first_found(honest: Target, lying: Target, most: int = 200, **options: object) -> int:
     """Return the number of the first drawn program of seed 5 that only the lying target fails; `most` if none does."""
     drawing = Drawing(without=unsupported_steps(honest), **options)
     for number in range(most):
-        program = drawing.numbered(5, number)
+        program = posed(drawing.numbered(5, number), honest)
         if judge_program(program, lying, locate=False).mismatches and judge_program(program, honest).passed:
             return number
     return most
@@ -34,7 +40,7 @@ def needed(target: Target, most: int = 400, also: Sequence[Program] = ()) -> lis
         target.declarations = tuple(other for other in every if other is not one)
         steps = {OPS[name].family if name in OPS else name for name in one.scope.step}
         drawing = Drawing(without=unsupported_steps(target), only=tuple(steps))
-        programs = itertools.chain(also, (drawing.numbered(7, number) for number in range(most)))
+        programs = itertools.chain(also, (posed(drawing.numbered(7, number), target) for number in range(most)))
         found.append(any(_fails(program, target, names) for program in programs))
         target.declarations = every
     return found

@@ -26,6 +26,7 @@ from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
 from conformance.program.calls import judge_program, resolved
 from conformance.program.cause import cause_of, plainer
+from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
@@ -350,7 +351,8 @@ def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
     """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
-    the end of a drawn program show which tensors share memory."""
+    the end of a drawn program show which tensors share memory. If it transforms gradients, the program ends with a
+    backward."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
     target = described(shard.plan.target)
@@ -361,6 +363,8 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
 
         source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
         program = arguments.extended(program, source, target.unsupported("trait"), tally)
+    if target.differentiates:
+        return with_gradient(program)
     if target.transforms_program and shard.plan.calls:
         return with_calls(program, shard.plan.seed, number, target)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))

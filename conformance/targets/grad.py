@@ -1,0 +1,67 @@
+"""torch.func.vjp against backward: the gradients of a function that torch.func transforms.
+
+A program with inputs that require grad ends with `backward`, which runs outside of the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from conformance.declare.declaration import Declaration, unsupported
+from conformance.engine.target import SPARSE, Capture, Target
+from conformance.record.names import ORACLES
+from conformance.standalone.script import carried
+from conformance.standalone.transforms import by_vjp, differentiated
+
+
+class GradTarget(Target):
+    """Target whose gradients come from `torch.func.vjp`."""
+
+    name = "grad"
+    transforms_program = True
+    differentiates = True
+    derive = staticmethod(by_vjp)
+    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity", "storage"}
+    declarations: tuple[Declaration, ...] = (
+        unsupported("a sparse tensor has no elements to differentiate along", trait=SPARSE),
+        unsupported("the gradients have no graph", variant="forward_over_backward"),
+        unsupported(
+            "torch documents that out= has no derivative", step="out=", trait="a call with out=", variant="out"
+        ),
+        unsupported("copies of the inputs share no storage", trait="inputs that share a storage"),
+        unsupported(
+            "a step of autograd belongs to the transform",
+            step=("requires_grad_", "data"),
+            trait=("a backward inside", "a write that raises"),
+        ),
+        unsupported("the transform has no storages", step=("empty_filled", "metadata in place", "state")),
+        unsupported("torch documents that Python answers under the transform are plain", step="questions"),
+    )
+
+    def __init__(self, argument: str = "") -> None:
+        super().__init__(argument)
+        self._seen = Capture()
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with gradients of the transform; it counts the runs that are differentiated."""
+        seen = self._seen
+
+        def derive(*args: Any) -> Any:
+            seen.graphs, seen.ops = seen.graphs + 1, seen.ops + 1
+            return self.derive(*args)
+
+        return differentiated(function, derive)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count the runs that are differentiated."""
+        self._seen = Capture()
+        yield self._seen
+
+    def script(self) -> str:
+        """Return the transform."""
+        derive = self.derive.__name__
+        code = carried(("differentiated", derive))
+        return f"{code}\n\n\nDEVICE, transform = {self.name!r}, lambda f: differentiated(f, {derive})"
