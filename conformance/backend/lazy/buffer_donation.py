@@ -28,8 +28,11 @@ def donate(
     """Store each value whose place is in `donors` in that buffer, which has the value's shape and dtype.
 
     Returns the stores by place, all `values`, and `others` (which are not computed). The last two read a stored value
-    from its buffer. A donor is not used if `others` still read its old content, or if tinygrad would make a copy.
+    from its buffer. A donor is not used if `others` still read its old content, if tinygrad would make a copy, or if a
+    value is a part of it.
     """
+    parts = _with_parts([*values, *others])
+    donors = {i: donor for i, donor in donors.items() if donor not in parts}
     while True:
         stores, new = _rewritten([*values, *others], {i: (values[i], donor) for i, donor in donors.items()})
         rest = [new.get(v, v) for v in others]
@@ -79,6 +82,19 @@ def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> t
         if computed.get(strip_reshapes(value)) != i:
             stores[i] = _store(donor, new.get(value, value))  # a number, or a value that another buffer also holds
     return stores, new
+
+
+def _with_parts(roots: Sequence[UOp]) -> set[UOp]:
+    """The buffers of which a node under `roots` is a contiguous part. tinygrad may read such a part through a view of
+    the buffer's memory, and then does not order its readers before a store to the buffer."""
+    found = set()
+    for node in UOp.sink(*roots).toposort(enter_calls=False) if roots else ():
+        if node.op is Ops.CONTIGUOUS:
+            part = node.src[0]
+            while part.op in GroupOp.Movement:
+                part = part.src[0]
+            found.add(part)
+    return found
 
 
 def _is_computed(value: UOp) -> bool:

@@ -16,7 +16,8 @@ from conformance.backend.lazy import flush, storage
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
 from conformance.engine.loading import load_target
-from conformance.program.model import Program
+from conformance.program.model import Input, Program, Storage
+from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import judge_program
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -146,6 +147,20 @@ def test_an_error_after_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
         a.cpu()
     monkeypatch.undo()
     assert a.tolist() == [2, 3]
+
+
+def test_a_part_that_a_scan_makes_contiguous() -> None:
+    """Regression test: the scan reads its element through a view of the buffer, so the store of the write ran before
+    `neg` had read the buffer. With the usual size of a donor, a view of 16 KB was enough."""
+    steps = (
+        Step("cumsum", (tensor("a"), 0), out=("b",)),
+        Step("unfold", (tensor("a"), 0, 1, 1), out=("e",)),
+        Step("neg", (tensor("a"),), out=("f",)),
+        Step("fill_", (tensor("e"), 1)),
+    )
+    program = Program((Storage("float32", 4096),), (Input("a", 0, "float32", (), ()),), steps)
+    verdict = judge_program(program, load_target("tiny"))
+    assert not verdict.mismatches, "\n".join(map(str, verdict.mismatches))
 
 
 @QUIET
