@@ -93,6 +93,7 @@ class TestReading:
         """A click on a cell of the heat map shows its cases, and the address contains the state."""
         page = opened(html.render(run(passed(), failed(), passed("sin", family="unary"))))
         page.locator(".tiles li", has_text="unary").locator("a").click()
+        page.wait_for_selector("#count:has-text('1 of 3 cases')")  # the page filters in a later event
         assert rows(page) == 1
         assert "family=unary" in page.url
         page.click("#clear")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
-
-from tests.planted import kernels
 
 pytest_plugins = ("pytester",)
 
@@ -27,13 +26,18 @@ def test_lie(operator_check):
 
 
 def outcome(pytester: pytest.Pytester, suite: str) -> str:
-    """The report of a session with the plugin, in this process."""
+    """The report of a session with the plugin in a process of its own. The checks fork, and autograd may refuse that
+    in this process."""
     pytester.makepyfile(test_mine=suite)
-    assert kernels.LIES  # imported before the inner session, which would register its operators again
     found = {one.value for one in entry_points(group="pytest11")}
     load = [] if PLUGIN in found else ["-p", PLUGIN]  # an installed package has loaded it
-    ran = pytester.runpytest_inprocess("-rA", *load, "--strict-markers", "-p", "no:cacheprovider")
+    ran = pytester.runpytest_subprocess("-rA", *load, "--strict-markers", "-p", "no:cacheprovider")
     return "\n".join([*ran.outlines, *ran.errlines])
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
 
 def test_one_test_for_each_check(pytester):
