@@ -28,6 +28,7 @@ LAYERS = (
     "Inductor",
     "functionalize",
     "vmap",
+    "export",
     "meta and fake tensors",
     "decompositions",
     "torch CPU",
@@ -120,8 +121,11 @@ def status(found: Finding) -> str:
 
 
 def entry(found: Finding) -> str:
-    """Paragraph of a finding: heading, summary, both answers, and links."""
-    answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
+    """Paragraph of a finding: heading, summary, both answers, and links.
+
+    If a call raises, its answers are in the finding's file only: the title and the kind say what happens."""
+    shown = found.expected and found.kind not in ("crash", "error", "missing error")
+    answers = f"Expected {found.expected}, got {found.got}." if shown else ""
     script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
     end = ", ".join(part for part in (script, links(found)) if part) + "."
     return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)

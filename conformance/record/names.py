@@ -22,6 +22,7 @@ BUILTIN = {
     "grad": "conformance.targets.grad:GradTarget",
     "jvp": "conformance.targets.jvp:JvpTarget",
     "decompositions": "conformance.targets.decompositions:DecompositionsTarget",
+    "export": "conformance.targets.export:ExportTarget",
     "compile": "conformance.targets.compiler:CompileTarget",
     "aot_eager": "conformance.targets.aot_eager:AotEagerTarget",
     "inductor": "conformance.targets.inductor:InductorTarget",

@@ -163,7 +163,7 @@ FLAGS: Mapping[str, Flag] = {
     "target": Flag(
         "target",
         "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
-        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, decompositions, "
+        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, decompositions, "
         "aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
         f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),

@@ -52,6 +52,7 @@ IMPORTS = {
     "contextlib.": "import contextlib",
     "overrides._": "from torch import overrides",
     "dispatch._": "from torch.utils import _python_dispatch as dispatch",
+    "io.": "import io",
     "math.": "import math",
     "random.Random(": "import random",
     "@dataclass": "from dataclasses import dataclass",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,49 @@ def vmapped(function: Callable[..., Any], position: int | None = None) -> Callab
         return map_leaves(plain[0], lambda _: next(made))
 
     return call
+
+
+def exported(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that exports `function` for its inputs, saves and loads the exported program, and runs it.
+
+    The exported program takes each tensor of the inputs once. Results that the graph does not compute are constants of
+    the trace. Without any other result it returns None, since torch 2.13 cannot save a program that returns `()`.
+    """
+
+    def call(*inputs: Any) -> Any:
+        tensors = unique(inputs)
+        plain: list[Any] = []
+
+        def traced(*given: torch.Tensor) -> tuple[Any, ...] | None:
+            by_id = {id(one): value for one, value in zip(tensors, given)}
+            leaves: list[Any] = []
+            plain[:] = map_leaves(function(*map_tensors(inputs, lambda one: by_id[id(one)])), leaves.append), leaves
+            return tuple(leaf for leaf in leaves if isinstance(leaf, IN_GRAPH)) or None
+
+        program, file = torch.export.export(Traced(traced), tuple(tensors)), io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        results = iter(torch.export.load(file).module()(*tensors) or ())
+        made = iter([next(results) if isinstance(leaf, IN_GRAPH) else leaf for leaf in plain[1]])
+        return map_leaves(plain[0], lambda _: next(made))
+
+    return call
+
+
+IN_GRAPH = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of the results that the graph computes."""
+
+
+class Traced(torch.nn.Module):
+    """Module without parameters that calls a function, since torch.export takes modules only."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        """Call the function."""
+        return self.function(*given)
 
 
 def choose(tensors: list[torch.Tensor], position: int | None, batched: bool) -> list[int | None]:

@@ -149,8 +149,10 @@ class TestSteering:
 class TestDocumentedExample:
     @pytest.mark.parametrize(("target", "code"), [("cpu", 0), ("mutant:select is stale", 1)])
     def test_it_runs_under_pytest(self, target, code, tmp_path):
-        """The pytest example of the docs page passes on the CPU and fails on a device with a fault. Hypothesis draws the
-        same examples in every process where `CI` is set; elsewhere a seed decides, and it is ignored there."""
+        """The pytest example of the docs page passes on the CPU and fails on a device with a fault.
+
+        Regression test: where `CI` is set, Hypothesis ignores its seed, so an example that fails on a developer's
+        machine passed there. Now it runs as there, where the examples are the same each time."""
         [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checks.md").read_text(), re.DOTALL)
         (tmp_path / "test_example.py").write_text(block.replace('"cpu"', repr(target)))
         said = subprocess.run(
