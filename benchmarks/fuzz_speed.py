@@ -31,6 +31,7 @@ from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
+from conformance.record.measurements import growth
 from conformance.run.options import steps_range
 from conformance.sources.fuzzing.drawing import STEPS, Drawing
 from conformance.standalone.observation import Observation
@@ -146,7 +147,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def as_a_worker(program: Program, target: Target) -> int:
     """Judge a program and return its number of kernels."""
-    return judge_program(program, target, locate=False).kernels or 0
+    return judge_program(program, target, locate=False).measured.get("kernels") or 0
 
 
 def naively(program: Program, target: Target) -> int:
@@ -154,10 +155,11 @@ def naively(program: Program, target: Target) -> int:
     if unsupported_reason(program, target):
         return 0
     expected = reference(program)
-    with target.kernels() as counted:
-        actual = read_after_each_step(program, target)
+    before = target.counters()
+    actual = read_after_each_step(program, target)
+    measured = growth(before, target.counters())
     compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
-    return counted.total or 0
+    return measured.get("kernels") or 0
 
 
 def schedules_of(target: Target) -> int:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from conformance.record.measurements import CALLS, KERNELS, Measurements
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.report import __main__ as report
 
@@ -34,12 +35,15 @@ def run(count: int) -> Run:
             Result(
                 f"op{i % 700}", f"dtype{i // 700}", "forward", "as_sampled", Outcome.FAIL if bad else Outcome.PASS,
                 family=f"family {i % 24}", samples=20, failed=int(bad), failures=(failure,) if bad else (),
-                kernels=i % 30, eager=i % 40, native=20, decomposed=3, fallback=i % 2,
-                fallbacks={"aten::x": 1} if i % 2 else {},
+                measurements=Measurements(
+                    {"kernels": i % 30, "native": 20, "decomposed": 3, "fallback": i % 2}, {"kernels": i % 40},
+                    {"fallback": {"aten::x": 1}} if i % 2 else {},
+                ),
                 seconds=0.1,
             )
         )  # fmt: skip
-    return Run("tiny", results, {"selection": "all"}, started="2026-01-01T00:00:00+00:00")
+    measures = (KERNELS, *CALLS)
+    return Run("tiny", results, {"selection": "all"}, started="2026-01-01T00:00:00+00:00", measures=measures)
 
 
 def measure(count: int) -> None:

@@ -10,6 +10,8 @@ import os
 import runpy
 import sys
 
+from conformance.record.names import nearest
+
 JOBS = {
     "test": ("conformance.sources.whole", "test a target completely within a time: one page, one exit code"),
     "init": ("conformance.sources.init", "find out what a target has and lacks, and write its profile"),
@@ -42,7 +44,7 @@ def main() -> int:
             print(f"  {name:<14}{purpose}")
         return 0
     if job not in JOBS:
-        print(f"conformance: no job {job!r}; choose one of {', '.join(JOBS)}", file=sys.stderr)
+        print(f"conformance: no job {job!r}{nearest(job, JOBS)}; choose one of {', '.join(JOBS)}", file=sys.stderr)
         return 2
     module, _ = JOBS[job]
     if not {"", os.getcwd()} & set(sys.path):

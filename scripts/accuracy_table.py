@@ -24,17 +24,17 @@ WORST = 5
 def lines(run: Run) -> list[str]:
     """Markdown of a run: the worst cases, and the worst case of each family."""
     families = defaultdict[str, list[Result]](list)
-    for result in run.measured:
+    for result in run.errors:
         families[result.family].append(result)
     rows = [
-        f"torch {run.environment['torch']}, {len(run.measured)} cases measured, {len(run.unexpected)} findings.",
+        f"torch {run.environment['torch']}, {len(run.errors)} cases measured, {len(run.unexpected)} findings.",
         "",
         f"The worst {WORST}, with the largest error in ulp and its root mean square in brackets:",
         "",
         "| op | dtype | direction | answer | tiny | torch CPU | times torch CPU |",
         "|---|---|---|---|---|---|---|",
     ]
-    for result in run.measured[:WORST]:
+    for result in run.errors[:WORST]:
         of = result.accuracy
         assert of is not None
         errors = (f"{shown(a)} ({shown(b)})" for a, b in ((of.target, of.target_rms), (of.cpu, of.cpu_rms)))

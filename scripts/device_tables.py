@@ -55,11 +55,11 @@ def collect(runs: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None 
         outcomes[_line(result)][_outcome(result)] += 1
         compared[_line(result)] += result.get("samples", 0)
     plain = {name: r for (name, *rest), r in cases.items() if rest == ["float32", "forward", "as_sampled"]}
-    served = Counter("fallback" if r.get("fallback") else "decomposed" if r.get("decomposed") else "native"
-                     for r in plain.values())  # fmt: skip
+    counts = [r.get("measurements", {}).get("counts", {}) for r in plain.values()]
+    served = Counter(next((name for name in ("fallback", "decomposed") if each.get(name)), "native") for each in counts)
     fallbacks: dict[str, list[str]] = defaultdict(list)
     for name, result in sorted(plain.items()):
-        for op in result.get("fallbacks", {}):
+        for op in result.get("measurements", {}).get("parts", {}).get("fallback", {}):
             fallbacks[op].append(name)
     slowest = sorted(((r["seconds"], name, r["samples"]) for name, r in plain.items()), reverse=True)[:SLOWEST]
     lines = {key: dict(sorted(counts.items())) for key, counts in outcomes.items()}

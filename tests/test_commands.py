@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from conformance.__main__ import main as jobs
 from conformance.record import versions
 from scripts import commands
 from scripts.pages import ROOT
@@ -66,6 +67,14 @@ def test_placeholders_are_code():
 
 
 @pytest.mark.tiny
+@pytest.mark.parametrize(("job", "near"), [("tset", "; did you mean test?"), ("nonsense", "")])
+def test_an_unknown_job_is_one_sentence(job, near, monkeypatch, capsys):
+    """A misspelt job gives exit code 2 and one sentence with the nearest job, if there is one."""
+    monkeypatch.setattr(sys, "argv", ["conformance", job])
+    assert jobs() == 2
+    assert capsys.readouterr().err.startswith(f"conformance: no job {job!r}{near}; choose one of test, init, ")
+
+
 def test_page_is_current():
     """docs/commands.md shows today's options and docstrings; if not, run python -m scripts.commands."""
     if not versions.holds("==2.13.*"):

@@ -26,9 +26,14 @@ def result(op: str, **changed: Any) -> dict[str, Any]:
     """Return one case of a run."""
     usual = {
         "op": op, "dtype": "float32", "variant": "forward", "layout": "as_sampled", "outcome": "PASS", "samples": 2,
-        "seconds": 0.5, "native": 2, "decomposed": 0, "fallback": 0,
+        "seconds": 0.5, "measurements": {"counts": {"native": 2, "decomposed": 0, "fallback": 0}},
     }  # fmt: skip
     return usual | changed
+
+
+def fallen(op: str) -> dict[str, Any]:
+    """Return measurements with one CPU fallback."""
+    return {"counts": {"fallback": 1}, "parts": {"fallback": {op: 1}}}
 
 
 def run(*results: dict[str, Any], target: str = "tiny") -> dict[str, Any]:
@@ -62,8 +67,8 @@ def test_stale_page_is_found(copy: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_later_runs_replace_earlier_ones() -> None:
     """A case counts once, with its latest outcome. Its counters say whether it was native, decomposed or a fallback."""
-    first = run(result("add", outcome="FAIL"), result("svd", fallback=1, fallbacks={"aten._linalg_svd.U": 1}))
-    data = device_tables.collect([first, run(result("add", decomposed=1))])
+    first = run(result("add", outcome="FAIL"), result("svd", measurements=fallen("aten._linalg_svd.U")))
+    data = device_tables.collect([first, run(result("add", measurements={"counts": {"decomposed": 1}}))])
     assert data["outcomes"] == {"float32|forward": {"PASS": 2}}
     assert data["served"] == {"decomposed": 1, "fallback": 1}
     assert data["fallbacks"] == {"aten._linalg_svd.U": ["svd"]}
@@ -83,7 +88,7 @@ def test_lines_of_older_data_stay() -> None:
 
 def test_fallback_without_a_reason(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fallback operator that no pattern covers is an error which names the operator."""
-    data = device_tables.collect([run(result("new", fallback=1, fallbacks={"aten.brand_new.default": 1}))])
+    data = device_tables.collect([run(result("new", measurements=fallen("aten.brand_new.default")))])
     (copy / device_tables.DATA).write_text(json.dumps(data))
     assert device_tables.main([], copy) == 2
     assert "aten.brand_new.default falls back to the CPU without a reason" in capsys.readouterr().err

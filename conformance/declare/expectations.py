@@ -29,7 +29,7 @@ from conformance.declare.declaration import (
 )
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
-from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS
+from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.record.result import BROKEN, RERUN, UNEXPLAINED, Finding, Outcome, Result, Run
 from conformance.record.sentences import headline
@@ -178,9 +178,9 @@ def _update_cases(declarations: Sequence[Declaration], run: Run, reason: str) ->
 
 
 def _of_case(result: Result, oracles: tuple[str, ...], reason: str) -> Declaration:
-    # Kernels are counted over all samples, and another mismatch may not be in the first.
+    # Measurements are of all samples together, and another mismatch may not be in the first.
     compared = result.samples + result.skipped
-    first = [compared if f.oracle == "kernels" else f.sample + 1 for f in result.failures if f.oracle in oracles]
+    first = [compared if f.oracle in MEASURED else f.sample + 1 for f in result.failures if f.oracle in oracles]
     least = min(first, default=0)
     names: Any = {key: (getattr(result, key),) for key in ("variant", "dtype", "layout")}
     scope = Scope(op=(result.name,), **names, samples=least if 1 < least <= compared else 0)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature: its purpose for the harness, and the oracles and steps that a device without it loses."""
+    """The oracles and steps that a device without a feature loses."""
 
-    purpose: str
     oracles: frozenset[str] = frozenset()
     steps: frozenset[str] = frozenset()
     operators: frozenset[str] = frozenset()
@@ -29,22 +28,17 @@ _STRIDE_STEPS = frozenset({"is_contiguous", "contiguous", "contiguous.channels_l
 """Steps that return a view or a copy depending on the strides; a later write shows which."""
 
 FEATURES = {
-    "storages": Feature("untyped_storage() tells which tensors share memory", frozenset({"alias", "storage"}),
-                        _STORAGE_STEPS),
-    "data_ptr": Feature("a storage has an address", steps=frozenset({"same_base", "shares_memory"})),
-    "set_": Feature("set_() lays a tensor over a storage", steps=frozenset({"set_view_"}),
-                    operators=frozenset({"aten::set_"})),
-    "as_strided": Feature("as_strided() makes a view of any geometry, and writes go through it",
-                          operators=frozenset({"aten::as_strided"})),
-    "view_dtype": Feature("view(dtype) shows the same memory as another dtype",
-                          operators=frozenset({"aten::view.dtype"})),
-    "data": Feature(".data shares memory with its tensor"),
-    "views": Feature("a write through an ordinary view is seen in its base"),
-    "unfold": Feature("a write through unfold() is seen in its base"),
-    "strides_kept": Feature(".to() keeps the strides of a dense tensor"),
-    "strides": Feature("stride() and storage_offset() of a view are those of torch CPU",
-                       frozenset({"stride", "storage_offset", "contiguity"}), _STRIDE_STEPS),
-    "random": Feature("manual_seed() gives torch CPU's random numbers; else their values are not judged"),
-    "version": Feature("a write raises the version counter by one", frozenset({"version"})),
-}  # fmt: skip
+    "storages": Feature(frozenset({"alias", "storage"}), _STORAGE_STEPS),
+    "data_ptr": Feature(steps=frozenset({"same_base", "shares_memory"})),
+    "set_": Feature(steps=frozenset({"set_view_"}), operators=frozenset({"aten::set_"})),
+    "as_strided": Feature(operators=frozenset({"aten::as_strided"})),
+    "view_dtype": Feature(operators=frozenset({"aten::view.dtype"})),
+    "data": Feature(),  # .data shares memory with its tensor
+    "views": Feature(),  # a write through an ordinary view is seen in its base
+    "unfold": Feature(),  # a write through unfold() is seen in its base
+    "strides_kept": Feature(),  # .to() keeps the strides of a dense tensor
+    "strides": Feature(frozenset({"stride", "storage_offset", "contiguity"}), _STRIDE_STEPS),
+    "random": Feature(),  # manual_seed() gives torch CPU's random numbers; else their values are not judged
+    "version": Feature(frozenset({"version"})),
+}
 """Features by the name that a target's `lacks` and the option `without=` use."""

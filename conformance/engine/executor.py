@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import TargetError, UserError
+from conformance.record.measurements import UNMEASURED, Measurements, growth
 from conformance.standalone.input_layout import LayoutUnavailable
 from conformance.standalone.moving import moved, tensors
 from conformance.standalone.observation import Observation, Raised
@@ -89,6 +90,7 @@ class Execution:
     """`outcome` is the return value and `inputs` are the moved inputs, both still on the target."""
     unavailable: str = ""
     """The layout of an input that the device cannot make. If it is set, nothing ran."""
+    measured: Measurements = UNMEASURED
 
     @property
     def last(self) -> Observation:
@@ -102,13 +104,11 @@ class Executor:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def run(
-        self, subject: Subject, *, each: bool = False, count: bool = False, watch: Watch = lambda number, builds: None
-    ) -> Execution:
+    def run(self, subject: Subject, *, each: bool = False, watch: Watch = lambda number, builds: None) -> Execution:
         """Run a subject, and observe it at the end, or after each step if `each`.
 
-        The target first forgets the state of earlier subjects, so kernels depend on the subject alone. `count` counts
-        kernels, including the observation's.
+        The target first forgets the state of earlier subjects, so kernels depend on the subject alone. The
+        measurements include those of the moves and of the observation.
 
         `watch` receives the number of each step before it runs, and whether the step may build kernels. Number 0 is the
         move of the inputs; the last number plus one is the observation. A step may build kernels if the target has not
@@ -127,8 +127,8 @@ class Executor:
         inputs: Any = None
         news = _News(target)
         captured = self._captured() if target.transforms_program else target.capture()
-        counting = target.kernels() if count else contextlib.nullcontext()
-        with target.entered(), captured as capture, counting as counted:
+        counters = target.counters()
+        with target.entered(), captured as capture:
             try:
                 tree, kept = subject.inputs()
                 if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
@@ -160,9 +160,8 @@ class Executor:
                 seen.append(Observation(error=Raised.of(error.__cause__ or error)))
             except Exception as error:
                 seen.append(Observation(error=Raised.of(error)))
-        if counted is not None and counted.total is not None:
-            seen[-1] = replace(seen[-1], kernels=counted.total)
-        return Execution(tuple(seen), failed, capture, outcome, inputs)
+        measured = growth(counters, target.counters())
+        return Execution(tuple(seen), failed, capture, outcome, inputs, measured=measured)
 
     def _rehearse(self, subject: Subject, each: bool) -> None:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""

@@ -8,7 +8,7 @@ this module applies the terms. They can remove or add mismatches; `oracles` alon
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -18,8 +18,10 @@ from conformance.engine.executor import Execution, Subject
 from conformance.engine.loading import reference
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
+from conformance.record.measurements import Measurements
+from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation, observe, out_of_memory
-from conformance.standalone.oracles import Mismatch, Tolerance, compare
+from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare
 
 _PROCESSED = "processed"
 
@@ -107,6 +109,21 @@ def judge(
     # A call that raised did not write its inputs: the error is the cause, and comes first.
     found.sort(key=lambda mismatch: FIRST.get(mismatch.oracle, len(FIRST)))
     return Judgement(found, arbitrated and not found)
+
+
+def bounded(measured: Measurements, most: int | None) -> Measurements:
+    """Return the measurements with `most` as the bound of those that are judged; without a bound if it is None."""
+    judged = [name for name in MEASURED if name in measured.counts]
+    return measured if most is None else replace(measured, most=dict.fromkeys(judged, most))
+
+
+def exceeding(measured: Measurements, most: Mapping[str, int], bound: str) -> list[Mismatch]:
+    """Return a mismatch for each measurement above its bound in `most`, which `bound` names."""
+    counts = {name: count for name, count in measured.counts.items() if count > most.get(name, count)}
+    return [
+        Mismatch(name, WHOLE, f"at most {most[name]}", str(count), f"more {name} than {bound}")
+        for name, count in counts.items()
+    ]
 
 
 FIRST = {"memory": 0, "error": 1}

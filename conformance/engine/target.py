@@ -9,7 +9,7 @@ on it. This module does not depend on programs, OpInfo or reports.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +19,10 @@ from conformance.declare.declaration import Declaration, unsupported
 from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
+from conformance.record.measurements import COMPILED, EXTENTS, NOT_COMPILED, PARTLY, Measure
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, SPECIALS_BACKWARD
 from conformance.standalone.input_layout import lay_out
 from conformance.standalone.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-
-
-@dataclass
-class KernelCount:
-    """Number of kernels run inside a `Target.kernels()` block; `total` is None while the block runs and if the target
-    cannot count."""
-
-    total: int | None = None
 
 
 @dataclass
@@ -54,8 +47,6 @@ class Capture:
 SPARSE = "sparse"
 """A trait of op_db's samples that a target may declare as unsupported: a tensor that is not strided."""
 
-COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
-
 
 class Target:
     """A PyTorch device under test. Subclass it, set `name` and `device`, and override the methods that differ.
@@ -65,7 +56,9 @@ class Target:
 
     name: str
     device: torch.device = torch.device("cpu")
-    oracles: frozenset[str] = frozenset(ORACLES) - {"kernels", "version"}
+    oracles: frozenset[str] = frozenset(ORACLES) - {"version"}
+    measures: tuple[Measure, ...] = ()
+    """The counts that the target offers beside its answers. A device reports its own in `counters`."""
     dtypes: frozenset[torch.dtype] | None = None
     """The dtypes that the device can hold; None means all."""
     declarations: tuple[Declaration, ...] = ()
@@ -103,6 +96,8 @@ class Target:
         if argument:
             raise TargetError(f"target {self.name!r} takes no argument, but got {argument!r}: write just {self.name!r}")
         self.spec = self.name
+        if self.transforms_program:
+            self.measures += EXTENTS
         if self.lacks:
             self.without(self.lacks)
 
@@ -218,11 +213,6 @@ class Target:
         """Forget state that earlier subjects left in the device, if kernels of later subjects depend on it. Called
         before each subject."""
 
-    @contextlib.contextmanager
-    def kernels(self) -> Iterator[KernelCount]:
-        """Count the kernels that run inside the block; `total` stays None if the target cannot count."""
-        yield KernelCount()
-
     def entered(self) -> contextlib.AbstractContextManager[None]:
         """Return a context around all work on the target, moves and observations included. If loading the device pushes
         modes permanently, activate them here, so that torch CPU does not run under them."""
@@ -256,14 +246,10 @@ class Target:
         """Facts about the target for a report: versions, compiler, renderer."""
         return {"torch": torch.__version__}
 
-    def counted_calls(self) -> dict[str, dict[str, int]] | None:
-        """Number of calls so far, by how they ran and by op: {"native": {op: n}, "decomposed": ..., "host": ...,
-        "fallback": ...}; None if the target cannot count."""
-        return None
-
-    def scheduled(self) -> int | None:
-        """Number of graphs scheduled so far; None if the target cannot count them."""
-        return None
+    def counters(self) -> Mapping[str, Any]:
+        """Return the totals so far of the measures that the device counts, by name: a number, or a number by
+        operator."""
+        return {}
 
     def script(self) -> str:
         """Python lines that a standalone script needs before it may use the device as `DEVICE`."""

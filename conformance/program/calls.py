@@ -21,6 +21,7 @@ from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
 from conformance.program.unsupported import unsupported_reason
 from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, CpuFunction, Verdict
+from conformance.record.measurements import RECOMPILED, Measurements
 from conformance.standalone.oracles import compare
 
 WORDS = {"size": "shape", "beside": "aliasing", "alone": "aliasing", "same": "aliasing"}
@@ -78,7 +79,7 @@ def judge_program(
     *,
     locate: bool = True,
     watch: Watch = lambda number, builds: None,
-    baseline: Mapping[str, int] | None = None,
+    baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
     """Return the verdict on a program and all its calls; on its first call if the target transforms no functions."""
     if not program.calls or not target.transforms_program:
@@ -95,6 +96,7 @@ def judge_program(
         return Verdict(unsupported=UNAVAILABLE)
     arbitrated, after = False, execution.capture.after if execution.capture else []
     recompiled = sum(now > before for before, now in zip(after, after[1:], strict=False))
+    measured = Measurements({RECOMPILED.name: recompiled})
     for number, actual in enumerate(execution.observations):
         at = number % len(every)
         wrong, by_float64 = differences(every[at], expected[at], actual, target, target.oracles)
@@ -104,7 +106,7 @@ def judge_program(
             return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
     if execution.capture is not None and not execution.capture.ops and not all(step.raises for step in program.steps):
         return Verdict(unsupported=UNCAPTURED)
-    return Verdict(arbitrated=arbitrated, calls=len(every), recompiled=recompiled)
+    return Verdict(arbitrated=arbitrated, calls=len(every), measured=measured)
 
 
 def unsupported_call(program: Program, target: Target) -> str:

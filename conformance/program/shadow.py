@@ -322,17 +322,19 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Answer of torch CPU for a program: the observation, and the names that must agree bit by bit."""
+    """Answer of torch CPU for a program: the observation, the names that must agree bit by bit, and the bound of a
+    device's kernels, if it was counted."""
 
     observation: Observation
     exact: frozenset[str]
+    bound: int | None = None
 
 
 def reference(program: Program, *, count: bool = False) -> Reference:
     """Return the answer of torch CPU.
 
-    With `count`, the observation also has the bound for kernels: the number of aten ops, plus one transfer for each
-    storage that is sent or fetched. Raises ProgramError if a step has no defined meaning, or raises another error than
+    With `count`, the answer also has the bound for kernels: the number of aten ops, plus one transfer for each storage
+    that is sent or fetched. Raises ProgramError if a step has no defined meaning, or raises another error than
     it declares. Such a program cannot test a target.
     """
     shadow = Shadow(program)
@@ -361,8 +363,7 @@ def reference(program: Program, *, count: bool = False) -> Reference:
     fetched = [*seen, *(tensor.grad for tensor in seen if tensor.is_leaf and tensor.grad is not None)]
     transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
     ops = aten_ops_of(program) if count else None
-    observed = replace(shadow.observe(), kernels=None if ops is None else ops + transfers)
-    return Reference(observed, shadow.exact_names())
+    return Reference(shadow.observe(), shadow.exact_names(), None if ops is None else ops + transfers)
 
 
 def aten_ops_of(program: Program) -> int | None:

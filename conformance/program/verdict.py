@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.engine.executor import Executor, Watch
+from conformance.engine.judge import bounded, exceeding
 from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
@@ -24,6 +25,8 @@ from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.record.finding import gist
+from conformance.record.measurements import UNMEASURED, Measurements
+from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, compare
 
@@ -55,28 +58,26 @@ class Verdict:
     - `mismatches`: empty if the program passed.
     - `bad_step`: number of the first bad step; None if it was not searched or not found. 0: the inputs already differ.
     - `lazy_only`: observing after each step hides the failure.
-    - `kernels`, `allowed`: kernels that the target ran, and the most that it may run; None if it cannot count.
+    - `measured`: the target's counts, with the most that torch CPU allows.
     - `unsupported`: the reason why the program was not compared, such as a declared missing feature; else "". The
       program then has not passed.
-    - `baseline`: kernels in the baseline, if it has the program.
+    - `recorded`: the baseline has counts of the program.
     - `call`: number of the call that differs, 0 for the first; None for a program of one call.
     - `change`: the change of that call against the first call, in words.
-    - `calls`, `recompiled`: number of calls that were judged, and of calls after the first that compiled a graph.
+    - `calls`: number of calls that were judged.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """
 
     mismatches: tuple[Mismatch, ...] = ()
     bad_step: int | None = None
     lazy_only: bool = False
-    kernels: int | None = None
-    allowed: int | None = None
+    measured: Measurements = UNMEASURED
     unsupported: str = ""
-    baseline: int | None = None
+    recorded: bool = False
     arbitrated: bool = False
     call: int | None = None
     change: str = ""
     calls: int = 0
-    recompiled: int = 0
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
@@ -122,23 +123,22 @@ def judge_program(
     *,
     locate: bool = True,
     watch: Watch = lambda number, builds: None,
-    baseline: Mapping[str, int] | None = None,
+    baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
     """Run the program on the target and on torch CPU and compare.
 
     With `locate`, search the first bad step of a failure. The executor calls `watch` before each step (see
-    `Executor.run`). `baseline` has the kernel counts of an earlier run by digest of the program. Raises ProgramError if
-    the program has no defined meaning on torch CPU."""
+    `Executor.run`). `baseline` has the counts of an earlier run by digest of the program and measure. Raises
+    ProgramError if the program has no defined meaning on torch CPU."""
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    count = "kernels" in target.oracles
-    expected = reference(program, count=count)
+    expected = reference(program, count=any(measure.name in MEASURED for measure in target.measures))
     if target.transforms_program:
         unwatched = Executor(CpuFunction()).run(ProgramSubject(program)).last
         if compare(expected.observation, unwatched, oracles=CpuFunction.oracles, exact=expected.exact):
             return Verdict(unsupported=WATCHED)
-    execution = Executor(target).run(ProgramSubject(program), count=count, watch=watch)
+    execution = Executor(target).run(ProgramSubject(program), watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
@@ -148,18 +148,14 @@ def judge_program(
     if actual.error is not None and execution.failed_step is not None:
         where = f"step {execution.failed_step}"
         mismatches = [replace(one, where=where) if one.oracle == "error" else one for one in mismatches]
-    before = baseline.get(digest(program)) if baseline and count else None
-    if before is not None and actual.kernels is not None and actual.kernels > before:
-        detail = "more kernels than in the baseline"
-        mismatches.append(Mismatch("kernels", "the whole run", f"at most {before}", str(actual.kernels), detail))
-    ran, allowed = actual.kernels, expected.observation.kernels
+    measured = bounded(execution.measured, expected.bound)
+    before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
+    mismatches += exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
     verdict = Verdict(
         tuple(mismatches),
         execution.failed_step,
-        False,
-        ran,
-        allowed,
-        baseline=before,
+        measured=measured,
+        recorded=bool(before),
         arbitrated=arbitrated,
         sides=(expected.observation, actual),
     )
@@ -169,7 +165,7 @@ def judge_program(
         and any(OPS[step.op].family == FUSION for step in program.steps if step.op in OPS)
     ):
         return _step_by_step(program, target, verdict, watch)
-    if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle == "kernels":
+    if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
     found, together = first_bad_step(program, target, watch), False
     if found is None:
@@ -211,7 +207,7 @@ def first_bad_step(
     start = program.with_steps(())
     executor = Executor(target)
     sent = executor.run(ProgramSubject(start), watch=watch).last
-    moved = compare(reference(start).observation, sent, oracles=target.oracles - {"kernels"}, exact=True)
+    moved = compare(reference(start).observation, sent, oracles=target.oracles, exact=True)
     if moved:
         return 0, leading(moved)
     if target.transforms_program:
@@ -259,8 +255,8 @@ def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) 
 
 
 def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
-    """Return the mismatch nearest to the cause, kernel counts excluded; None if there is none."""
-    wrong = differences(program, expected, actual, target, target.oracles - {"kernels"}).mismatches
+    """Return the mismatch nearest to the cause; None if there is none."""
+    wrong = differences(program, expected, actual, target, target.oracles).mismatches
     return leading(wrong) if wrong else None
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from conformance.record.names import MEASURED
+
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
 KINDS = (FAIL, FLAKY, CRASH, TIMEOUT, MEMORY, INVALID)
@@ -39,7 +41,7 @@ SEVERITY = (
 outside the region that the step should write. `error` is an error where torch CPU raises none. Properties in no row
 come last."""
 
-PROPERTIES = (*(name for row in SEVERITY for name in row), "kernels")
+PROPERTIES = (*(name for row in SEVERITY for name in row), *MEASURED)
 
 _OF_ORACLE = {
     **dict.fromkeys(("alias", "storage", "version"), "aliasing"),

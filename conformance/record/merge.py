@@ -54,6 +54,7 @@ def merge(runs: Iterable[Run]) -> Run:
         interrupted=0,
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
         drawn=program_stats.join([run.drawn for run in runs if run.drawn]),
+        measures=tuple(dict.fromkeys(measure for run in runs for measure in run.measures)),
         lacking=missing_ops.joined([run.lacking for run in runs]),
     )
 

@@ -43,7 +43,6 @@ ORACLES = (
     "error",
     "grad",
     "version",
-    "kernels",
 )
 SIGNIFICANT_STRIDE = "significant_stride"
 """Replaces `stride` for targets that follow PyTorch's own rule (pytorch#77553): strides of dimensions of length 1 and
@@ -55,7 +54,9 @@ POWER = "power"
 """The oracle of a planted fault that no program finds."""
 MUTANTS = "mutants"
 """The command that hunts planted faults."""
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", POWER, NOT_COMPARED)
+MEASURED = ("kernels",)
+"""Measures that are judged: the oracle of a count above its bound has the name of the measure."""
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, NOT_COMPARED)
 """Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
 OpInfo nor torch CPU nor the target's declarations give a reason."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, ClassVar
 
+from conformance.record.measurements import UNMEASURED, Measurements, total
+
 AXES = ("families", "layouts", "dtypes")
 
 Cell = tuple[str, str, str]
@@ -28,9 +30,9 @@ class ProgramStats:
     between and use of the result, joined by `|`; `writes` and `relations` name all values of the first two.
     `arguments` counts calls with a changed argument by step, argument, variant and outcome, joined by `|`.
     `unsupported` counts programs that the target does not support, by reason. `avoided` counts drawn steps that did not
-    run, by reason. `kernels_allowed` is 0 if the target does not count kernels. `calls` counts judged calls of
-    transformed functions, and `recompiled` the calls after a function's first one that compiled a graph. `corpus` names
-    the saved programs that ran as well. `options` are the options of the command line that restrict drawing; empty if
+    run, by reason. `measured` are the target's counts for all programs, and `recorded` counts the programs whose counts
+    a baseline has. `calls` counts judged calls of transformed functions. `corpus` names the saved programs that ran as
+    well. `options` are the options of the command line that restrict drawing; empty if
     there are none.
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
@@ -41,12 +43,10 @@ class ProgramStats:
     seeds: tuple[int, ...] = ()
     programs: int = 0
     steps: int = 0
-    kernels: int = 0
-    kernels_allowed: int = 0
-    kernels_compared: int = 0
+    measured: Measurements = UNMEASURED
+    recorded: int = 0
     arbitrated: int = 0
     calls: int = 0
-    recompiled: int = 0
     failing: int | None = None
     known: int | None = None
     masked: int = 0
@@ -91,6 +91,8 @@ def join(drawn: Sequence[ProgramStats]) -> ProgramStats | None:
                 return None if None in values else sum(values)
             case str():
                 return "; ".join(dict.fromkeys(filter(None, values)))
+            case Measurements():
+                return total(values)
             case tuple():
                 return tuple(dict.fromkeys(chain(*values)))
         return dict(sum(map(Counter, values), Counter()))

@@ -25,12 +25,13 @@ from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
+from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
-from conformance.record.names import MUTANTS, NOT_COMPARED, without_features
+from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
 
-SCHEMA = 3
+SCHEMA = 4
 KIND = "conformance"
 TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR)
 """The commands whose cases come from a table; each is the layout of its cases."""
@@ -124,15 +125,7 @@ class Result(Named):
     samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
     agrees with the float64 answer and is no further from it than torch CPU.
 
-    `kernels`, `native`, `decomposed` and `fallback` count the kernels and calls of the target; None if the target
-    cannot count. `eager` counts the aten ops that compute or move data on torch CPU for the same samples, if kernels
-    are counted. `allowed` is `eager` plus one for each storage that is sent or fetched: the most kernels that these
-    samples may run. `host` counts calls that run on the CPU by design; they are not part of `fallback`. `scheduled`
-    counts the graphs that had to be scheduled because no earlier run had left a schedule on disk; None if the target
-    cannot count them.
-
-    `compiled`, `partly_compiled` and `not_compiled` count the samples by how much of them reached the compiler. Samples
-    that did not reach it are not compared. All three are None if the target does not compile.
+    `measurements` are the target's counts for these samples, in the measures of the run.
 
     `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
     time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
@@ -155,19 +148,7 @@ class Result(Named):
     failed: int = 0
     reason: str = ""
     failures: tuple[Failure, ...] = ()
-    kernels: int | None = None
-    eager: int | None = None
-    allowed: int | None = None
-    native: int | None = None
-    decomposed: int | None = None
-    fallback: int | None = None
-    fallbacks: Mapping[str, int] = field(default_factory=dict)
-    host: int | None = None
-    hosts: Mapping[str, int] = field(default_factory=dict)
-    scheduled: int | None = None
-    compiled: int | None = None
-    partly_compiled: int | None = None
-    not_compiled: int | None = None
+    measurements: Measurements = UNMEASURED
     seconds: float = 0.0
     finding: Finding | None = None
     accuracy: Accuracy | None = None
@@ -218,10 +199,9 @@ class Result(Named):
         return tuple(dict.fromkeys(f.oracle for f in self.failures))
 
     @property
-    def only_kernels(self) -> bool:
-        """Whether the only difference is declared: the case runs more kernels than are allowed, and otherwise agrees
-        with torch CPU."""
-        return self.outcome is Outcome.XFAIL and self.oracles == ("kernels",)
+    def only_measured(self) -> bool:
+        """Whether the only differences are declared counts above their bounds."""
+        return self.outcome is Outcome.XFAIL and {*self.oracles} <= {*MEASURED}
 
     def replace(self, **changes: Any) -> Result:
         return dataclasses.replace(self, **changes)
@@ -281,7 +261,7 @@ class Run:
     the file of declarations. `interrupted` is the number of the signal that ended the run. `lacking` are the operators
     that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
     which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
-    (`profile.identity`).
+    (`profile.identity`). `measures` are the measures that the target offers.
     """
 
     target: str
@@ -299,6 +279,7 @@ class Run:
     drawn: ProgramStats | None = None
     lacking: tuple[MissingOperator, ...] = ()
     identity: str = ""
+    measures: tuple[Measure, ...] = ()
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     @property
@@ -316,13 +297,13 @@ class Run:
         return [result for result in self.results if result.finding is None]
 
     @property
-    def measures(self) -> str:
+    def table(self) -> str:
         """The command of `TABLES` that all results come from, else ""."""
         layouts = {result.layout for result in self.results}
         return next((command for command in TABLES if layouts == {command}), "")
 
     @property
-    def measured(self) -> list[Result]:
+    def errors(self) -> list[Result]:
         """The results of cases whose errors were measured, ordered by excess over the limit, largest first."""
         found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
         return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
@@ -386,19 +367,10 @@ class Run:
         """Number of samples that pass by arbitration in float64, over all results."""
         return sum(result.arbitrated for result in self.results)
 
-    def passed_without_fallback(self) -> int | None:
-        """Number of PASS results without CPU fallback; None if the target cannot count fallbacks."""
-        passed = [result for result in self.results if result.outcome is Outcome.PASS]
-        counted = [result for result in passed if result.fallback is not None]
-        return sum(result.fallback == 0 for result in counted) if counted else None
-
-    def passed_on_host(self) -> int:
-        """Number of PASS results without CPU fallback that had calls which run on the CPU by design."""
-        return sum(r.outcome is Outcome.PASS and r.fallback == 0 and bool(r.host) for r in self.results)
-
-    def fallbacks(self) -> Counter[str]:
-        """Calls that fell back to the CPU, by op, over all results."""
-        return sum((Counter(result.fallbacks) for result in self.results), Counter())
+    @property
+    def measured(self) -> Measurements:
+        """The measurements of all results together."""
+        return total(result.measurements for result in self.results)
 
     def exit_code(self, regressions: int = 0) -> int:
         """Return the exit code by the exit rule, with this number of regressions since the baseline."""
@@ -428,7 +400,7 @@ def counted(number: int, noun: str) -> str:
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
-        *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
+        *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures"))  # fmt: skip
 """The fields of a run that a file holds before its notes and results."""
 
 

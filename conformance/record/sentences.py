@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from conformance.record.finding import with_signal_number
+from conformance.record.names import MEASURED
 from conformance.record.result import Result
 
 
@@ -145,8 +146,8 @@ def _error(one: Difference) -> str:
     return f"{place} should raise {one.expected}; on the target it raises {one.actual}{text}"
 
 
-def _kernels(one: Difference) -> str:
-    return f"{_named(one)} should take {one.expected} kernels and takes {one.actual}: {one.detail}"
+def _measured(one: Difference) -> str:
+    return f"{_named(one)} should take {one.expected} {one.oracle} and takes {one.actual}: {one.detail}"
 
 
 def _device(one: Difference) -> str:
@@ -197,7 +198,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "error": _error,
     "grad": _grad,
     "version": _version,
-    "kernels": _kernels,
+    **dict.fromkeys(MEASURED, _measured),
     "device": _device,
     "message": _message,
     "memory": _memory,

@@ -130,8 +130,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _kind(run: Run) -> str:
-    if run.measures:
-        return run.measures
+    if run.table:
+        return run.table
     return "opinfo" if run.cases or not run.drawn else "fuzz"
 
 
@@ -139,14 +139,14 @@ def _measured(folder: Path, run: Run) -> Sequence[Result]:
     """The measured errors to show with a run: its own, or errors of the same target from its folder. If the file cannot
     be read, the run gets a note."""
     path = folder / ACCURACY
-    if run.measures or not path.exists():
-        return run.measured
+    if run.table or not path.exists():
+        return run.errors
     try:
         beside = model.load(path)
     except ReportError as error:
         run.notes.append(f"Without the measured errors: {error}")
         return []
-    return beside.measured if beside.title == run.title else []
+    return beside.errors if beside.title == run.title else []
 
 
 def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
@@ -230,7 +230,7 @@ def write_together(runs: Sequence[Run], folder: Path) -> str:
     whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else runs[0]
     with _alone(folder):
         text = machine.markdown(whole, None, fuzz if parts else None)
-        page = html.render(whole, None, fuzz if parts else None, measured=whole.measured)
+        page = html.render(whole, None, fuzz if parts else None, measured=whole.errors)
         write_atomic(folder / PAGES["opinfo"], page)
     return text
 

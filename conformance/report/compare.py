@@ -1,4 +1,4 @@
-"""Changes between two runs: new failures, fixed, gone, flaky; kernels, CPU fallbacks and time up or down.
+"""Changes between two runs: new failures, fixed, gone, flaky; measurements and time up or down.
 
 Defines `Change`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case in only one of them is
 never dropped silently: it is new, or gone, or was not selected. Times are compared as multiples of each run's own
@@ -7,18 +7,18 @@ calibration loop, since machines differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from conformance.record.measurements import Measure, Rise, total
 from conformance.record.result import BROKEN, UNEXPECTED, Outcome, Result, Run
 
 FAILING = UNEXPECTED - {Outcome.FLAKY}
 """Outcomes of a case that fails each time. A case that becomes flaky is a separate kind of change."""
-# The kinds of change, worst first, with their explanations.
+# The kinds of change, worst first, with their explanations. `kinds_of` adds those of the measures.
 KINDS = {
     "new failures": "passed before, or was not there, and fails now",
-    "kernels up": "more kernels for the same samples",
-    "fallbacks up": "more calls that run on the CPU for the same samples",
     "budgets up": "more kernels or copies for a whole workload",
     "time up": "the whole run takes much longer, as a multiple of its calibration loop",
     "gone": "was compared before and is not in this run, though it was asked for",
@@ -28,13 +28,12 @@ KINDS = {
     "by float64": "passes in more samples by the answer in float64 only, to which torch CPU's own is no nearer",
     "slower": "takes several times as long, as a multiple of the calibration loop",
     "fixed": "failed before and passes now",
-    "kernels down": "fewer kernels for the same samples",
-    "fallbacks down": "fewer calls that run on the CPU for the same samples",
     "budgets down": "fewer kernels or copies for a whole workload",
     "new": "was not in the other run, and does not fail",
     "still failing": "failed before and now",
 }
-REGRESSIONS = ("new failures", "kernels up", "fallbacks up", "budgets up", "time up", "gone")
+REGRESSIONS = ("new failures", "budgets up", "time up", "gone")
+"""The kinds that fail a run, beside a rise of a measure."""
 MUCH_LONGER, LONG_RUN = 2.0, 60.0
 """Ratio of a run's time to the baseline's that is a regression, and the least seconds in the baseline."""
 SLOWER, LONG_CASE = 4.0, 4.0
@@ -55,31 +54,47 @@ class Change:
 @dataclass
 class Diff:
     """All changes from one run to another, by kind; the number of cases of the older run that the newer one did not
-    select; and sentences about the cases that both ran."""
+    select; sentences about the cases that both ran; and the measures whose rise is a regression."""
 
     changes: dict[str, list[Change]] = field(default_factory=dict)
     not_run: int = 0
     facts: list[str] = field(default_factory=list)
+    watched: tuple[Measure, ...] = ()
 
     def count(self, kind: str) -> int:
         return len(self.changes.get(kind, ()))
 
     @property
+    def worse(self) -> tuple[str, ...]:
+        """The kinds that are regressions."""
+        return (*REGRESSIONS, *(f"{measure.name} up" for measure in self.watched))
+
+    @property
     def regressions(self) -> int:
-        return sum(self.count(kind) for kind in REGRESSIONS)
+        return sum(self.count(kind) for kind in self.worse)
+
+
+def kinds_of(watched: Iterable[Measure]) -> dict[str, str]:
+    """The kinds of change, worst first, with their explanations."""
+    up = {f"{one.name} up": f"more {one.unit} for the same samples" for one in watched}
+    down = {f"{one.name} down": f"fewer {one.unit} for the same samples" for one in watched}
+    first = "new failures"
+    return {first: KINDS[first], **up, **KINDS, **down}
 
 
 def diff(before: Run, after: Run) -> Diff:
-    """The changes from `before` to `after`. Kernels, calls and times are compared if both runs passed the same
+    """The changes from `before` to `after`. Measurements and times are compared if both runs passed the same
     samples."""
     old = {result.id: result for result in before.results}
     new = {result.id for result in after.results}
     pairs = [(old[r.id], r) for r in after.results if r.id in old and _comparable(old[r.id], r)]
+    measures = tuple({measure.name: measure for measure in (*before.measures, *after.measures)}.values())
+    watched = tuple(measure for measure in measures if measure.rise is Rise.REGRESSION)
     both = before.calibration and after.calibration
     scale = before.calibration / after.calibration if both else 0.0
-    changes = [change for result in after.results for change in _changes(old.get(result.id), result, scale)]
+    changes = [change for result in after.results for change in _changes(old.get(result.id), result, scale, measures)]
     changes += _budgets(before.budgets, after.budgets)
-    facts, slow = _together(pairs, scale)
+    facts, slow = _together(pairs, scale, measures)
     changes += slow
     missing = [result for result in before.cases if result.id not in new]
     lost = [result for result in before.findings if result.id not in new and result.outcome in BROKEN]
@@ -88,11 +103,12 @@ def diff(before: Run, after: Run) -> Diff:
     # Only a complete run with the same selection can miss a case.
     whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
     changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
-    found = {kind: [change for change in changes if change.kind == kind] for kind in KINDS}
+    found = {kind: [change for change in changes if change.kind == kind] for kind in kinds_of(watched)}
     return Diff(
         {kind: listed for kind, listed in found.items() if listed},
         (0 if whole else len(missing)) + (0 if again else len(lost)),
         facts,
+        watched,
     )
 
 
@@ -110,28 +126,33 @@ def _comparable(old: Result, new: Result) -> bool:
 
 
 def _right(result: Result) -> bool:
-    """Whether the case agrees with torch CPU in everything but its number of kernels."""
-    return result.outcome is Outcome.PASS or result.only_kernels
+    """Whether the case agrees with torch CPU in everything but its measurements."""
+    return result.outcome is Outcome.PASS or result.only_measured
 
 
-def _as_warm(old: Result, new: Result) -> bool:
-    """Whether the later run had to schedule no more graphs than the earlier run. An empty disk cache must not look like
-    a change of the device."""
-    return old.scheduled is None or new.scheduled is None or new.scheduled <= old.scheduled
+def _as_warm(old: Result, new: Result, measures: Sequence[Measure]) -> bool:
+    """Whether no count rose whose rise makes times incomparable. An empty disk cache must not look like a change of the
+    device."""
+    names = [measure.name for measure in measures if measure.rise is Rise.UNTIMED]
+    return all((new.measurements.get(name) or 0) <= old.measurements.counts.get(name, math.inf) for name in names)
 
 
-def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[list[str], list[Change]]:
-    """Sentences about the cases that both runs passed: their share of CPU fallbacks and their time. Also a change, if
-    the later run is much slower."""
+def _together(
+    pairs: Sequence[tuple[Result, Result]], scale: float, measures: Sequence[Measure]
+) -> tuple[list[str], list[Change]]:
+    """Sentences about the cases that both runs passed: their measures that are shares, and their time. Also a change,
+    if the later run is much slower."""
     facts: list[str] = []
-    counted = [(a, b) for a, b in pairs if a.fallback is not None and b.fallback is not None]
-    if counted:
-        a, b = (_share([pair[side] for pair in counted]) for side in (0, 1))
-        facts.append(f"CPU fallbacks: {a:.2%} of the calls before, {b:.2%} now")
-    warm = [pair for pair in pairs if _as_warm(*pair)]
+    for measure in (one for one in measures if one.rise is Rise.REGRESSION and one.group):
+        counted = [pair for pair in pairs if all(measure.name in one.measurements.counts for one in pair)]
+        if counted:
+            group = [one.name for one in measures if one.group == measure.group]
+            a, b = (_share([pair[side] for pair in counted], measure.name, group) for side in (0, 1))
+            facts.append(f"{measure.unit}: {a:.2%} of the {measure.group} before, {b:.2%} now")
+    warm = [pair for pair in pairs if _as_warm(*pair, measures)]
     if len(warm) < len(pairs):
-        colder = len(pairs) - len(warm)
-        facts.append(f"time: not compared of {colder} cases, whose graphs the baseline's run found scheduled on disk")
+        units = " or ".join(measure.unit for measure in measures if measure.rise is Rise.UNTIMED)
+        facts.append(f"time: not compared of {len(pairs) - len(warm)} cases, with more {units} than in the baseline")
     seconds = [sum(pair[side].seconds for pair in warm) for side in (0, 1)]
     if not (scale and all(seconds)):
         return facts, []
@@ -142,10 +163,9 @@ def _together(pairs: Sequence[tuple[Result, Result]], scale: float) -> tuple[lis
     return facts, [Change("time up", "the whole run", f"{seconds[0]:.0f} s", f"{ratio:.2f} times that")]
 
 
-def _share(results: Sequence[Result]) -> float:
-    fallback = sum(result.fallback or 0 for result in results)
-    calls = fallback + sum((result.native or 0) + (result.decomposed or 0) for result in results)
-    return fallback / calls if calls else 0.0
+def _share(results: Sequence[Result], name: str, group: Sequence[str]) -> float:
+    counts = total(result.measurements for result in results).counts
+    return counts[name] / max(sum(counts.get(one, 0) for one in group), 1)
 
 
 def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Iterator[Change]:
@@ -158,7 +178,7 @@ def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mappin
             yield from _counts("budgets", f"{workload}: {name}", before[workload][name], after[workload][name])
 
 
-def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
+def _changes(old: Result | None, new: Result, scale: float, measures: Sequence[Measure]) -> Iterator[Change]:
     kind = _kind(old, new)
     if kind:
         yield Change(kind, new.id, _words(old) if old else "not in the baseline", _words(new))
@@ -166,10 +186,10 @@ def _changes(old: Result | None, new: Result, scale: float) -> Iterator[Change]:
         return
     if new.arbitrated > old.arbitrated:
         yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
-    if old.seconds and _as_warm(old, new) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
+    if old.seconds and _as_warm(old, new, measures) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
         yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
-    yield from _counts("kernels", new.id, old.kernels, new.kernels)
-    yield from _counts("fallbacks", new.id, old.fallback, new.fallback)
+    for name in (measure.name for measure in measures if measure.rise is Rise.REGRESSION):
+        yield from _counts(name, new.id, old.measurements.get(name), new.measurements.get(name))
 
 
 def _kind(old: Result | None, new: Result) -> str:
@@ -200,10 +220,10 @@ def _words(result: Result) -> str:
 
 
 def text(difference: Diff, limit: int = 20) -> str:
-    """The changes as text for a terminal, in the order of `KINDS`."""
-    lines = list(difference.facts)
+    """The changes as text for a terminal, in the order of `kinds_of`."""
+    lines, kinds = list(difference.facts), kinds_of(difference.watched)
     for kind, changes in difference.changes.items():
-        lines.append(f"{kind} ({len(changes)}): {KINDS[kind]}")
+        lines.append(f"{kind} ({len(changes)}): {kinds[kind]}")
         if kind != "still failing":
             lines += [f"  {change.id}: {change.before} -> {change.after}" for change in changes[:limit]]
             lines += [f"  ... and {len(changes) - limit} more"] if len(changes) > limit else []

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.record.errors import ReportError
+from conformance.record.measurements import Rise
 from conformance.record.result import Outcome, Run
 
 SCHEMA = 1
@@ -22,19 +23,19 @@ PATIENCE = 30.0
 """Maximum wait for another writer, in seconds."""
 LONGEST = 60
 """Maximum number of runs in a trend."""
-_COUNTS = ("samples", "kernels", "native", "decomposed", "fallback", "seconds")
+_COUNTS = ("samples", "seconds")
 _OUTCOMES = tuple(str(outcome) for outcome in Outcome)
 _TABLE = f"""CREATE TABLE runs (
     id INTEGER PRIMARY KEY, target TEXT NOT NULL, selection TEXT NOT NULL, started TEXT NOT NULL, version TEXT NOT NULL,
     {", ".join(f'"{word}" INTEGER NOT NULL' for word in _OUTCOMES)},
     {", ".join(f'"{word}" REAL' for word in _COUNTS)}
 )"""
-# Trend lines: label, columns to add up, and 1, -1 or 0 if a larger value is better, worse, or neither.
+"""The table of a new history. Each measure adds a column when a run first has it."""
+# Trend lines: label, columns to add up, and 1, -1 or 0 if a larger value is better, worse, or neither. The lines of
+# measures come before the last one.
 LINES = (
     ("passed", ("PASS",), 1),
     ("failed", ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY"), -1),
-    ("kernels", ("kernels",), -1),
-    ("CPU fallbacks", ("fallback",), -1),
     ("seconds", ("seconds",), -1),
 )
 
@@ -74,6 +75,9 @@ def append(path: Path, run: Run) -> None:
     row = _row(run)
     names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
     with _opened(path) as file, _transaction(file):
+        known = {column["name"] for column in file.execute("PRAGMA table_info(runs)")}
+        for name in row.keys() - known:
+            file.execute(f'ALTER TABLE runs ADD COLUMN "{name}" REAL')
         file.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))
 
 
@@ -87,8 +91,10 @@ def trends(path: Path, run: Run) -> list[Trend]:
             (run.title, run.environment.get("selection", ""), LONGEST),
         ).fetchall()[::-1]
     made = []
-    for label, columns, good in LINES:
-        values = tuple(sum(row[c] for c in columns) for row in found if all(row[c] is not None for c in columns))
+    watched = [(one.unit, (one.name,), -1) for one in run.measures if one.rise is Rise.REGRESSION]
+    rows = [dict(zip(row.keys(), row, strict=True)) for row in found]
+    for label, columns, good in (*LINES[:-1], *watched, *LINES[-1:]):
+        values = tuple(sum(row[c] for c in columns) for row in rows if all(row.get(c) is not None for c in columns))
         if len(values) > 1:
             change = values[-1] - values[-2]
             made.append(Trend(label, values, 0 if not change else good if change > 0 else -good))
@@ -96,16 +102,11 @@ def trends(path: Path, run: Run) -> list[Trend]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    def total(name: str) -> float | None:
-        known = [value for result in run.results if (value := getattr(result, name)) is not None]
-        return sum(known) if known else None
-
     counts = run.counts()
     row: dict[str, Any] = {"target": run.title, "selection": run.environment.get("selection", "")}
     row |= {"started": run.started, "version": run.environment.get("commit", "")}
     row |= {word: counts[word] for word in _OUTCOMES}
-    row |= {name: total(name) for name in _COUNTS}
-    return row | {"seconds": run.seconds}
+    return row | {"samples": run.compared, "seconds": run.seconds} | dict(run.measured.counts)
 
 
 @contextlib.contextmanager

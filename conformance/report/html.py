@@ -18,12 +18,13 @@ from urllib.parse import quote
 from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
+from conformance.record.measurements import Measurements, Rise
 from conformance.record.names import DTYPES, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
-from conformance.report.compare import KINDS, REGRESSIONS, Diff, diff
+from conformance.report.compare import Diff, diff, kinds_of
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
 from conformance.report.rendering import rendered
@@ -67,42 +68,38 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
     order = {outcome: rank for rank, outcome in enumerate(Outcome)}
     results = sorted(run.cases, key=lambda result: (order[result.outcome], result.script_rank, result.id))
-    rows = []
+    measures, rows = [measure.name for measure in run.measures], []
     for r in results:
         texts = (r.name, r.family, r.dtype, r.variant, r.layout)
-        counts = (r.samples, r.skipped, r.failed, r.kernels, _kernels_before(before.get(r.id), r), r.eager, r.fallback)
-        more = (r.arbitrated, r.host, *(getattr(r, name) for name in summary.COMPILED))
+        counts = (r.samples, r.skipped, r.failed, r.arbitrated)
         said = (names(", ".join(r.oracles)), names(r.remark))
-        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, *more])
+        old = before[r.id].measurements if r.id in before and before[r.id].samples == r.samples else Measurements()
+        measured = [[r.measurements.get(name), r.measurements.most.get(name), old.get(name)] for name in measures]
+        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, measured])
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": (f"conformance {run.measures}" if run.measures else "python -m conformance.opinfo_runner")
+        "command": (f"conformance {run.table}" if run.table else "python -m conformance.opinfo_runner")
         + f" --target {escape_control_characters(run.target)}",
-        "measures": bool(run.measures),
+        "table": bool(run.table),
+        "measures": [{**vars(one), "watched": one.rise is Rise.REGRESSION} for one in run.measures],
     }
-
-
-def _kernels_before(old: Result | None, new: Result) -> int | None:
-    """The baseline's kernel count, if it is for the same samples."""
-    return old.kernels if old is not None and old.samples == new.samples else None
 
 
 def _details(results: Sequence[Result]) -> dict[int, Any]:
     details: dict[int, Any] = {}
     left = DETAIL_BUDGET
     for number, result in enumerate(results):
-        if not result.failures and not result.fallbacks and not result.hosts:
+        parts = result.measurements.parts
+        if not result.failures and not parts:
             continue
         failures = [_failure(failure, left > 0) for failure in result.failures]
         left -= sum(len(str(failure)) for failure in failures)
         details[number] = {
             "failures": failures,
-            "fallbacks": _shown(list(result.fallbacks.items())),
-            "hosts": _shown(list(result.hosts.items())),
-            "calls": [result.native, result.decomposed, result.fallback, result.host],
+            "parts": _shown({name: list(part.items()) for name, part in parts.items()}),
         }
     return details
 
@@ -148,23 +145,18 @@ def render(
         total=len(cases.results),
         summary=summary_line(run),
         title="; ".join([*([] if run.drawn and title else [summary_line(run)]), *title]),
-        plain=cases.passed_without_fallback(),
-        host=cases.passed_on_host(),
-        passed=counts["PASS"],
-        over=_worse_than_eager(cases),
+        figures=list(summary.measured(cases)),
         arbitrated=sum(bool(result.arbitrated) for result in cases.results),
-        compiled=summary.compiled(cases),
         excused=[result for result in cases.results if result.layer],
         without_backend=WITHOUT_BACKEND.capitalize(),
         scripts=[] if run.drawn else summary.scripts(run),
         heat=heat_map(cases.results),
         difference=difference or (diff(baseline, run) if baseline else None),
-        kinds=KINDS,
-        regressions=REGRESSIONS,
+        kinds_of=kinds_of,
         budgets=dict(sorted(run.budgets.items())),
         before=baseline.budgets if baseline else {},
         listed=LISTED_CHANGES,
-        fallbacks=_fallbacks(run),
+        parts=_parts(cases),
         campaign=campaign,
         fuzz=campaign_view(campaign) if campaign else None,
         verdicts=verdicts,
@@ -178,16 +170,14 @@ def render(
     )
 
 
-def _worse_than_eager(run: Run) -> int | None:
-    """Number of cases with more kernels than torch CPU runs ops; None if kernels are not counted."""
-    counted = [(r.kernels, r.eager) for r in run.results if r.kernels is not None and r.eager is not None]
-    return sum(kernels > eager for kernels, eager in counted) if counted else None
-
-
-def _fallbacks(run: Run) -> list[tuple[str, int, int]]:
-    """(op, calls, cases) for each op that ran on the CPU, most cases first."""
-    cases, calls = Counter(name for result in run.results for name in result.fallbacks), run.fallbacks()
-    return sorted(((name, calls[name], cases[name]) for name in calls), key=lambda row: (-row[2], -row[1], row[0]))
+def _parts(run: Run) -> dict[str, list[tuple[str, int, int]]]:
+    """(operator, count, cases) by the unit of each measure that is counted by operator, most cases first."""
+    found, counts = {}, run.measured.parts
+    for measure in (one for one in run.measures if counts.get(one.name)):
+        cases = Counter(op for result in run.results for op in result.measurements.parts.get(measure.name, ()))
+        rows = [(op, count, cases[op]) for op, count in counts[measure.name].items()]
+        found[measure.unit] = sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
+    return found
 
 
 def heat_map(results: Iterable[Result]) -> dict[str, Any]:
@@ -240,10 +230,10 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "seed": ", ".join(map(str, drawn.seeds)),
         "seconds": f"{campaign.seconds:,.0f}",
     }
-    if drawn.kernels_allowed:
-        facts["kernels"] = f"{drawn.kernels:,}"
-        facts["torch CPU's ops and transfers"] = f"{drawn.kernels_allowed:,}"
-        facts["programs compared with the baseline"] = f"{drawn.kernels_compared:,}"
+    for name, most in drawn.measured.most.items():
+        facts[name] = f"{drawn.measured.counts[name]:,}"
+        facts["torch CPU's ops and transfers"] = f"{most:,}"
+        facts["programs compared with the baseline"] = f"{drawn.recorded:,}"
     return {
         "facts": facts,
         "findings": [result for result in campaign.listed if not result.layer],

@@ -6,11 +6,15 @@ a verdict, so a green half cannot hide a red one.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conformance.record.causes import causes_of
 from conformance.record.finding import MOVE
+from conformance.record.measurements import RECOMPILED, Rise
 from conformance.record.missing_ops import removed
+from conformance.record.names import MEASURED
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import (
     NOT_RUN,
@@ -178,19 +182,13 @@ def facts(run: Run) -> list[str]:
     if run.drawn and run.drawn.arbitrated:
         lines.append(f"{run.drawn.arbitrated} programs differ from torch CPU and pass by its answer in float64")
     if run.drawn and run.drawn.calls:
-        again = f"{run.drawn.recompiled} further calls compiled a graph again"
+        again = f"{run.drawn.measured.get(RECOMPILED.name) or 0} {RECOMPILED.unit}"
         lines.append(f"{run.drawn.calls} calls of {run.drawn.compared} programs were judged; {again}")
     if run.lacking:
         lines.append(f"{counted(len(run.lacking), 'operator')} declared lacking: {removed(run.lacking)} not run")
-    kernels = [result for result in run.results if result.only_kernels]
-    if kernels:
-        alone = sum(not result.fallback for result in kernels)
-        lines.append(f"{len(kernels)} XFAIL for their kernels only, {alone} of them without CPU fallback")
-    lines += _compiled(run)
-    plain, host = run.passed_without_fallback(), run.passed_on_host()
-    if plain is not None:
-        beside = f", {host} of them with calls that run on the CPU by design" if host else ""
-        lines.append(f"{plain} of {run.counts()['PASS']} passed without CPU fallback{beside}")
+    over = Counter(", ".join(result.oracles) for result in run.results if result.only_measured)
+    lines += [f"{count} XFAIL for their {names} only" for names, count in over.items()]
+    lines += [f"{count:,} of {all_of:,} {said}" for _, count, all_of, said in measured(run)]
     unexplained = [r for r in run.results if r.outcome is Outcome.XFAIL and UNEXPLAINED in r.reason]
     if unexplained:
         where = f" in {run.expectations}" if run.expectations else ""
@@ -198,18 +196,15 @@ def facts(run: Run) -> list[str]:
     return lines
 
 
-COMPILED = ("compiled", "partly_compiled", "not_compiled")
-
-
-def compiled(run: Run) -> dict[str, int] | None:
-    """Numbers of samples that are compiled, partly compiled and not compiled; None if the target does not compile."""
-    counts = {name: [n for result in run.results if (n := getattr(result, name)) is not None] for name in COMPILED}
-    return {name: sum(each) for name, each in counts.items()} if any(counts.values()) else None
-
-
-def _compiled(run: Run) -> list[str]:
-    counts = compiled(run)
-    if counts is None:
-        return []
-    whole, partly, none = counts.values()
-    return [f"samples compiled: {whole}, partly compiled: {partly}, not compiled and so not compared: {none}"]
+def measured(run: Run) -> Iterator[tuple[str, int, int, str]]:
+    """Yield the measures of a run that have a total: the page's filter for them, the count, the total, and the rest of
+    a sentence. For a measure whose rise is a regression and that nothing bounds, the count is the number of passing
+    cases without it."""
+    sums, passed = run.measured.counts, [one.measurements for one in run.results if one.outcome is Outcome.PASS]
+    for measure in run.measures:
+        if measure.rise is Rise.REGRESSION and measure.name not in MEASURED:
+            plain = sum(one.get(measure.name) == 0 for one in passed)
+            yield f"-{measure.name}", plain, len(passed), f"passed without {measure.unit}"
+        elif measure.group and sums.get(measure.name):
+            every = sum(sums.get(one.name, 0) for one in run.measures if one.group == measure.group)
+            yield measure.name, sums[measure.name], every, f"{measure.group}: {measure.unit}"

@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
 from conformance.record.finding import HARNESS, INVALID, gist
+from conformance.record.names import MEASURED
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
 from conformance.run.messages import exit_in_words
@@ -30,8 +31,8 @@ BUDGET = 300.0
 STARTING = 30.0
 """Seconds that a script may take beyond the limit of a program or a case, for importing torch and the device."""
 
-UNSEEN = ("kernels", "harness", "not compared", "memory")
-"""Oracles of headlines that no script can show: scripts count no kernels and have no memory limit."""
+UNSEEN = (*MEASURED, "harness", "not compared", "memory")
+"""Oracles of headlines that no script can show: scripts measure no device and have no memory limit."""
 
 WITHIN = "at most"
 """First words of the expected side of a measured bound. A script measures its own memory against such a bound."""

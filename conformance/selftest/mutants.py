@@ -74,8 +74,7 @@ NO_FAULT = Fault("", lambda call: call.run(), "no bug")
 class MutantTarget(Target):
     """A target with a planted fault; torch CPU if no target is named.
 
-    The calls that a fault makes in place of an op cost kernels and count as writes, so the oracles `kernels` and
-    `version` are excluded.
+    The calls that a fault makes in place of an op count as writes, so the oracle `version` is excluded.
     """
 
     name = "mutant"
@@ -94,7 +93,7 @@ class MutantTarget(Target):
         chosen = EVERY.get(fault, NO_FAULT)
         self.spec = f"mutant:{argument}"
         self.mode = PlantedAbove(chosen) if chosen.level == FUNCTION else Planted(chosen)
-        self.oracles = self.beneath.oracles - {"kernels", "version"}
+        self.oracles = self.beneath.oracles - {"version"}
         self.dtypes, self.declarations = self.beneath.dtypes, self.beneath.declarations
         self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
 

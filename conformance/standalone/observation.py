@@ -73,15 +73,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Observation:
-    """One outcome: tensors and plain values by name, whole storages by their alias name, gradients by leaf, error,
-    kernels."""
+    """One outcome: tensors and plain values by name, whole storages by their alias name, gradients by leaf, error."""
 
     tensors: Mapping[str, Seen] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
     grads: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
     error: Raised | None = None
-    kernels: int | None = None
 
 
 def names_of(tree: Any, root: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ DETAIL = {
     "alias": "the first tensor seen with the same storage",
     "version": "in-place writes counted",
     "grad": "requires_grad",
-    "kernels": "more kernels than aten ops on CPU",
 }
 PLAIN = (bool, int, str, tuple, torch.dtype)
 METADATA = ("dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "version")
@@ -91,8 +90,7 @@ def facts_of(seen: Observation) -> Facts:
     for name, answer in seen.others.items():
         facts |= plain_facts(name, answer)
     facts |= {("storage", name): storage for name, storage in seen.storages.items()}
-    facts |= {("grad", f"grad of {name}"): seen.grads[name] for name in sorted(seen.grads)}
-    return facts if seen.kernels is None else {**facts, ("kernels", WHOLE): seen.kernels}
+    return facts | {("grad", f"grad of {name}"): seen.grads[name] for name in sorted(seen.grads)}
 
 
 def plain_facts(name: str, answer: Any) -> Facts:
@@ -113,8 +111,8 @@ def differences(
     """Return the mismatches between CPU's facts and the target's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all. NaNs agree whatever their
-    payload. `tolerance` replaces torch.testing's tolerances for some dtypes. `kernels` compares the target's count
-    with CPU's: fusion must never be worse than eager. If one side raised, its missing results are not differences.
+    payload. `tolerance` replaces torch.testing's tolerances for some dtypes. If one side raised, its missing results
+    are not differences.
     """
     if want.keys() != got.keys():
         want, got = _same_owners(want, got), _same_owners(got, want)
@@ -140,9 +138,6 @@ def differences(
             continue
         elif oracle == "storage_offset" and SIGNIFICANT_STRIDE in oracles and 0 in want["shape", name]:
             continue  # the start of an empty narrow depends on a stride without meaning
-        elif oracle == "kernels":
-            if two > one:
-                found.append(Mismatch(oracle, name, f"at most {one}", str(two), DETAIL[oracle]))
         elif isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
             bits = oracle != "grad" and (exact if isinstance(exact, bool) else name in exact)
             if (one.dtype, one.shape) != (two.dtype, two.shape):  # for values, dtype and shape are separate facts

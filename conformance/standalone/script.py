@@ -302,9 +302,8 @@ def _named(where: str, given: Collection[str]) -> str:
 
 
 def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
-    """Return the options of `compare` that depend on a target's oracles and on the features that the device lacks. The
-    oracle "kernels" is excluded, since a script cannot count kernels."""
-    unseen = {"kernels"}.union(*(FEATURES[name].oracles for name in lacks))
+    """Return the options of `compare` that depend on a target's oracles and on the features that the device lacks."""
+    unseen = set[str]().union(*(FEATURES[name].oracles for name in lacks))
     unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()
     chosen = [oracle for oracle in (*ORACLES, SIGNIFICANT_STRIDE) if oracle in {*oracles} - unseen]
     return {"oracles": repr(chosen), **({"by_set": "False"} if "set_" in lacks else {})}

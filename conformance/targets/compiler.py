@@ -68,7 +68,7 @@ class CompileTarget(Target):
 
     name = "compile"
     transforms_program = True
-    oracles = frozenset(ORACLES) - {"kernels", "version", "stride"} | {SIGNIFICANT_STRIDE}
+    oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
     # `backward` is supported, and so is a step that raises: one compiled function ends there and the next begins.
     declarations = (
         unsupported("a functional graph has no bases and addresses of views", step="same_base"),

@@ -14,8 +14,7 @@ from unittest import mock
 import torch
 
 from conformance.declare.features import FEATURES
-from conformance.engine.aten_ops import AtenOps
-from conformance.engine.target import KernelCount, Target
+from conformance.engine.target import Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES
 from conformance.standalone.torch_compat import TorchDispatchMode
@@ -26,8 +25,7 @@ METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
 
 class CpuTarget(Target):
     name, of_pytorch = "cpu", "torch CPU"
-    # Counting needs a dispatch mode here, under which torch CPU behaves differently.
-    oracles = frozenset(ORACLES) - {"kernels"}
+    oracles = frozenset(ORACLES)
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -40,14 +38,6 @@ class CpuTarget(Target):
         if argument:
             self.spec = f"cpu:{argument}"
             self.without(frozenset(names.split("+")))
-
-    @contextlib.contextmanager
-    def kernels(self) -> Iterator[KernelCount]:
-        """Count the aten ops that are not views: the upper bound for a device that fuses."""
-        count, ops = KernelCount(), AtenOps()
-        with ops:
-            yield count
-        count.total = ops.total
 
     def synchronize(self) -> None:
         """Do nothing: CPU ops are synchronous."""

@@ -20,7 +20,7 @@ class DecompositionsTarget(Target):
     """Torch CPU with the core ATen decompositions in place of the operators' own kernels."""
 
     name = "decompositions"
-    oracles = frozenset(ORACLES) - {"kernels", "version", "stride"} | {SIGNIFICANT_STRIDE}
+    oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
     declarations = (unsupported("the decompositions read strides, which sparse tensors do not have", trait=SPARSE),)
 
     def prepare(self) -> None:

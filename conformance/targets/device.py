@@ -34,7 +34,7 @@ class DeviceTarget(Target):
     """
 
     name = "device"
-    oracles = frozenset(ORACLES) - {"kernels", "stride"} | {SIGNIFICANT_STRIDE}
+    oracles = frozenset(ORACLES) - {"stride"} | {SIGNIFICANT_STRIDE}
     probed = True
 
     def __init__(self, argument: str = "") -> None:

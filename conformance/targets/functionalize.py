@@ -23,7 +23,7 @@ class FunctionalizeTarget(Target):
 
     name, of_pytorch = "functionalize", "functionalize"
     transforms_program = True
-    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
+    oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity"}
     # The variant `backward` is supported: op_db's gradients are computed outside of the transform.
     declarations = (
         unsupported(

@@ -23,7 +23,7 @@ class GradTarget(Target):
     transforms_program = True
     differentiates = True
     derive = staticmethod(by_vjp)
-    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity", "storage"}
+    oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity", "storage"}
     declarations: tuple[Declaration, ...] = (
         unsupported("a sparse tensor has no elements to differentiate along", trait=SPARSE),
         unsupported("the gradients have no graph", variant="forward_over_backward"),

@@ -11,7 +11,7 @@ from conformance.engine.target import Target
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.moving import map_tensors, storage_key
 
-METADATA = frozenset(ORACLES) - {"kernels", "version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
+METADATA = frozenset(ORACLES) - {"version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
 """Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""
 
 NEEDS_VALUES = (

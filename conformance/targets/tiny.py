@@ -8,17 +8,17 @@ calls. The third records how the queue is computed, and the fourth computes no g
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from conformance.engine.target import KernelCount, Target
+from conformance.engine.target import Target
 from conformance.record.errors import TargetError
+from conformance.record.measurements import CALLS, KERNELS, SCHEDULED
 from conformance.record.names import ORACLES
 
 RENDERERS = {"CLANG": "CPU:CLANG", "X86": "CPU:X86", "LLVM": "CPU:LLVM", "PYTHON": "PYTHON"}
@@ -39,6 +39,7 @@ def require_llvm() -> None:
 class TinyTarget(Target):
     name = "tiny"
     oracles = frozenset(ORACLES)
+    measures = (KERNELS, *CALLS, SCHEDULED)
     lazy = True
     backend: Any
 
@@ -100,25 +101,12 @@ class TinyTarget(Target):
         """
         self.backend.reset_state()
 
-    @contextlib.contextmanager
-    def kernels(self) -> Iterator[KernelCount]:
-        """Count tinygrad's kernels with the backend's statistics."""
-        count, before = KernelCount(), self._kernels()
-        yield count
-        count.total = self._kernels() - before
-
-    def counted_calls(self) -> dict[str, dict[str, int]]:
-        """Return calls by execution kind: native, by decomposition, on the CPU by design, or by fallback to it."""
+    def counters(self) -> dict[str, Any]:
+        """Return the backend's statistics: kernels, graphs scheduled, and calls, of which those that ran on the CPU are
+        counted by operator."""
         stats = self.backend.stats()
-        return {kind: dict(stats.get(kind, {})) for kind in ("native", "decomposed", "host", "fallback")}
-
-    def scheduled(self) -> int:
-        """Return the number of graphs that were scheduled so far."""
-        return int(self.backend.stats()["scheduled"])
-
-    def _kernels(self) -> int:
-        stats = self.backend.stats()
-        return int(stats["kernels"] if isinstance(stats, dict) else stats.kernels)
+        totals = {name: sum(stats[name].values()) for name in ("native", "decomposed")}
+        return {**{measure.name: stats[measure.name] for measure in self.measures}, **totals}
 
     def environment(self) -> dict[str, str]:
         """Return versions of torch and tinygrad, and the tinygrad device that computes, which may differ from

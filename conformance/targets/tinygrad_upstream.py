@@ -65,7 +65,7 @@ class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
     lazy = True
     probed = True
-    oracles = frozenset(ORACLES) - {"kernels"}
+    oracles = frozenset(ORACLES)
     dtypes = frozenset(
         {
             torch.float32,

@@ -27,7 +27,7 @@ class VmapTarget(Target):
 
     name = "vmap"
     transforms_program = True
-    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity"}
+    oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity"}
     declarations = (
         unsupported("vmap has strided tensors only", trait=SPARSE),
         unsupported("torch's messages state sizes and dimensions of the batch", variant="error_inputs"),

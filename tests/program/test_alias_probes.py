@@ -65,7 +65,7 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
         class Hiding(Target):
             name = "hiding"
             lacks = frozenset({"storages", "set_", "data_ptr", "strides", "version"})
-            oracles = frozenset(ORACLES) - {"kernels"}
+            oracles = frozenset(ORACLES)
             declarations = (
                 unsupported("so", step="autograd", trait=("a step that raises", "an input that requires grad")),
             )

@@ -127,12 +127,12 @@ class TestTheVerdict:
 
     def test_only_calls_that_compile_count_as_recompiled(self) -> None:
         verdict = judge_program(only(OTHER_VALUES, LARGER, OTHER_NUMBER), load_target("compile:eager"))
-        assert (verdict.mismatches, verdict.calls, verdict.recompiled) == ((), 4, 2)
+        assert (verdict.mismatches, verdict.calls, verdict.measured.get("recompiled")) == ((), 4, 2)
 
     def test_sizes_become_dynamic_when_they_change(self) -> None:
         larger = [Call({"a": {"size": [n, 3], "stride": [3, 1]}}) for n in (3, 4, 5)]
         counts = [
-            judge_program(only(*larger), load_target(f"compile:eager{option}")).recompiled
+            judge_program(only(*larger), load_target(f"compile:eager{option}")).measured.get("recompiled")
             for option in ("", ",dynamic=auto", ",dynamic=yes")
         ]
         assert counts == [3, 1, 0]

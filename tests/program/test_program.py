@@ -18,7 +18,7 @@ from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import judge_program
-from conformance.record.names import ORACLES
+from conformance.record.measurements import KERNELS, Measurements
 from conformance.selftest.faults import FAULTS, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.standalone.observation import Raised
@@ -221,12 +221,21 @@ class TestVerdict:
     def test_cpu_agrees_with_itself(self):
         """The harness against itself passes, kernel counts included."""
 
+        bound = reference(TRANSPOSE_AND_WRITE, count=True).bound
+        assert bound is not None
+
         class Counting(CpuTarget):
-            oracles = frozenset(ORACLES)
+            measures, total, each = (KERNELS,), 0, bound
+
+            def counters(self) -> dict[str, int]:
+                self.total += self.each
+                return {"kernels": self.total}
 
         verdict = judge_program(TRANSPOSE_AND_WRITE, Counting())
         assert verdict.passed
-        assert verdict.kernels == verdict.allowed
+        assert verdict.measured == Measurements({"kernels": bound}, {"kernels": bound})
+        Counting.each = bound + 1
+        assert [one.oracle for one in judge_program(TRANSPOSE_AND_WRITE, Counting()).mismatches] == ["kernels"]
 
     def test_not_implemented_is_never_a_pass(self):
         """If the CPU raises RuntimeError, an unsupported op still fails."""

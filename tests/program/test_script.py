@@ -154,8 +154,8 @@ class TestFirstScreen:
         assert len({text.rpartition("raise SystemExit")[0] for text in texts}) == 1
 
     def test_what_is_judged_is_named(self):
-        """Significant strides are judged if the others are not; a script cannot count kernels."""
-        assert judged({"value", "significant_stride", "kernels"}) == {"oracles": "['value', 'significant_stride']"}
+        """Significant strides are judged if the others are not."""
+        assert judged({"value", "significant_stride"}) == {"oracles": "['value', 'significant_stride']"}
 
 
 @functools.cache

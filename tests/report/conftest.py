@@ -16,7 +16,15 @@ def hostile() -> Run:
         "value", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE, HOSTILE, True),),
         {"expected": {"size": [2, 2], "stride": [2, 1], "offset": 0}},
     )  # fmt: skip
-    bad = result(HOSTILE, Outcome.FAIL, family=HOSTILE, reason=HOSTILE, failures=(failure,), fallbacks={HOSTILE: 1})
+    bad = result(
+        HOSTILE,
+        Outcome.FAIL,
+        family=HOSTILE,
+        reason=HOSTILE,
+        failures=(failure,),
+        parts={"fallback": {HOSTILE: 1}},
+        fallback=1,
+    )
     bad = bad.replace(accuracy=Accuracy(HOSTILE, 1e30, 0.5, 1.0, 0.5, HOSTILE, 3))
     made = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
     made.environment[HOSTILE] = HOSTILE

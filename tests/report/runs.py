@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.record import result as model
+from conformance.record.measurements import CALLS, EXTENTS, KERNELS, SCHEDULED, Measurements
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\x00\u202e]]>&amp;`|${{7*7}}\n::error::x"
 
 
+MEASURES = {measure.name: measure for measure in (KERNELS, *CALLS, SCHEDULED, *EXTENTS)}
+
+
 def result(op: str = "add", outcome: Outcome = Outcome.PASS, **changes: Any) -> Result:
+    """A case; an argument with the name of a measure is its count, and `most` and `parts` those of the measurements."""
     made = Result(op, "float32", "forward", "as_sampled", outcome, family="binary", samples=3)
-    return made.replace(**changes)
+    counts = {name: changes.pop(name.replace(" ", "_")) for name in MEASURES if name.replace(" ", "_") in changes}
+    measured = Measurements(counts, changes.pop("most", {}), changes.pop("parts", {}))
+    return made.replace(measurements=measured, **changes)
 
 
 def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
@@ -22,11 +29,14 @@ def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
 
 def over(kernels: int) -> Result:
     """A case declared to run too many kernels, and otherwise right."""
-    return failed(oracle="kernels").replace(outcome=Outcome.XFAIL, kernels=kernels)
+    return failed(oracle="kernels").replace(outcome=Outcome.XFAIL, measurements=Measurements({"kernels": kernels}))
 
 
 def run(*results: Result, **changes: Any) -> Run:
-    return Run("tiny", list(results), {"torch": "2.13"}, started="2026-01-01T00:00:00+00:00", **changes)
+    """A run of these results, with the measures that they count."""
+    offered = tuple(MEASURES[name] for name in MEASURES if any(name in one.measurements.counts for one in results))
+    more = {"started": "2026-01-01T00:00:00+00:00", "measures": offered, **changes}
+    return Run("tiny", list(results), {"torch": "2.13"}, **more)
 
 
 def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:

@@ -33,9 +33,9 @@ class TestWrite:
         )
         page = (tmp_path / "accuracy.html").read_text()
         assert 0 < page.index("result, near pi") < page.index("gradient of x")
-        assert '"command":"conformance accuracy --target tiny","measures":true' in page
+        assert '"command":"conformance accuracy --target tiny","table":true' in page
         assert '<b class="mark o-FAIL">1.04e+03</b>' in page
-        assert model.load(tmp_path / "accuracy.json").measured[0].accuracy == measured.measured[0].accuracy
+        assert model.load(tmp_path / "accuracy.json").errors[0].accuracy == measured.errors[0].accuracy
 
     def test_beside_a_run(self, tmp_path: Path, measured: Run) -> None:
         """The page of an op_db run shows the measured errors of its own target only; a damaged file becomes a note."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conformance.record.errors import ReportError
+from conformance.record.measurements import FALLBACK, KERNELS, Measurements
 from conformance.record.result import Outcome, Result, Run
 from conformance.report import __main__ as command
 from conformance.report import history
@@ -28,11 +29,13 @@ for _ in range(int(sys.argv[2])):
 
 
 def run(passed: int = 1, selection: str = "all", kernels: int | None = None) -> Run:
+    measured = Measurements({} if kernels is None else {"kernels": kernels})
     results = [
-        Result(f"op{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1, kernels=kernels)
+        Result(f"op{i}", "float32", "forward", "as_sampled", Outcome.PASS, samples=1, measurements=measured)
         for i in range(passed)
     ]
-    return Run("tiny", results, {"selection": selection}, started="2026-01-01T00:00:00+00:00", seconds=2)
+    more = {"started": "2026-01-01T00:00:00+00:00", "measures": (KERNELS, FALLBACK)}
+    return Run("tiny", results, {"selection": selection}, seconds=2, **more)
 
 
 def writer(path: Path, count: int) -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from html.parser import HTMLParser
 
+from conformance.record.measurements import Measurements
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Run
 from conformance.record.sentences import LAYOUTS
@@ -88,16 +89,17 @@ class TestHtml:
         """A compiling target has three counts of samples; other targets have none."""
         text = html.render(run(result("a", compiled=2, partly_compiled=1, not_compiled=4), result("b")))
         data = json.loads(Page(text).scripts[0])
-        assert [row[-3:] for row in data["rows"]] == [[2, 1, 4], [None, None, None]]
-        assert "4 of 7 samples not compiled, so not compared; 1 partly compiled" in Page(text).text
+        counts = [[count for count, *_ in row[-1]] for row in data["rows"]]
+        assert counts == [[2, 1, 4], [None, None, None]]
+        assert "4 of 7 samples: not compiled and so not compared" in Page(text).text
         assert "not compiled" not in Page(html.render(run(result()))).text
 
     def test_calls_on_the_cpu_by_design(self) -> None:
         """Host operators are listed next to fallbacks and do not count as fallbacks."""
-        made = run(result("a", fallback=0, host=3, hosts={"item": 3}), result("b", fallback=0, host=0))
+        made = run(result("a", fallback=0, host=3, parts={"host": {"item": 3}}), result("b", fallback=0, host=0))
         page = Page(html.render(made))
-        assert "2 of 2 passes needed no CPU fallback; 1 of them ran calls on the CPU by design" in page.text
-        assert json.loads(page.scripts[0])["details"]["0"]["hosts"] == [["item", 3]]
+        assert "2 of 2 passed without CPU fallbacks" in page.text
+        assert json.loads(page.scripts[0])["details"]["0"]["parts"] == {"host": [["item", 3]]}
 
     def test_heat_map_counts(self) -> None:
         """A cell counts its cases, and the varying part names the column."""
@@ -228,7 +230,8 @@ class TestFuzzing:
     def test_kernels_are_told_where_they_are_counted(self) -> None:
         """A target that does not count kernels has no kernel fact, rather than 0."""
         assert "kernels" not in html.campaign_view(campaign())["facts"]
-        assert html.campaign_view(campaign(drawn=ProgramStats(kernels=3, kernels_allowed=5)))["facts"]["kernels"] == "3"
+        drawn = ProgramStats(measured=Measurements({"kernels": 3}, {"kernels": 5}))
+        assert html.campaign_view(campaign(drawn=drawn))["facts"]["kernels"] == "3"
 
 
 DRAWN = ProgramStats(

@@ -15,6 +15,7 @@ import pytest
 from conformance.record import result as model
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import Footprint
+from conformance.record.measurements import Measure, Measurements
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
@@ -106,16 +107,17 @@ class TestSchemas:
 
     def every(self, hostile: Run) -> Run:
         """A run with every outcome and every field."""
-        rest = (result(f"op{outcome}", outcome, kernels=3, eager=4, native=1, decomposed=0) for outcome in Outcome)
-        full = result("all", compiled=1, partly_compiled=2, not_compiled=3, host=1, hosts={"item": 1}, scheduled=3)
+        rest = (result(f"op{outcome}", outcome, kernels=3, native=1, decomposed=0) for outcome in Outcome)
+        full = result("all", kernels=3, most={"kernels": 4}, host=1, parts={"host": {"item": 1}}, scheduled=3)
         known = found(first=4, saved=("a",), elsewhere={"b": "c"}, pattern="value of add", shrunk=False, masked=2)
         made = run(*hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
         made.budgets, made.interrupted, made.expectations = {"mlp": {"kernels": 3}}, 2, "tiny.toml"
         words: dict[str, Any] = dict.fromkeys(("families", "layouts", "dtypes", "corpus"), ("a",))
-        counts: dict[str, Any] = dict.fromkeys(("steps", "kernels", "kernels_allowed", "kernels_compared"), 3)
+        counts: dict[str, Any] = dict.fromkeys(("steps", "recorded"), 3)
         counts |= dict.fromkeys(("arbitrated", "failing", "known", "masked"), 3)
         tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "entries": {"add|method|gaps|bool": 1}}
         tallies["cells"] = {("a", "b", "c"): 3}
+        tallies["measured"] = Measurements({"kernels": 3}, {"kernels": 5})
         made.drawn = ProgramStats((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
         return made
 
@@ -129,7 +131,14 @@ class TestSchemas:
         path, dumps = SCHEMAS[name]
         validator = jsonschema.Draft7Validator(json.loads(path.read_text()))
         results = {"ours": lambda data: data["results"], "ctrf": lambda data: data["results"]["tests"]}[name]
-        places = {"ours": (lambda data: data["drawn"], lambda data: results(data)[-1]["finding"]), "ctrf": ()}[name]
+        places = {
+            "ours": (
+                lambda data: data["drawn"],
+                lambda data: data["measures"][0],
+                lambda data: results(data)[-1]["finding"],
+            ),
+            "ctrf": (),
+        }[name]
         for spoil in (lambda data: data, lambda data: results(data)[0], *places):
             data = json.loads(dumps(self.every(hostile)))
             spoil(data)["unheard of"] = 1
@@ -137,7 +146,7 @@ class TestSchemas:
 
 
 WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": ProgramStats, "lacking": MissingOperator,
-           "accuracy": Accuracy, "footprint": Footprint}  # fmt: skip
+           "accuracy": Accuracy, "footprint": Footprint, "measure": Measure, "measurements": Measurements}  # fmt: skip
 """Dataclasses of a result file, by the schema definition that describes them."""
 
 

@@ -71,7 +71,7 @@ class TestLoad:
             (fuzz_json(schema=2), "result schema 2"),
             ({"kind": "fuzz", "schema": 1, "target": "tiny"}, "older result schema"),
             ({"kind": "conformance.opinfo", "schema": 1, "target": "tiny"}, "older result schema"),
-            ({"kind": "conformance", "schema": 3}, "target"),
+            ({"kind": "conformance", "schema": 4}, "target"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": 3}}}), "damaged"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": {"bool": "<b>"}}}}), "damaged"),
             (fuzz_json(drawn={"programs": True}), "damaged"),
@@ -135,7 +135,8 @@ class TestVerdict:
     def test_what_was_not_compiled(self) -> None:
         """Samples that did not reach the compiler are counted."""
         made = run(result(compiled=5, partly_compiled=0, not_compiled=2))
-        assert summary.facts(made) == ["samples compiled: 5, partly compiled: 0, not compiled and so not compared: 2"]
+        said = ["5 of 7 samples: compiled", "2 of 7 samples: not compiled and so not compared"]
+        assert summary.facts(made) == said
 
 
 class TestMerge:

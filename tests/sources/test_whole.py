@@ -73,7 +73,7 @@ class TestTest:
         assert run(tmp_path, "cpu", "--all") == 0
         page = (tmp_path / "conformance.html").read_text()
         assert 'id="accuracy"' in page and 'id="sizes"' in page
-        assert model.load(tmp_path / "accuracy.json").measured and model.load(tmp_path / "sizes.json").footprints
+        assert model.load(tmp_path / "accuracy.json").errors and model.load(tmp_path / "sizes.json").footprints
 
     def test_a_source_that_cannot_run(self, tmp_path: Path, few, monkeypatch, capsys) -> None:
         """It is one sentence and exit code 2, and the other sources run. Regression test: on macOS, where no memory is

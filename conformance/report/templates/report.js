@@ -1,7 +1,11 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
-const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, KERNELS, BEFORE, EAGER, FALLBACK, MS, ORACLES, REASON, ARBITRATED, HOST, WHOLE, PARTLY, NOT] = Array(21).keys();
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, ARBITRATED, MS, ORACLES, REASON, MEASURED] = Array(14).keys();
+const MEASURES = new Map(data.measures.map((measure, at) => [measure.name, { ...measure, at }]));
+const GROUPS = [...new Set(data.measures.map(measure => measure.group).filter(Boolean))];
+const group = name => [...MEASURES.values()].filter(measure => measure.group === name);
+const count = (row, measure) => row.r[MEASURED][measure.at][0];
 const rows = data.rows.map((r, i) => ({ i, r, id: [N[r[NAME]], N[r[DTYPE]], N[r[VARIANT]], N[r[LAYOUT]]].join("::") }));
 rows.forEach(row => { row.text = (row.id + " " + N[row.r[FAMILY]] + " " + N[row.r[ORACLES]] + " " + N[row.r[REASON]]).toLowerCase(); });
 const many = part => new Set(rows.map(row => row.r[part])).size > 1;
@@ -26,7 +30,7 @@ const svgNode = (tag, attributes, text) => {
 };
 
 // State lives in the fragment, so that a link shows what its sender saw.
-const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "fallback", "fell", "kernels", "arbitrated", "compiled", "sort", "case"];
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "measure", "part", "arbitrated", "sort", "case"];
 let state = {}, shown = [], drawn = 0, at = -1;
 function readState() {
   state = {};
@@ -43,9 +47,9 @@ function set(changes) { Object.assign(state, changes); delete state.case; writeS
 
 const SORTS = {
   name: row => row.id, outcome: row => row.r[OUTCOME], family: row => N[row.r[FAMILY]], samples: row => -row.r[SAMPLES],
-  kernels: row => -(row.r[KERNELS] ?? -1), fallback: row => -(row.r[FALLBACK] ?? -1),
-  host: row => -(row.r[HOST] ?? -1), compiled: row => row.r[NOT] === null ? 1 : -row.r[NOT] - row.r[PARTLY] / 1e6, time: row => -row.r[MS],
+  time: row => -row.r[MS],
 };
+for (const [name, measure] of MEASURES) SORTS["measure " + name] = row => -(count(row, measure) ?? -1);
 function matches(row) {
   const r = row.r;
   if (state.case) return row.id === state.case;
@@ -53,15 +57,10 @@ function matches(row) {
   for (const [key, part] of [["family", FAMILY], ["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]])
     if (state[key] && N[r[part]] !== state[key]) return false;
   if (state.oracle && !N[r[ORACLES]].split(", ").includes(state.oracle)) return false;
-  if (state.fallback === "none" && r[FALLBACK]) return false;
-  if (state.fallback === "some" && !r[FALLBACK]) return false;
-  if (state.fallback === "host" && !r[HOST]) return false;
-  if (state.compiled === "compiled" && !(r[WHOLE] && !r[PARTLY] && !r[NOT])) return false;
-  if (state.compiled === "partly_compiled" && !r[PARTLY]) return false;
-  if (state.compiled === "not_compiled" && !r[NOT]) return false;
-  if (state.kernels === "over" && !(r[EAGER] !== null && r[KERNELS] > r[EAGER])) return false;
+  const without = (state.measure || "").startsWith("-"), measure = MEASURES.get((state.measure || "").replace("-", ""));
+  if (measure && Boolean(count(row, measure)) === without) return false;
   if (state.arbitrated && !r[ARBITRATED]) return false;
-  if (state.fell && !(data.details[row.i]?.fallbacks || []).some(([name]) => name === state.fell)) return false;
+  if (state.part && !Object.values(data.details[row.i]?.parts || {}).flat().some(([name]) => name === state.part)) return false;
   if (state.q) for (const word of state.q.toLowerCase().split(/\s+/)) if (!row.text.includes(word)) return false;
   return true;
 }
@@ -76,24 +75,20 @@ function filter() {
   body.replaceChildren();
   draw();
   $("count").textContent = shown.length === rows.length ? `${rows.length.toLocaleString("en")} cases`
-    : `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} cases${state.fell ? " that used " + state.fell + " on the CPU" : ""}`;
+    : `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} cases${state.part ? " that used " + state.part + " on the CPU" : ""}`;
   reflect();
   if (state.case && shown.length === 1) toggle(body.querySelector("tr.row"), true);
 }
 
 const body = document.querySelector("#table tbody");
-const has = { kernels: rows.some(row => row.r[KERNELS] !== null), fallback: rows.some(row => row.r[FALLBACK] !== null),
-  host: rows.some(row => row.r[HOST]), compiled: rows.some(row => row.r[NOT] !== null) };
 const COLUMNS = [
   ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
   ["op", "name", "name", row => breakable(N[row.r[NAME]])],
   ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
   ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
-  ...(has.kernels ? [["kernels", "kernels", "num wide-only", kernels]] : []),
-  ...(has.fallback ? [["fallback", "fallback", "num wide-only", row => row.r[FALLBACK] ?? ""]] : []),
-  ...(has.host ? [["host", "host", "num wide-only", row => row.r[HOST] ?? ""]] : []),
-  ...(has.compiled ? [["compiled", "compiled", "num wide-only", compiled]] : []),
+  ...[...MEASURES.values()].filter(measure => measure.watched).map(measure => [measure.name, "measure " + measure.name, "num wide-only", row => counted(row, measure)]),
+  ...GROUPS.map(name => [name + ": " + group(name)[0].unit, "measure " + group(name)[0].name, "num wide-only", row => shares(row, group(name))]),
   ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
@@ -101,26 +96,30 @@ function breakable(name) {
   const parts = name.split(/(?<=[._])/);
   return el("span", {}, ...parts.flatMap((part, i) => i ? [el("wbr"), part] : [part]));
 }
-function compiled(row) {
-  const counts = [row.r[WHOLE], row.r[PARTLY], row.r[NOT]], total = counts.reduce((a, b) => a + b, 0);
-  if (row.r[NOT] === null || !total) return "";
-  const words = `${counts[0]} samples compiled, ${counts[1]} partly compiled, ${counts[2]} not compiled`;
-  const bar = el("span", { class: "cbar", role: "img", title: words, "aria-label": words }, el("i", { class: "whole" }), el("i", { class: "partly" }));
+function shares(row, measures) {
+  const counts = measures.map(measure => count(row, measure) ?? 0), total = counts.reduce((a, b) => a + b, 0);
+  if (!total) return "";
+  const words = measures.map((measure, i) => `${counts[i]} ${measure.unit}`).join(", ");
+  const bar = el("span", { class: "cbar", role: "img", title: words, "aria-label": words }, ...counts.map(() => el("i")));
   [...bar.children].forEach((part, i) => { part.style.width = (100 * counts[i] / total).toFixed(1) + "%"; });
   return el("span", { title: words }, bar, `${counts[0]}/${total}`);
 }
-function kernels(row) {
-  const count = row.r[KERNELS], before = row.r[BEFORE], eager = row.r[EAGER];
+function counted(row, measure) {
+  const [count, most, before] = row.r[MEASURED][measure.at];
   if (count === null) return "";
-  // The bar is this run's; the marks on its track are the baseline's count and the number of ops that CPU ran.
-  const longest = Math.max(count, before ?? 0, eager ?? 0, 1), at = value => (100 * value / longest).toFixed(1) + "%";
-  const words = `${count} kernels` + (eager === null ? "" : `, torch CPU ran ${eager} ops`) + (before === null ? "" : `, baseline ${before}`);
-  const bar = el("span", { class: "kbar" + (eager !== null && count > eager ? " over" : ""), role: "img", title: words, "aria-label": words }, el("i"));
+  // The bar is this run's; the marks on its track are the baseline's count and the bound.
+  const longest = Math.max(count, before ?? 0, most ?? 0, 1), at = value => (100 * value / longest).toFixed(1) + "%";
+  const words = inWords(row, measure);
+  const bar = el("span", { class: "kbar" + (most !== null && count > most ? " over" : ""), role: "img", title: words, "aria-label": words }, el("i"));
   bar.firstChild.style.width = at(count);
-  for (const [value, name] of [[eager, "eager"], [before, "before"]])
+  for (const [value, name] of [[most, "most"], [before, "before"]])
     if (value !== null) { const tick = el("b", { class: name }); tick.style.left = at(value); bar.append(tick); }
   const change = before !== null && before !== count ? el("span", { class: before < count ? "up" : "down", title: "baseline " + before }, ` ${before < count ? "▲" : "▼"}${Math.abs(count - before)}`) : null;
-  return el("span", {}, bar, String(count), change);
+  return el("span", {}, most === null && before === null ? null : bar, String(count), change);
+}
+function inWords(row, measure) {
+  const [count, most, before] = row.r[MEASURED][measure.at];
+  return `${count} ${measure.unit}` + (most === null ? "" : `, at most ${most} as torch CPU's ops and transfers`) + (before === null ? "" : `, baseline ${before}`);
 }
 function draw() {
   const stop = Math.min(drawn + CHUNK, shown.length), part = document.createDocumentFragment();
@@ -147,21 +146,19 @@ function rerun(row) {
   const r = row.r, quoted = text => /^[\w.,/:=-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
   const failing = (data.details[row.i]?.failures || []).map(f => f.sample + 1), most = Math.max(1, r[SAMPLES] + r[SKIPPED], ...failing);
   const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");
-  const more = data.measures ? "" : ` --layout ${N[r[LAYOUT]]} --samples ${most}`;
+  const more = data.table ? "" : ` --layout ${N[r[LAYOUT]]} --samples ${most}`;
   return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]}${more}`;
 }
 function detail(row) {
-  const d = data.details[row.i] || { failures: [], fallbacks: [], hosts: [], calls: [null] };
+  const d = data.details[row.i] || { failures: [], parts: {} };
   const cell = el("td", { colspan: COLUMNS.length });
   for (const f of d.failures) cell.append(finding(f));
   if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
   if (row.r[ARBITRATED]) cell.append(el("p", { class: "quiet" }, `In ${row.r[ARBITRATED]} of ${row.r[SAMPLES]} samples the target differs from torch CPU by more than the tolerance and agrees with its answer in float64, to which torch CPU's own is no nearer.`));
   const named = calls => calls.length ? ": " + calls.map(([name, count]) => `${name} (${count})`).join(", ") : "";
-  if (d.calls[0] !== null && d.calls[0] !== undefined) cell.append(el("p", { class: "quiet" }, `${d.calls[0]} native calls, ${d.calls[1]} decomposed, ${d.calls[2]} fell back to the CPU${named(d.fallbacks)}`
-    + (d.calls[3] ? `; ${d.calls[3]} run on the CPU by design${named(d.hosts)}` : "") + "."));
-  if (row.r[NOT] !== null) cell.append(el("p", { class: "quiet" }, `Samples: ${row.r[WHOLE]} compiled, ${row.r[PARTLY]} partly compiled, ${row.r[NOT]} not compiled and so not compared.`));
-  if (row.r[KERNELS] !== null) cell.append(el("p", { class: "quiet" }, `Kernels: ${row.r[KERNELS]}`
-    + (row.r[EAGER] === null ? "" : `; torch CPU ran ${row.r[EAGER]} ops`) + (row.r[BEFORE] === null ? "" : `; baseline ${row.r[BEFORE]}`) + "."));
+  const said = [...MEASURES.values()].filter(measure => count(row, measure) !== null)
+    .map(measure => inWords(row, measure) + (d.parts[measure.name] ? named(d.parts[measure.name]) : ""));
+  if (said.length) cell.append(el("p", { class: "quiet" }, said.join("; ") + "."));
   cell.append(code(rerun(row)), el("p", { class: "quiet" }, el("a", { href: "#case=" + encodeURIComponent(row.id) }, "Link to this case")));
   return el("tr", { class: "detail" }, cell);
 }
@@ -244,15 +241,15 @@ options("dtype", "any dtype", values(DTYPE));
 options("variant", "any variant", values(VARIANT));
 options("layout", "any layout", values(LAYOUT));
 options("oracle", "any oracle", [...new Set(rows.flatMap(row => N[row.r[ORACLES]].split(", ")))].filter(Boolean).sort().map(name => [name, name]));
-options("fallback", "any CPU calls", has.fallback ? [["none", "no CPU fallback"], ["some", "with CPU fallback"], ...(has.host ? [["host", "with CPU calls by design"]] : [])] : []);
-options("compiled", "any compiling", has.compiled ? [["compiled", "compiled whole"], ["partly_compiled", "partly compiled"], ["not_compiled", "not compiled"]] : []);
+options("measure", "any measure", [...MEASURES.values()].filter(({ watched, group }) => watched || group)
+  .flatMap(({ name, unit, group }) => [[name, (group ? group + ": " : "") + "with " + unit], ["-" + name, (group ? group + ": " : "") + "without " + unit]]));
 let typing;
 $("q").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => set({ q: $("q").value }), 80); });
 $("filters").addEventListener("submit", event => event.preventDefault());
 $("clear").addEventListener("click", () => { state = {}; writeState(); filter(); });
 function reflect() {
   if (document.activeElement !== $("q")) $("q").value = state.q || "";
-  for (const id of ["family", "dtype", "variant", "layout", "oracle", "fallback", "compiled"]) $(id).value = state[id] || "";
+  for (const id of ["family", "dtype", "variant", "layout", "oracle", "measure"]) $(id).value = state[id] || "";
   const on = (state.outcome || "").split(",").filter(Boolean);
   for (const button of $("outcomes").children) button.setAttribute("aria-pressed", String(!on.length || on.includes(button.dataset.word)));
   for (const head of heads.children) {

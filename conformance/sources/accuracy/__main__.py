@@ -39,7 +39,7 @@ class Accuracy(MeasuredCases):
 
     def worst(self, made: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`."""
-        return made.measured
+        return made.errors
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from conformance.engine.executor import Execution
-from conformance.engine.target import NOT_COMPILED
 from conformance.record.footprint import SHORT
+from conformance.record.measurements import NOT_COMPILED
 from conformance.run.worker import memory_limit, step
 from conformance.standalone.observation import Raised, out_of_memory
 

@@ -19,6 +19,7 @@ from typing import Self
 
 from conformance.program.model import Program, ProgramError
 from conformance.record.finding import CRASH, MEMORY
+from conformance.record.names import MEASURED
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import (
     COMPILE_LIMIT,
@@ -128,8 +129,9 @@ class Workers(PlacedPool):
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
             return self.ending(finding.program, until) in self._same(finding)
-        if {mismatch.oracle for mismatch in finding.mismatches} == {"kernels"}:
-            return True  # kernel counts need the campaign's baseline, which this worker does not have
+        oracles = {mismatch.oracle for mismatch in finding.mismatches}
+        if oracles and oracles <= {*MEASURED}:
+            return True  # measurements need the campaign's baseline, which this worker does not have
         try:
             return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied as died:

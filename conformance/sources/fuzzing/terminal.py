@@ -51,11 +51,10 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
             members = [(one, groups[one.finding.title()]) for one in cause.results if one.finding is not None]
             _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
     done, drawn = running.result, made.drawn
-    kernels = (
-        f"kernels {done.kernels} (torch CPU's ops and transfers: {done.allowed}; programs compared with the "
-        f"baseline: {done.compared}); "
-        if done.allowed
-        else ""
+    measured = "".join(
+        f"{name} {done.measured.counts[name]} (torch CPU's ops and transfers: {most}; programs compared with the "
+        f"baseline: {done.recorded}); "
+        for name, most in done.measured.most.items()
     )
     called = f"{drawn.called} of op_db's entries in {len(drawn.entries)} cells; " if drawn and drawn.entries else ""
     hazards = f"{len(drawn.hazards)} cells of hazards; " if drawn and drawn.hazards else ""
@@ -64,7 +63,7 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
     console.print(
         f"{where}; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; "
         f"{called}{hazards}{changed}"
-        f"{kernels}{undefined(done)} undefined or rejected steps not run"
+        f"{measured}{undefined(done)} undefined or rejected steps not run"
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
             if unsupported

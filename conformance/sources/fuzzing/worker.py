@@ -32,6 +32,7 @@ from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, leading, signature
+from conformance.record import simple_values
 from conformance.record.errors import TargetError, UserError
 from conformance.record.finding import (
     ALSO,
@@ -48,6 +49,8 @@ from conformance.record.finding import (
     property_of,
     with_signal_number,
 )
+from conformance.record.measurements import UNMEASURED, Measurements
+from conformance.record.names import MEASURED
 from conformance.record.patterns import by_culprit, pattern_of
 from conformance.run.messages import Death, ExitReason
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
@@ -197,20 +200,17 @@ class Result(Tally):
     """The result of a shard: the tally of drawing, the number of programs, their kernels, and the findings."""
 
     done: int = 0
-    kernels: int = 0
-    allowed: int = 0
+    measured: Measurements = UNMEASURED
     unsupported: Counter[str] = field(default_factory=Counter)
     """Programs that did not run, by the reason that the target declares."""
     arbitrated: int = 0
     """Programs that differ from torch CPU and pass by its answer in float64."""
     calls: int = 0
     """Judged calls of transformed functions, the first calls included."""
-    recompiled: int = 0
-    """Calls after the first that compiled a graph."""
-    compared: int = 0
-    """Programs whose kernels were compared with a baseline."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """The kernels of programs by digest, if the campaign records them."""
+    recorded: int = 0
+    """Programs whose measurements were compared with a baseline."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The judged measurements of programs by digest, if the campaign records them."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -220,12 +220,19 @@ class Result(Tally):
 
     def to_json(self) -> dict[str, Json]:
         """The counts. Findings have separate files."""
-        return {**super().to_json(), "findings": []}
+        return {**super().to_json(), "measured": simple_values.dump(self.measured), "findings": []}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Result:
+        """The counts that `to_json` wrote."""
+        made = super().from_json({**data, "measured": ()})
+        made.measured = simple_values.load(Measurements, data["measured"])
+        return made
 
 
 @functools.cache
-def counted(file: str, spec: str) -> Mapping[str, int]:
-    """The baseline's kernel counts of programs, read once per process."""
+def counted(file: str, spec: str) -> Mapping[str, Mapping[str, int]]:
+    """The baseline's measurements of programs, read once per process."""
     return read_baseline(Path(file), spec) if file else {}
 
 
@@ -297,7 +304,7 @@ def _keep(shard: Shard, result: Result, finding: Finding) -> None:
 
 def _unjudged(finding: Finding) -> int:
     """Number of steps that are not judged because a difference ends the judgement of its program."""
-    if finding.kind == FLAKY or {"kernels"} >= {mismatch.oracle for mismatch in finding.mismatches}:
+    if finding.kind == FLAKY or {*MEASURED} >= {mismatch.oracle for mismatch in finding.mismatches}:
         return 0  # the program ran to its end
     if finding.program.calls:
         return 0  # the first call was judged whole
@@ -330,16 +337,15 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
 
 
 def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> None:
-    result.kernels += verdict.kernels or 0
-    result.allowed += verdict.allowed or 0
+    result.measured += verdict.measured
     result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
     result.arbitrated += verdict.arbitrated
     if described(shard.plan.target).transforms_program:
         result.calls += verdict.calls or (not verdict.unsupported)
-    result.recompiled += verdict.recompiled
-    result.compared += verdict.baseline is not None
-    if shard.plan.record and verdict.kernels is not None and {"kernels"} >= {m.oracle for m in verdict.mismatches}:
-        result.counts[digest(program)] = verdict.kernels
+    result.recorded += verdict.recorded
+    judged = {name: count for name, count in verdict.measured.counts.items() if name in MEASURED}
+    if shard.plan.record and judged and {*MEASURED} >= {m.oracle for m in verdict.mismatches}:
+        result.counts[digest(program)] = judged
 
 
 def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool) -> Verdict:

@@ -547,7 +547,7 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
                 raise NotJudged(reason)
             if run.capture is not None and not run.capture.ops and got.error is None:
                 raise NotJudged("the compiler was handed nothing")
-            oracles = (target.oracles - {"grad", "storage_offset", "contiguity", "kernels"}) | {"storage"}
+            oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
             differs = compare(want, got, oracles=oracles, tolerance=tolerance_of(call))
             for mismatch in differs:
                 where = mismatch.where.removeprefix("result['").removesuffix("']")

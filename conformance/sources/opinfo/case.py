@@ -11,7 +11,7 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,12 +19,13 @@ import torch
 
 from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
-from conformance.engine.judge import first_line, judge
+from conformance.engine.judge import bounded, exceeding, first_line, judge
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.loading import reference
-from conformance.engine.target import COMPILED, NOT_COMPILED, PARTLY, SPARSE, Target
+from conformance.engine.target import SPARSE, Target
 from conformance.record.errors import UserError
-from conformance.record.names import CHANGED, NOT_COMPARED
+from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
+from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.sources.opinfo import catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
@@ -35,7 +36,6 @@ from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import compare
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, op_db_unseeded
 
 
@@ -46,13 +46,10 @@ class _Tally:
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     excused: int = 0
-    extent: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Failure] = field(default_factory=dict)
-    worst: Call | None = None
-    excess: int = 0
-    kernels: int | None = None
-    eager: int | None = None
-    allowed: int | None = None
+    measured: Measurements = UNMEASURED
+    worst: dict[str, tuple[int, Call]] = field(default_factory=dict)
+    """By measure, the call with the largest excess over its bound, and that excess."""
 
     def skip(self, reason: str, excused: bool = False) -> None:
         """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample."""
@@ -63,15 +60,13 @@ class _Tally:
         """Store the first failure of each oracle."""
         self.failures.setdefault(failure.oracle, failure)
 
-    def count(self, kernels: int, eager: int, moved: int, call: Call) -> None:
-        """Add the kernels of one call and the kernels that it was allowed; remember the call with the
-        largest excess.
-        """
-        self.kernels = (self.kernels or 0) + kernels
-        self.eager = (self.eager or 0) + eager
-        self.allowed = (self.allowed or 0) + eager + moved
-        if kernels - eager - moved > self.excess:
-            self.worst, self.excess = call, kernels - eager - moved
+    def measure(self, call: Call, measured: Measurements) -> None:
+        """Add the measurements of one call; remember the call with the largest excess."""
+        self.measured += measured
+        for name, most in measured.most.items():
+            excess = measured.counts[name] - most
+            if excess > self.worst.get(name, (0, call))[0]:
+                self.worst[name] = excess, call
 
 
 class Note(Protocol):
@@ -96,7 +91,7 @@ def run_case(
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     target.reset_state()
-    tally, before, scheduled = _Tally(), target.counted_calls(), target.scheduled()
+    tally = _Tally(measured=Measurements({measure.name: 0 for measure in target.measures}))
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
     drawn = False
@@ -118,14 +113,12 @@ def run_case(
             tally.fail(Failure("harness", "the harness itself", "no error", text))
     if case.variant in CHANGED and not (drawn or skipped or tally.failures):
         tally.skip("no argument of the op has such a change", excused=True)
-    _judge_kernels(case, target, tally)
+    _judge_measured(case, target, tally)
     reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
     if not (tally.compared or tally.failures or _excused(tally)):
         # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
         # it.
         tally.fail(Failure(NOT_COMPARED, "the whole case", "a comparison", "none", reason))
-    calls, now = _since(before, target.counted_calls()), target.scheduled()
-    extents = {"compiled": COMPILED, "partly_compiled": PARTLY, "not_compiled": NOT_COMPILED}
     return case.result(
         _outcome(tally),
         samples=tally.compared,
@@ -134,29 +127,21 @@ def run_case(
         failed=tally.failed,
         reason=reason,
         failures=tuple(tally.failures.values()),
-        kernels=tally.kernels,
-        eager=tally.eager,
-        allowed=tally.allowed,
-        **{kind: counted.total() for kind, counted in calls.items()},
-        fallbacks=dict(sorted(calls.get("fallback", Counter()).items())),
-        hosts=dict(sorted(calls.get("host", Counter()).items())),
-        **{name: tally.extent[extent] for name, extent in extents.items() if target.transforms_program},
-        scheduled=None if scheduled is None or now is None else now - scheduled,
+        measurements=tally.measured,
         seconds=time.perf_counter() - begin,
     )
 
 
-def _judge_kernels(case: Case, target: Target, tally: _Tally) -> None:
-    """Compare the kernels of all samples with their summed allowance, since a case's total is also compared with the
+def _judge_measured(case: Case, target: Target, tally: _Tally) -> None:
+    """Compare the measurements of all samples with their summed bounds, since a case's total is also compared with the
     baseline. One sample may then cost a kernel more if another saves one.
     """
     if case.variant in ("error_inputs", *CHANGED):
         return
-    allowed, ran = Observation(kernels=tally.allowed), Observation(kernels=tally.kernels)
-    for mismatch in compare(allowed, ran, oracles=target.oracles & {"kernels"}):
-        assert tally.worst is not None  # the sum exceeds the allowance only if one call does
-        found = replace(mismatch, detail=f"{mismatch.detail} and storages moved, {tally.excess} more in this sample")
-        tally.fail(failure_of(case, target, tally.worst, found, allowed, ran))
+    for mismatch in exceeding(tally.measured, tally.measured.most, "aten ops on CPU and storages moved"):
+        excess, call = tally.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
+        found = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
+        tally.fail(failure_of(case, target, call, found, Observation(), Observation()))
 
 
 def _excused(tally: _Tally) -> bool:
@@ -165,7 +150,7 @@ def _excused(tally: _Tally) -> bool:
     Such reasons are declarations of the target, samples with nothing to compare, and a compiler that received no ops
     from any other sample.
     """
-    return bool(tally.extent[NOT_COMPILED]) or (0 < tally.excused == sum(tally.skipped.values()))
+    return bool(tally.measured.get(NOT_COMPILED)) or (0 < tally.excused == sum(tally.skipped.values()))
 
 
 def _outcome(tally: _Tally) -> Outcome:
@@ -174,13 +159,6 @@ def _outcome(tally: _Tally) -> Outcome:
     if tally.failures:
         return Outcome.FAIL
     return Outcome.PASS if tally.compared else Outcome.SKIP
-
-
-def _since(
-    before: Mapping[str, Mapping[str, int]] | None, after: Mapping[str, Mapping[str, int]] | None
-) -> dict[str, Counter[str]]:
-    """Return the calls of each kind by op between two counts; empty if the target cannot count."""
-    return {kind: Counter(after[kind]) - Counter(before[kind]) for kind in after} if before and after else {}
 
 
 def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
@@ -232,13 +210,14 @@ def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note)
     def watch(number: int, builds: bool) -> None:
         note(index, "target", builds, origin)
 
-    # On the CPU, counting needs a dispatch mode, and some composite ops take other paths under one.
-    actual = Executor(target).run(call, count=target.name != reference().name, watch=watch)
+    actual = Executor(target).run(call, watch=watch)
     if actual.unavailable:
         return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
-    # If only one side raises, which the judge reports, the kernel counts of the two sides are not comparable.
-    if actual.last.kernels is not None and (error is None) == (actual.last.error is None):
-        tally.count(actual.last.kernels, _eager_ops(call), transfers(expected.last), call)
+    # If only one side raises, which the judge reports, the counts of the two sides are not comparable.
+    if (error is None) == (actual.last.error is None):
+        judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
+        most = _eager_ops(call) + transfers(expected.last) if judged else None
+        tally.measure(call, bounded(actual.measured, most))
     # PyTorch does not define the content of operands after a refused call.
     oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
     found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
@@ -265,7 +244,7 @@ def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
     if actual.capture is None:
         return True
     extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
-    tally.extent[extent] += 1
+    tally.measured += Measurements({extent: 1})
     return extent != NOT_COMPILED
 
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from conformance.record.errors import UserError
+from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
@@ -54,6 +55,7 @@ class Cases(PlacedPool):
         self.setup = "DEVICE = 'cpu'"
         self.lacks = frozenset[str]()
         self.without_backend: tuple[str, ...] = ()
+        self.measures: tuple[Measure, ...] = ()
         self.loops: list[float] = []
 
     def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
@@ -63,7 +65,7 @@ class Cases(PlacedPool):
         try:
             with self.place.loading(self.target, self.limits):
                 self.ask(os.getpid)
-            entries, environment, self.setup, self.lacks, self.without_backend = self.ask(
+            entries, environment, self.setup, self.lacks, self.without_backend, self.measures = self.ask(
                 worker.catalog, self.target, frozenset(variants), beside
             )
         except WorkerDied as died:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.record.causes import pattern_of_result
-from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS
+from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
@@ -29,7 +29,7 @@ it if cases fail."""
 TRIAL = 10.0
 """Limit in seconds on one trial. A longer one counts as a hang."""
 
-UNSHOWN = ("kernels", "harness", NOT_COMPARED, "memory", "message", "device")
+UNSHOWN = (*MEASURED, "harness", NOT_COMPARED, "memory", "message", "device")
 """Oracles that the verdict on a program does not have, or that no script can show."""
 
 DEATHS = {"crash": ExitReason.CRASH, "timeout": ExitReason.TIMEOUT}

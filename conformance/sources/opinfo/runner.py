@@ -87,6 +87,7 @@ def run(
     try:
         with Cases(target, limits, jobs, place) as cases:
             catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
+            made.measures = cases.measures
             listed(catalog)
             profile = profiles.of(target) or Profile()
             refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": [entry.name for entry in catalog]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.record.causes import causes_of
+from conformance.record.measurements import Rise
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import NOT_RUN, UNEXPECTED, WITHOUT_BACKEND, Outcome, Run, summary_line
 from conformance.report import compare, machine, missing_ops
@@ -74,10 +76,11 @@ def summarize(console: Console, made: Run, changes: compare.Diff | None, folder:
             said = f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {result.layer}"
             console.print(escape_control_characters(said), highlight=False, soft_wrap=True)
         console.rule()
-    fallen = made.fallbacks()
-    if fallen:
-        names = ", ".join(f"{name} ({count})" for name, count in fallen.most_common())
-        console.print(f"fell back to the CPU: {escape_control_characters(names)}", highlight=False)
+    for measure in (one for one in made.measures if one.rise is Rise.REGRESSION):
+        parts = Counter(made.measured.parts.get(measure.name, {})).most_common()
+        if parts:
+            names = ", ".join(f"{name} ({count})" for name, count in parts)
+            console.print(f"{measure.unit}: {escape_control_characters(names)}", highlight=False)
     if changes is not None:
         # In a log, a case and its outcome stay on one line, so that a search for FAIL also finds the name.
         text = f"since the baseline:\n{escape_control_characters(compare.text(changes))}"

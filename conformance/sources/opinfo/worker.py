@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from conformance.record.errors import TargetError
+from conformance.record.measurements import Measure
 from conformance.record.names import VARIANTS
 from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
@@ -25,12 +26,12 @@ CALIBRATE_EVERY = 20
 
 def catalog(
     target: str, variants: Collection[str] = (), beside: bool = False
-) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...]]:
+) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...], tuple[Measure, ...]]:
     """Return op_db without the variants that the target cannot show, and facts about the target.
 
     With `beside`, the entries outside op_db are included. The facts are the target's environment, the lines that set it
-    up in a script, the features that it lacks, and its `without_backend`. Raises TargetError, also if the target cannot
-    show one of `variants`, which the user named.
+    up in a script, the features that it lacks, its `without_backend`, and its measures. Raises
+    TargetError, also if the target cannot show one of `variants`, which the user named.
     """
     under_test = loaded(target)
     left_out = under_test.unsupported_variants
@@ -50,7 +51,7 @@ def catalog(
         "seed": f"{seeding.SEED}",
     }
     shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
-    return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend
+    return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend, under_test.measures
 
 
 def run(target: str, case: Case, skipped: Collection[int] = ()) -> tuple[Result, float]:

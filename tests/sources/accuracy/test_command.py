@@ -51,7 +51,7 @@ class TestCommand:
         """Torch CPU has the errors of torch CPU, forward and in gradients."""
         chosen = [word for name in ("exp", "lgamma", "mean", "atan2") for word in ("--op", name)]
         assert main(["--target", "cpu", *chosen, "--reports", f"{tmp_path}"]) == 0
-        measured = model.load(tmp_path / "accuracy.json").measured
+        measured = model.load(tmp_path / "accuracy.json").errors
         assert len(measured) == 8
         assert all(r.accuracy.target == r.accuracy.cpu and r.accuracy.points for r in measured)
 
@@ -60,7 +60,7 @@ class TestCommand:
     def test_tiny_has_no_finding(self, tmp_path):
         """Every op of the table, forward and in gradients, is within 4 times torch CPU's error on the tiny device."""
         assert main(["--target", "tiny", "-n", "2", "--reports", f"{tmp_path}"]) == 0
-        assert len(model.load(tmp_path / "accuracy.json").measured) > 480
+        assert len(model.load(tmp_path / "accuracy.json").errors) > 480
 
     def test_what_a_profile_declares_lacking(self, tmp_path, capsys):
         """An op that the target's profile declares lacking does not run, and the output counts it."""

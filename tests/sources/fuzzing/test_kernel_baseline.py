@@ -60,10 +60,9 @@ def recorded(tmp_path, wasteful) -> Path:
     folder = tmp_path / "programs"
     folder.mkdir()
     (folder / "two.json").write_text(dump(TWO_READS))
-    kernels = judge_program(TWO_READS, load_target("tiny")).kernels
-    assert kernels is not None
+    kernels = judge_program(TWO_READS, load_target("tiny")).measured.counts["kernels"]
     for target in ("tiny", wasteful):
-        write_baseline(tmp_path / "kernels.json", target, {digest(TWO_READS): kernels})
+        write_baseline(tmp_path / "kernels.json", target, {digest(TWO_READS): {"kernels": kernels}})
     return tmp_path / "kernels.json"
 
 
