@@ -43,9 +43,11 @@ class Signature:
     op: str
     layout: str = ""
     error: str = ""
+    relation: str = ""
 
     def __str__(self) -> str:
-        return " / ".join(part for part in (self.oracle, self.op, self.layout, self.error) if part)
+        parts = (self.oracle, self.op, self.layout, self.error, self.relation)
+        return " / ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Verdict:
     - `call`: number of the call that differs, 0 for the first; None for a program of one call.
     - `change`: the change of that call against the first call, in words.
     - `calls`, `recompiled`: number of calls that were judged, and of calls after the first that compiled a graph.
+    - `relation`: the metamorphic relation that is broken; "" without one.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """
 
@@ -77,6 +80,7 @@ class Verdict:
     change: str = ""
     calls: int = 0
     recompiled: int = 0
+    relation: str = ""
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
@@ -266,6 +270,10 @@ def _difference(program: Program, target: Target, expected: Reference, actual: O
 
 def signature(program: Program, verdict: Verdict) -> Signature:
     """Return the signature of a failing verdict."""
+    return replace(_signature(program, verdict), relation=verdict.relation)
+
+
+def _signature(program: Program, verdict: Verdict) -> Signature:
     first = verdict.cause or leading(verdict.mismatches)
     said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
