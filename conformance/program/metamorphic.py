@@ -17,7 +17,7 @@ from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import JudgedProgram
 from conformance.program.model import Program, ProgramError
-from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, related, seen_steps
+from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, read_by_strides, related, seen_steps
 from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
 from conformance.program.unsupported import lacking_operator, unsupported_reason
@@ -95,16 +95,20 @@ def _applies(program: Program, name: str, expected: Reference, seen: Sequence[Se
         answer = _answer(other, reference(other.program).observation)
     except (ProgramError, StepError, StepFailed, RuntimeError):
         return None
-    return other if _metadata(answer, answer) == _metadata(expected.observation, answer) else None
+    strided = read_by_strides(program)
+    same = _metadata(answer, answer, strided) == _metadata(expected.observation, answer, strided)
+    return other if same else None
 
 
-def _metadata(seen: Observation, like: Observation) -> dict[str, object]:
-    """Return the facts that must not depend on a rewriting, of the tensors that `like` has."""
+def _metadata(seen: Observation, like: Observation, strided: Collection[str]) -> dict[str, object]:
+    """Return the facts that must not depend on a rewriting, of the tensors that `like` has. The strides of `strided`
+    are among them, since a later step depends on them."""
     tensors = {name: one for name, one in seen.tensors.items() if name in like.tensors}
     owners: dict[str, str] = {}
     made: dict[str, object] = {}
     for name, one in tensors.items():
-        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad
+        geometry = (one.stride, one.storage_offset) if name in strided else None
+        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad, geometry
     return made | {name: type(other) for name, other in seen.others.items()}
 
 
@@ -124,9 +128,18 @@ def _broken(
     got = run.last
     if want.error is None and got.error is None:
         got = replace(got, tensors={key: one for key, one in got.tensors.items() if key in want.tensors})
+        want, got = _without_other_strides(want, got), _without_other_strides(got, want)
     subject = RelatedProgram(program, exact, expected.observation)
     found = judge(subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles).mismatches
     return [replace(one, detail="; ".join(filter(None, (one.detail, BROKEN.format(name))))) for one in found], want
+
+
+def _without_other_strides(seen: Observation, other: Observation) -> Observation:
+    """Return the observation without the storages of tensors that have other strides on the other side: an out= tensor
+    that was resized."""
+    placed = {name: (one.stride, one.storage_offset) for name, one in other.tensors.items()}
+    moved = {one.alias for name, one in seen.tensors.items() if placed.get(name) != (one.stride, one.storage_offset)}
+    return replace(seen, storages={name: one for name, one in seen.storages.items() if name not in moved})
 
 
 def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:

@@ -82,11 +82,21 @@ class Seen:
         return {storage_key(one) for one in (*self.reads.values(), *self.made.values())} | self.written
 
 
-BY_STRIDES = re.compile(r"as_strided|\bview(_as|_as_complex)?$|_unsafe_view|resize|set_|^to$")
-"""Operators whose documentation says that strides decide whether they raise."""
+BY_STRIDES = re.compile(r"as_strided|\bview(_as|_as_complex)?$|_unsafe_view|resize|set_|unfold\.range")
+"""Operators whose documentation says that strides decide about their answer, or whether they raise."""
 
 APART = re.compile(r"as_strided|empty|\.state$|\.here$|random|bernoulli|_host_view|shares_memory|backward")
 """Steps whose answer depends on strides by definition, on global state, or on random numbers."""
+
+
+UNREPRODUCIBLE = {"linalg.lstsq": "lstsq-uninitialized-pivots"}
+"""Operators whose answer on torch CPU depends on memory that it does not initialize, with the finding of docs/."""
+
+
+def read_by_strides(program: Program) -> set[str]:
+    """Return the names of the tensors whose strides decide the answer of a step."""
+    steps = [inner for step in program.steps for inner in (step, *step.body)]
+    return {name for step in steps if BY_STRIDES.search(step.op) for name in step.names()}
 
 
 def related(program: Program, name: str, seen: Sequence[Seen] | None = None) -> Related | None:
@@ -106,8 +116,9 @@ def relation_of(detail: str) -> str:
 
 def seen_steps(program: Program) -> list[Seen]:
     """Run the program on torch CPU, and return its steps with their operands and results; none if it draws random
-    numbers, which depend on every other call."""
-    if runs_tagged(program, TAGGED["random numbers"]):
+    numbers, which depend on every other call, or calls an operator of `UNREPRODUCIBLE`."""
+    called = {step.op.rpartition(":")[2] for step in program.steps}
+    if called & UNREPRODUCIBLE.keys() or runs_tagged(program, TAGGED["random numbers"]):
         return []
     shadow, found = Shadow(program), list[Seen]()
     for number, step in enumerate(program.steps, 1):
