@@ -23,7 +23,7 @@ from conformance.declare.features import FEATURES
 from conformance.declare.probed import Probe
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import MissingOperator, ranked
-from conformance.record.names import BUILTIN, DTYPES, nearest, without_features
+from conformance.record.names import BUILTIN, DTYPES, METAMORPHIC, nearest, without_features, without_relations
 from conformance.record.usage import usage_of
 
 NAME = "conformance.toml"
@@ -162,20 +162,24 @@ def is_profile(spec: str) -> bool:
 def identity(spec: str) -> str:
     """Return the name of a target: its kind, name and options, without the features that it lacks. A profile has the
     name of the target that it loads. Raises TargetError."""
-    profile = of(spec)
-    return without_features(profile.spec if profile is not None else spec)
+    profile, plain = of(spec), without_relations(spec)
+    return spec.removesuffix(plain) + without_features(profile.spec if profile is not None else plain)
 
 
 def file_name(spec: str) -> str:
     """Return the target's name as a file name: letters, digits, dot, dash and underscore only. For a profile it is the
     stem of the profile's file, unless that file has the default name. Raises TargetError."""
-    named = is_profile(spec) and Path(spec).name != NAME
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(spec).stem if named else identity(spec)).strip("-") or "target"
+    plain = without_relations(spec)
+    named = is_profile(plain) and Path(plain).name != NAME
+    name = spec.removesuffix(plain) + Path(plain).stem if named else identity(spec)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "target"
 
 
-def usual(spec: str | None) -> str:
+def usual(spec: str | None, oracle: str | None = None) -> str:
     """Return the target of a command: the named target, else the profile in the current folder, else `tiny` if tinygrad
-    is installed. Raises TargetError without any of these."""
+    is installed. With the oracle "metamorphic", the spec begins with it. Raises TargetError without any of these."""
+    if oracle == METAMORPHIC:
+        return f"{METAMORPHIC}:{without_relations(usual(spec))}"
     if spec or Path(NAME).is_file():
         return spec or NAME
     if importlib.util.find_spec(TINY_NEEDS) is None:
@@ -188,7 +192,7 @@ def usual(spec: str | None) -> str:
 
 def of(spec: str) -> Profile | None:
     """Return the profile if a target's spec is the path of one, else None. Raises TargetError."""
-    return load(spec) if is_profile(spec) else None
+    return load(without_relations(spec)) if is_profile(spec) else None
 
 
 def limit(spec: str, name: str, given: float | None, usual: float) -> float:

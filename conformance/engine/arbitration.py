@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import torch
 
@@ -26,6 +27,7 @@ def arbitrate(
     *,
     tolerance: Tolerance | None = None,
     swayed: Sequence[Observation] = (),
+    symmetric: bool = False,
 ) -> list[Mismatch]:
     """Return the mismatches of `found` that remain after comparison with `truth`, a run in wider floating dtypes.
 
@@ -34,6 +36,9 @@ def arbitrate(
     the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
     the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
     are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
+
+    If `symmetric`, neither side is the reference. Then a mismatch is acquitted if each side agrees with the truth or
+    with the runs in `swayed`, or if both are about as far from the truth.
 
     The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
     overflows only in an intermediate result must not.
@@ -58,12 +63,19 @@ def arbitrate(
         neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
         agrees = not bool(neither.any())
         cpu, target = map(_in_tolerances, errors)
+        sides_told = ("the other answer", "this one") if symmetric else ("torch CPU", "the target")
         note = (
-            f"against the answer in float64, torch CPU is off by {cpu} and the target by {target}" if errors[0] else ""
+            f"against the answer in float64, {sides_told[0]} is off by {cpu} and {sides_told[1]} by {target}"
+            if errors[0] or symmetric
+            else ""
         )
+        acquitted = agrees and errors[1] <= errors[0]
+        if symmetric:
+            acquitted = max(errors) <= max(1.0, COMPARABLE * min(errors)) < inf
+            acquitted |= all(_between(right, side, mismatch, swayed, tolerance) for side in (want, got))
         judged.append(
             (
-                (agrees and errors[1] <= errors[0]) or _between(right, got, mismatch, swayed, tolerance),
+                acquitted or (not symmetric and _between(right, got, mismatch, swayed, tolerance)),
                 replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
             )
         )
@@ -89,6 +101,9 @@ def _between(
     between = (low - slack <= here) & (here <= high + slack)
     return bool((between | ~differing(right, got, False, tolerance)).all())
 
+
+COMPARABLE = 4.0
+"""Factor between the errors of two sides that rounding may explain if both are beyond the tolerance."""
 
 ARBITRATED = frozenset({"value", "grad", "storage"})
 """The oracles whose differences may be rounding errors."""

@@ -45,6 +45,7 @@ class Terms:
     - `oracles`: the only oracles that may judge the subject; None for all of the target's.
     - `process`: conversion of a result whose sign or phase is free; it runs on the CPU.
     - `message`: pattern of the text of an error.
+    - `symmetric`: neither side is the reference, so float64 judges both.
     """
 
     tolerance: Tolerance = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Terms:
     oracles: frozenset[str] | None = None
     process: Callable[[Any], Any] | None = None
     message: str = ""
+    symmetric: bool = False
 
 
 class Judged(Subject, Protocol):
@@ -162,9 +164,10 @@ def _arbitrated(
     if wide is None:
         return found, False
     truth = _processed(terms, wide, reference()) if processed else wide.last
-    left = arbitrate(found, want, got, truth, tolerance=terms.tolerance)
+    options: dict[str, Any] = {"tolerance": terms.tolerance, "symmetric": terms.symmetric}
+    left = arbitrate(found, want, got, truth, **options)
     if left and (swayed := subject.swayed(found, want, got)):
-        left = arbitrate(found, want, got, truth, tolerance=terms.tolerance, swayed=swayed)
+        left = arbitrate(found, want, got, truth, swayed=swayed, **options)
     return left, not left
 
 

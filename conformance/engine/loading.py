@@ -15,7 +15,7 @@ from conformance.declare import profile as profiles
 from conformance.declare.profile import Profile
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
-from conformance.record.names import BUILTIN, ORACLES, SIGNIFICANT_STRIDE
+from conformance.record.names import BUILTIN, ORACLES, RELATED_ORACLES, RELATIONS, SIGNIFICANT_STRIDE, without_relations
 
 ENTRY_POINTS = "conformance.targets"
 
@@ -49,6 +49,9 @@ def describe_target(spec: str) -> Target:
 
     Raises TargetError, also if a declaration of the class is not valid.
     """
+    inner = without_relations(spec)
+    if inner != spec:
+        return _metamorphic(spec, describe_target(inner))
     profile = profiles.of(spec)
     if profile is not None:
         return _profiled(spec, profile)
@@ -89,6 +92,14 @@ def _profiled(spec: str, profile: Profile) -> Target:
     target.declarations += profile.declarations
     target.without(frozenset(profile.unsupported("feature")))
     target.profile, target.probed, target.spec = profile, False, spec
+    return target
+
+
+def _metamorphic(spec: str, target: Target) -> Target:
+    """Return the target, judged by its answers to rewritten programs, whose strides and kernels differ."""
+    target.relations, target.spec = RELATIONS, spec
+    target.oracles &= RELATED_ORACLES
+    target.siblings = target.without_backend = ()
     return target
 
 

@@ -16,7 +16,7 @@ import torch
 from conformance.declare.declaration import UNDEFINED
 from conformance.engine.arbitration import subject as subject_of
 from conformance.engine.arbitration import widened
-from conformance.engine.executor import Executor
+from conformance.engine.executor import Executor, Subject
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.standalone.layouts import laid_out
@@ -129,18 +129,19 @@ def zeros_of_other_sign(subject: Judged, expected: Observation, actual: Observat
 
 def again_with_gaps(subject: Judged) -> Observation:
     """Return torch CPU's answer on inputs with gaps, for which it has no vectorized loops."""
-    return Executor(reference()).run(_WithGaps(subject)).last
+    return Executor(reference()).run(LaidOut(subject, "gaps")).last
 
 
 @dataclass(frozen=True)
-class _WithGaps:
-    """A subject on inputs with gaps."""
+class LaidOut:
+    """A subject on inputs in another layout of `standalone/layouts.py`, such as `gaps`."""
 
-    subject: Judged
+    subject: Subject
+    layout: str
 
     def inputs(self) -> tuple[Any, Collection[int]]:
         (tree, kept), made = self.subject.inputs(), dict[int, Any]()
-        return map_leaves(tree, lambda leaf: made.setdefault(id(leaf), laid_out(leaf, "gaps", kept))), kept
+        return map_leaves(tree, lambda leaf: made.setdefault(id(leaf), laid_out(leaf, self.layout, kept))), kept
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
         return self.subject.begin(inputs, target, transform)

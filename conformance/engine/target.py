@@ -85,6 +85,9 @@ class Target:
     """The part of PyTorch itself that this target runs, as the index of reported bugs names it (`record/upstream.py`);
     empty for a device and for a compiler, whose findings have a culprit."""
     _waits: bool | None = None
+    relations: tuple[str, ...] = ()
+    """Names of the metamorphic relations (`program/relations.py`) that judge the target in place of torch CPU; empty
+    for a target that is compared with torch CPU."""
     siblings: tuple[str, ...] = ()
     """Specs of targets that differ from this one in one part only, such as the code generator. The harness reruns each
     finding on each of them, to determine whose bug it is."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from conformance.engine.executor import Executor, Watch
 from conformance.engine.target import Target
+from conformance.program import metamorphic
 from conformance.program import verdict as one_call
 from conformance.program.execute import Broken, CallsSubject
 from conformance.program.float64 import differences
@@ -81,7 +82,10 @@ def judge_program(
     watch: Watch = lambda number, builds: None,
     baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
-    """Return the verdict on a program and all its calls; on its first call if the target transforms no functions."""
+    """Return the verdict on a program and all its calls; on its first call if the target transforms no functions, or is
+    judged by relations."""
+    if target.relations:
+        return metamorphic.judge_program(replace(program, calls=()), target, locate=locate, watch=watch)
     if not program.calls or not target.transforms_program:
         alone = replace(program, calls=())
         return one_call.judge_program(alone, target, locate=locate, watch=watch, baseline=baseline)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from conformance.engine.target import Target
 from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program, arguments_of, call_of
+from conformance.program.relations import RELATIONS, related, relation_of
 from conformance.program.shadow import reference
 from conformance.program.source import caller, source
 from conformance.program.steps.op import DEFINED, definitions_of
@@ -74,7 +75,8 @@ def script(
     called, states = call_of(program, len(program.calls)), [call.under for call in program.calls]
     first = next(iter(mismatches), None)
     told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
-    about = textwrap.shorten(told, 110)
+    relation = relation_of(first.detail) if first else ""
+    about = textwrap.shorten(f"Relation {relation!r}: {told}" if relation else told, 110)
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
@@ -93,6 +95,9 @@ def script(
     also = [] if target.transforms_program else [name for name in inputs if name in looked]
     after = caller(program, mark=bad_step, attempts=attempts)
     text = source(program, mark=bad_step, attempts=attempts, also=also)
+    other = related(program, relation) if relation else None
+    if other is not None:
+        text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)
     more = [*_earlier_calls(program, make), *([after + CALLED] if after else [])]
     bug = Bug(
         [*["import numpy"] * ("numpy." in text + after), *map(bare, definitions_of(used)), *attempt, *more],
@@ -101,9 +106,13 @@ def script(
         text,
         call="called" if after else "call_under_states" if states and states[-1] else "",
         transform="after_other_calls" if program.calls else "transform",
+        relation=relation,
     )
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
-    exact = sorted(reference(called).exact) if any(mismatch.by_bits for mismatch in mismatches) else []
+    bits, exact = any(mismatch.by_bits for mismatch in mismatches), list[str]()
+    if bits:
+        answer = reference(called)
+        exact = sorted(answer.observation.tensors if relation and RELATIONS[relation].bits else answer.exact)
     terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
     options = {**judged(target.oracles, target.lacks), "exact": str(exact), **terms, **options}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]

@@ -7,6 +7,7 @@ cannot continue after an exception inside the transformed function.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Iterator
 
@@ -16,17 +17,25 @@ from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
 
 
-def source(program: Program, *, mark: int | None = None, attempts: bool = True, also: Collection[str] = ()) -> str:
+def source(
+    program: Program,
+    *,
+    mark: int | None = None,
+    attempts: bool = True,
+    also: Collection[str] = (),
+    name: str = "program",
+    numbers: Iterable[int] = (),
+) -> str:
     """Return the text of `def program(<inputs>)`, which returns a dict of results by name and of the steps' answers.
 
     The text uses `torch`, `device`, `attempt`, and the functions of `definitions` that the steps call. A comment marks
     step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
-    returns the inputs in `also`."""
-    steps = [(number, step) for number, step in enumerate(program.steps, 1) if not step.after]
+    returns the inputs in `also`. Its name is `name`, and `numbers` are the numbers of the steps if not 1, 2, ..."""
+    steps = [(number, step) for number, step in zip(numbers or itertools.count(1), program.steps) if not step.after]
     named = dict.fromkeys([*_results(steps), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
     body = [*_body(steps, mark, attempts), f"return {{{results}}}"]
-    return _function("program", [*(one.name for one in program.inputs), *arguments_of(program)], body)
+    return _function(name, [*(one.name for one in program.inputs), *arguments_of(program)], body)
 
 
 def caller(program: Program, *, mark: int | None = None, attempts: bool = True) -> str:

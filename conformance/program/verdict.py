@@ -46,9 +46,11 @@ class Signature:
     op: str
     layout: str = ""
     error: str = ""
+    relation: str = ""
 
     def __str__(self) -> str:
-        return " / ".join(part for part in (self.oracle, self.op, self.layout, self.error) if part)
+        parts = (self.oracle, self.op, self.layout, self.error, self.relation)
+        return " / ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Verdict:
     - `call`: number of the call that differs, 0 for the first; None for a program of one call.
     - `change`: the change of that call against the first call, in words.
     - `calls`: number of calls that were judged.
+    - `relation`: the metamorphic relation that is broken; "" without one.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """
 
@@ -78,6 +81,7 @@ class Verdict:
     call: int | None = None
     change: str = ""
     calls: int = 0
+    relation: str = ""
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
@@ -262,6 +266,10 @@ def _difference(program: Program, target: Target, expected: Reference, actual: O
 
 def signature(program: Program, verdict: Verdict) -> Signature:
     """Return the signature of a failing verdict."""
+    return replace(_signature(program, verdict), relation=verdict.relation)
+
+
+def _signature(program: Program, verdict: Verdict) -> Signature:
     first = verdict.cause or leading(verdict.mismatches)
     said = gist(first.detail) if first.oracle == "error" else ""
     error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""

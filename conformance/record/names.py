@@ -49,6 +49,13 @@ SIGNIFICANT_STRIDE = "significant_stride"
 of tensors without elements have no meaning. The storage offset of a tensor without elements follows from such strides
 and has no meaning either. A difference is still reported as `stride`."""
 
+RELATIONS = ("layout", "batch", "repetition", "order", "unused step")
+"""The metamorphic relations, of `program/relations.py`."""
+RELATED_ORACLES = frozenset(("structure", "dtype", "shape", "alias", "value", "storage", "error", "grad"))
+"""The oracles that compare a target's answers to a program and to a rewritten one. Strides may differ."""
+METAMORPHIC = "metamorphic"
+"""The oracle without a reference, and the beginning of the spec of a target that it judges: `metamorphic:cpu`."""
+
 NOT_COMPARED = "not compared"
 POWER = "power"
 """The oracle of a planted fault that no program finds."""
@@ -141,7 +148,12 @@ DTYPES = (
 def without_features(spec: str) -> str:
     """Return a target's spec without the features that a probe found missing; they are not part of the target's
     name."""
-    return re.sub(r",without=[^,]*", "", spec) if spec.startswith("device:") else spec
+    return re.sub(r",without=[^,]*", "", spec) if without_relations(spec).startswith("device:") else spec
+
+
+def without_relations(spec: str) -> str:
+    """Return the spec of the target itself: `cpu` for `metamorphic:cpu`."""
+    return spec.removeprefix(f"{METAMORPHIC}:")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from conformance.declare import profile as profiles
 from conformance.record.errors import UsageError
 from conformance.record.names import GROUPS as VARIANT_GROUPS
-from conformance.record.names import LAYOUTS, VARIANTS, nearest
+from conformance.record.names import LAYOUTS, METAMORPHIC, VARIANTS, nearest
 from conformance.run.messages import COMPILE_LIMIT, Limits
 
 GROUPS = ("target", "what to run", "limits", "output", "distribution")
@@ -114,6 +114,13 @@ def shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def oracle(text: str) -> str:
+    """Parse the name of an oracle that judges a whole run."""
+    if text != METAMORPHIC:
+        raise argparse.ArgumentTypeError(f"{text!r} is no oracle of a run: write {METAMORPHIC}")
+    return text
+
+
 def words(text: str) -> list[str]:
     """Parse names that are joined by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -166,6 +173,11 @@ FLAGS: Mapping[str, Flag] = {
         "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, decompositions, "
         "aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
         f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
+    ),
+    "oracle": Flag(
+        "target",
+        "judge the target by relations between its own answers, without torch CPU: metamorphic",
+        arguments={"type": oracle, "metavar": "NAME"},
     ),
     "env": Flag(
         "target",

@@ -20,7 +20,7 @@ from conformance.declare.features import FEATURES
 from conformance.declare.probed import Answer, Probe, Row
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
-from conformance.record.names import BUILTIN, DTYPES
+from conformance.record.names import BUILTIN, DTYPES, without_relations
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import COMPILING, Limits, OutOfTime, Pool, WorkerDied, unusable
 from conformance.run.worker import loaded, step, unit
@@ -48,7 +48,7 @@ def resolve(
             return spec, None
         with place.pool(spec, limits) as pool:
             return spec, probe(pool, spec, min(strict, seconds), place.loading(spec, limits))
-    kind = spec.partition(":")[0]
+    kind = without_relations(spec).partition(":")[0]
     if kind in SURE:
         return spec, None
     from conformance.engine.loading import describe_target

@@ -151,7 +151,7 @@ class Session:
     def run(self, sources: Sequence[Source]) -> int:
         """Run the sources, one after the other, each within an equal part of the time that is left. Returns the exit
         code. Raises UserError before anything runs, and TargetError for a target that cannot be loaded."""
-        self.args.target = profiles.usual(self.args.target)
+        self.args.target = profiles.usual(self.args.target, getattr(self.args, "oracle", None))
         for source in sources:
             self.limits = self.limits_of(source)
             source.prepare(self)

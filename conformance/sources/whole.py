@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from conformance.record.errors import UsageError
 from conformance.run import options
 from conformance.run.session import Source
 from conformance.run.session import main as run_command
@@ -19,8 +20,8 @@ from conformance.sources.opinfo import runner as opinfo
 from conformance.sources.sizes.__main__ import Sizes
 
 MINUTES = 10.0
-FLAGS = ("target", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on", "reports",
-         "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
+FLAGS = ("target", "oracle", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on",
+         "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     "programs": "as many as the time allows",
     "minutes": MINUTES,
@@ -32,6 +33,8 @@ USUAL = {
 
 def sources_of(args: argparse.Namespace) -> list[Source]:
     """Return the sources in the order in which they run. Drawn programs take the time that the others leave."""
+    if args.all and args.oracle:
+        raise UsageError("--all measures against a reference, and --oracle metamorphic has none: give one of both")
     measured: list[Source] = [Accuracy(), Sizes()] if args.all else []
     return [opinfo.OpDb(), *measured, fuzzing.Programs()]
 

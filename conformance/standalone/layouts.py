@@ -56,6 +56,7 @@ def _channels_last(values: torch.Tensor) -> torch.Tensor:
 
 
 _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda values: _strided_copy(values, contiguous_stride(values.shape), 0),
     "transposed": _transposed,
     "gaps": lambda values: _strided_copy(values, contiguous_stride(values.shape, 2), 0, 1),
     "offset": lambda values: _strided_copy(values, contiguous_stride(values.shape), 3, 2),

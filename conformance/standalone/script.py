@@ -104,6 +104,7 @@ class Bug(NamedTuple):
     `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
     them by name. `program` is the text of the function `program`. If running the program takes more than a plain call,
     `call` names the function in `functions` that does it. `transform` names the function that transforms the program.
+    With a `relation`, `program` also has the text of the function `related`, whose answers must be the same.
     """
 
     functions: Sequence[str]
@@ -112,6 +113,7 @@ class Bug(NamedTuple):
     program: str
     call: str = ""
     transform: str = "transform"
+    relation: str = ""
 
 
 def render(
@@ -130,6 +132,7 @@ def render(
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
     chosen |= {"transform": bug.transform} if "transform" in chosen else {}
     chosen |= {"call": bug.call} if bug.call else {}
+    chosen |= {"related": "related"} if bug.relation else {}
     chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
     given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
@@ -219,7 +222,15 @@ def _tried(lines: Sequence[str]) -> str:
 def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool) -> Iterator[str]:
     """Yield the lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
-    if "transform" in defined(setup):
+    if bug.relation:
+        run, on, label, pushes = "run", "device", "name", False
+        transform = bug.transform if "transform" in defined(setup) else ""
+        yield 'device = "cpu"' if transform else "device = DEVICE"
+        other, own = (f"{transform}({name})" if transform else name for name in ("related", "program"))
+        yield f'for name, run in ("{bug.relation}", {other}), ("as written", {own}):'
+        if "MODE" in defined(setup):
+            yield "    with MODE:"
+    elif "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"
         if bug.call or uses_device(bug.program):
             yield 'device = "cpu"'
@@ -248,7 +259,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
     if _of_all(bug, mismatch) or (mismatch and mismatch.oracle == "structure"):
         body = ["try:", *(f"    {line}" for line in body)]
         body += ["except Exception as error:", f"    print({label}, repr(error))"]
-    yield from (" " * (8 if label == "name" and run == "program" else 4) + line for line in body)
+    within = "MODE" in defined(setup) and label == "name"
+    yield from (" " * (8 if within else 4) + line for line in body)
     if pushes:
         yield "futures.ThreadPoolExecutor().submit(print_on, 'cpu').result()  # a thread without the device's modes"
         yield "print_on(DEVICE)"

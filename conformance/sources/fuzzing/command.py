@@ -45,7 +45,7 @@ PROGRAMS = 200
 SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
 RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scripts", "also-on", "reports",
        *options.DECLARED)  # fmt: skip
-FLAGS = ("target", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
+FLAGS = ("target", "oracle", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     "programs": f"{PROGRAMS}, or as many as --minutes allows",

@@ -88,10 +88,10 @@ def replay(args: argparse.Namespace) -> int:
     programs that the target does not support."""
     path = args.minimize or args.replay
     if path.is_dir() and not args.minimize:
-        args.target = profiles.usual(args.target)
+        args.target = profiles.usual(args.target, args.oracle)
         return replay_folder(path, args)
     program = read_program(path)
-    args.target = profiles.usual(args.target or target_of(path))
+    args.target = profiles.usual(args.target or target_of(path), args.oracle)
     with replaying(args) as (workers, rerun):
         finding, lacks = rerun(path)
         if finding and args.minimize:

@@ -22,20 +22,25 @@ from conformance.engine.executor import Execution, Executor
 from conformance.engine.judge import bounded, exceeding, first_line, judge
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.loading import reference
+from conformance.engine.rules import LaidOut
 from conformance.engine.target import SPARSE, Target
+from conformance.program.calls import judge_program
+from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
 from conformance.record.errors import UserError
 from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.sources.opinfo import catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
-from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of
+from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of, failure_of_program
 from conformance.sources.opinfo.judge import JudgedCall, as_refused
 from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sample_program import Unwritable, program_of
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import WHOLE, Mismatch
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, op_db_unseeded
 
 
@@ -176,6 +181,8 @@ def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note)
     fault, dies = undefined.fault_of(case)
     if dies:
         return tally.skip(fault, excused=True)
+    if target.relations:
+        return _run_related(case, target, call, tally, note)
     note(index, "CPU", origin=origin)
     expected = Executor(reference()).run(call)
     error = expected.last.error
@@ -234,6 +241,46 @@ def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note)
     for mismatch in found:
         if mismatch.oracle not in tally.failures:
             tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last))
+    return None
+
+
+def _run_related(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> None:
+    """Judge a call by the target's relations, as a program. A call on tensors with a layout must not raise either, if
+    the same call on contiguous tensors does not."""
+    index, origin = call.sample.index, call.sample.origin
+
+    def watch(number: int, builds: bool) -> None:
+        note(index, "target", builds, origin)
+
+    watch(0, target.transforms_program)
+    if (
+        case.layout != "as_sampled"
+        and case.variant in ("forward", "method", "backward")
+        and not BY_STRIDES.search(case.op)
+    ):
+        run = Executor(target).run(call, watch=watch)
+        error = run.last.error
+        if (
+            error is not None
+            and not run.unavailable
+            and Executor(target).run(LaidOut(call, "contiguous")).last.error is None
+        ):
+            tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
+            detail = f"{first_line(error.text)}; {BROKEN.format(LAYOUT)}"
+            found = Mismatch("error", WHOLE, "no error", error.kind, detail)
+            return tally.fail(failure_of(case, target, call, found, Observation(), run.last))
+    try:
+        program = program_of(case, call)
+    except Unwritable as reason:
+        return tally.skip(f"no program holds {reason}", excused=True)
+    verdict = judge_program(program, target, watch=watch)
+    if verdict.unsupported:
+        return tally.skip(verdict.unsupported, excused=True)
+    tally.compared += 1
+    tally.failed += bool(verdict.mismatches)
+    for mismatch in verdict.mismatches[:1]:
+        failure = Failure(sample=index, **vars(mismatch))
+        tally.fail(failure_of_program(case, target, failure, program, verdict))
     return None
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from conformance.declare import profile as profiles
 from conformance.record import result as model
 from conformance.record.errors import UsageError
 from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS, nearest
@@ -21,7 +22,9 @@ from conformance.sources.opinfo.arguments import ONE_SAMPLE
 from conformance.sources.opinfo.plan import Selection
 
 
-def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run]) -> int:
+def replay(
+    words: Sequence[str], target: str | None, oracle: str | None, run: Callable[[str, Sequence[Selection]], Run]
+) -> int:
     """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
     target. Returns the exit code; raises UsageError for an unknown id.
     """
@@ -37,7 +40,7 @@ def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequenc
             raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
         target = target or saved.target
     with _one_sample(index):
-        made = run(target or "tiny", [selection])
+        made = run(profiles.usual(target or "tiny", oracle), [selection])
     results = [result for result in made.results if result.id == name]
     if not results:
         if not made.complete:

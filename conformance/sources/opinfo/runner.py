@@ -156,7 +156,7 @@ def run(
 
 # The command
 
-FLAGS = ("target", *plan.CASES, "resume", "stop-at-first-failure", "replay", "minutes", *options.LIMITS,
+FLAGS = ("target", "oracle", *plan.CASES, "resume", "stop-at-first-failure", "replay", "minutes", *options.LIMITS,
          "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
@@ -300,7 +300,7 @@ def instead(args: argparse.Namespace) -> int | None:
     )
     place = place_of(args)
     again = lambda target, these: run(target, selections=these, limits=limits, lacking=True, place=place)  # noqa: E731
-    return replay(args.replay, args.target, again)
+    return replay(args.replay, args.target, args.oracle, again)
 
 
 def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:

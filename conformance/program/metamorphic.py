@@ -1,0 +1,158 @@
+"""Verdict on a program by metamorphic relations: the target must answer a rewritten program as the program itself.
+
+Defines `judge_program` for targets with `relations`. The target runs both programs, so it needs no trusted reference.
+Torch CPU only says whether the programs have a defined meaning, which of their tensors share memory, and which answers
+float64 gives. A difference breaks the relation if rounding does not explain it: each side must be within the tolerances
+of float64's answer, or about as far from it as the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from conformance.engine.executor import Execution, Executor, StepFailed, Watch
+from conformance.engine.judge import Terms, judge
+from conformance.engine.target import Target
+from conformance.program.execute import ProgramSubject
+from conformance.program.float64 import JudgedProgram
+from conformance.program.model import Program, ProgramError
+from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, read_by_strides, related, seen_steps
+from conformance.program.shadow import Reference, reference
+from conformance.program.steps.op import StepError
+from conformance.program.unsupported import lacking_operator, unsupported_reason
+from conformance.program.verdict import UNAVAILABLE, Verdict, leading
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import Mismatch
+
+UNRELATED = "a program to which no relation applies"
+"""Reason to skip a program: nothing of it was compared."""
+
+
+@dataclass(frozen=True)
+class RelatedProgram(JudgedProgram):
+    """A program whose reference is the target's own answer to a rewritten program. `cpu` is torch CPU's answer."""
+
+    cpu: Observation = field(default_factory=Observation)
+
+    @property
+    def terms(self) -> Terms:
+        """The program's terms; neither side is the reference."""
+        return replace(super().terms, symmetric=True)
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+        """Return the program's answer in float64. Torch CPU's answer says up to which step it is valid."""
+        return super().in_float64(found, self.cpu)
+
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+        """Return the answers in float64 with moved results."""
+        return super().swayed(found, self.cpu, actual)
+
+
+def judge_program(
+    program: Program, target: Target, *, locate: bool = True, watch: Watch = lambda number, builds: None
+) -> Verdict:
+    """Return the verdict on a program by the target's relations: the first one that is broken.
+
+    With `locate`, search the step that breaks it. Raises ProgramError if the program has no defined meaning on torch
+    CPU."""
+    unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
+    if unsupported:
+        return Verdict(unsupported=unsupported)
+    expected, compared = reference(program), False
+    run, seen = None, _seen(program)
+    for name in target.relations:
+        other = _applies(program, name, expected, seen)
+        if other is None:
+            continue
+        run = run or Executor(target).run(ProgramSubject(program), watch=watch)
+        if run.unavailable:
+            return Verdict(unsupported=UNAVAILABLE)
+        compared = True
+        found, want = _broken(program, name, other, expected, run, target)
+        if found:
+            verdict = Verdict(tuple(found), run.failed_step, sides=(want, run.last), relation=name)
+            return _located(program, verdict, target) if locate and not run.failed_step else verdict
+    return Verdict() if compared else Verdict(unsupported=UNRELATED)
+
+
+def _seen(program: Program) -> Sequence[Seen]:
+    try:
+        return seen_steps(program)
+    except (StepError, StepFailed, RuntimeError):
+        return ()
+
+
+def _applies(program: Program, name: str, expected: Reference, seen: Sequence[Seen]) -> Related | None:
+    """Return the rewritten program, if the relation changes the program and the new one has a defined meaning too.
+
+    Some views and copies depend on strides by definition. So torch CPU must report the same shapes, dtypes, errors and
+    sharing of memory for both programs."""
+    try:
+        other = related(program, name, seen)
+        if other is None:
+            return None
+        answer = _answer(other, reference(other.program).observation)
+    except (ProgramError, StepError, StepFailed, RuntimeError):
+        return None
+    strided = read_by_strides(program)
+    same = _metadata(answer, answer, strided) == _metadata(expected.observation, answer, strided)
+    return other if same else None
+
+
+def _metadata(seen: Observation, like: Observation, strided: Collection[str]) -> dict[str, object]:
+    """Return the facts that must not depend on a rewriting, of the tensors that `like` has. The strides of `strided`
+    are among them, since a later step depends on them."""
+    tensors = {name: one for name, one in seen.tensors.items() if name in like.tensors}
+    owners: dict[str, str] = {}
+    made: dict[str, object] = {}
+    for name, one in tensors.items():
+        geometry = (one.stride, one.storage_offset) if name in strided else None
+        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad, geometry
+    return made | {name: type(other) for name, other in seen.others.items()}
+
+
+def _answer(other: Related, seen: Observation) -> Observation:
+    """Return an observation of the rewritten program under the numbers of the original steps."""
+    numbers = {f"step {at}": f"step {number}" for at, number in enumerate(other.numbers, 1)}
+    return replace(seen, others={numbers.get(name, name): one for name, one in seen.others.items()})
+
+
+def _broken(
+    program: Program, name: str, other: Related, expected: Reference, run: Execution, target: Target
+) -> tuple[list[Mismatch], Observation]:
+    """Return the mismatches that rounding does not explain, and the answer to the rewritten program."""
+    again = Executor(target).run(ProgramSubject(other.program))
+    want = _answer(other, again.last)
+    exact: Collection[str] = expected.observation.tensors if RELATIONS[name].bits else expected.exact
+    got = run.last
+    if want.error is None and got.error is None:
+        got = replace(got, tensors={key: one for key, one in got.tensors.items() if key in want.tensors})
+        want, got = _without_other_strides(want, got), _without_other_strides(got, want)
+    subject = RelatedProgram(program, exact, expected.observation)
+    found = judge(subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles).mismatches
+    return [replace(one, detail="; ".join(filter(None, (one.detail, BROKEN.format(name))))) for one in found], want
+
+
+def _without_other_strides(seen: Observation, other: Observation) -> Observation:
+    """Return the observation without the storages of tensors that have other strides on the other side: an out= tensor
+    that was resized."""
+    placed = {name: (one.stride, one.storage_offset) for name, one in other.tensors.items()}
+    moved = {one.alias for name, one in seen.tensors.items() if placed.get(name) != (one.stride, one.storage_offset)}
+    return replace(seen, storages={name: one for name, one in seen.storages.items() if name not in moved})
+
+
+def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:
+    """Return the verdict with the first step that breaks the relation: the shortest prefix that does."""
+    name = verdict.relation
+    for number in range(1, len(program.steps) + 1):
+        beginning = program.with_steps(program.steps[:number])
+        expected = reference(beginning)
+        other = _applies(beginning, name, expected, _seen(beginning))
+        if other is None:
+            continue
+        run = Executor(target).run(ProgramSubject(beginning))
+        found, _ = _broken(beginning, name, other, expected, run, target)
+        if found:
+            return replace(verdict, bad_step=number, cause=leading(found))
+    return verdict
