@@ -54,6 +54,8 @@ POWER = "power"
 """The oracle of a planted fault that no program finds."""
 MUTANTS = "mutants"
 """The command that hunts planted faults."""
+TRACE = "trace"
+"""The command that judges the operators of a script."""
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", POWER, NOT_COMPARED)
 """Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
 OpInfo nor torch CPU nor the target's declarations give a reason."""

@@ -26,13 +26,13 @@ from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import MissingOperator
-from conformance.record.names import MUTANTS, NOT_COMPARED, without_features
+from conformance.record.names import MUTANTS, NOT_COMPARED, TRACE, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 3
 KIND = "conformance"
-TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR)
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""
