@@ -11,9 +11,13 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "check", "programs"]
+__all__ = ["__version__", "check", "programs", "trace"]
 
-_LAZY = {"check": "conformance.sources.operator.api", "programs": "conformance.fuzz_views"}
+_LAZY = {
+    "check": "conformance.sources.operator.api",
+    "programs": "conformance.fuzz_views",
+    "trace": "conformance.sources.trace.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ JOBS = {
     "watch": ("conformance.report.live", "renew a page on a campaign while it runs"),
     "sizes": ("conformance.sources.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "operator": ("conformance.sources.operator", "judge an operator of your own against a reference"),
+    "trace": ("conformance.sources.trace", "run a script on its device, and name the operators that are wrong"),
     "report": ("conformance.report", "read, compare and merge the results of runs"),
     "kernels": ("conformance.backend.kernels", "run a script that uses tiny, and show its kernels by line"),
     "cache": (

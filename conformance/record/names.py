@@ -61,6 +61,8 @@ POWER = "power"
 """The oracle of a planted fault that no program finds."""
 MUTANTS = "mutants"
 """The command that hunts planted faults."""
+TRACE = "trace"
+"""The command that judges the operators of a script."""
 MEASURED = ("kernels",)
 """Measures that are judged: the oracle of a count above its bound has the name of the measure."""
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, NOT_COMPARED)

@@ -27,13 +27,13 @@ from conformance.record.finding import MOVE, Finding, answers, property_of, seve
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
-from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, without_features
+from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, TRACE, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 4
 KIND = "conformance"
-TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR)
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""

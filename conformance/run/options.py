@@ -241,6 +241,16 @@ FLAGS: Mapping[str, Flag] = {
         "dimension that the check batch splits; may be repeated",
         arguments={"action": "append", "default": [], "metavar": "NAME=DIM"},
     ),
+    "every": Flag(
+        "what to run",
+        "only each N-th call of an operator (default: 1)",
+        arguments={"type": at_least_one, "default": 1, "metavar": "N"},
+    ),
+    "training-steps": Flag(
+        "what to run",
+        "only these steps of the script's optimizers, counted from 1 (default: all)",
+        arguments={"type": steps_range, "metavar": "MIN..MAX"},
+    ),
     "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
     "class": Flag(
         "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}

@@ -201,7 +201,7 @@ class Session:
         kept_back = checking + trying if seconds < math.inf else 0.0
         made = source.execute(self, max(seconds - kept_back, 0.0))
         earlier = made.seconds
-        made.environment |= self._environment() | (self.seen.described() if self.seen is not None else {})
+        made.environment |= machine() | (self.seen.described() if self.seen is not None else {})
         made.command = made.command or shlex.join([self.command, *self.words])
         if not made.complete and not made.results and not made.drawn:
             print(f"{self.command}: interrupted before anything was compared; no report is written", file=sys.stderr)
@@ -234,18 +234,18 @@ class Session:
             print(f"{self.command}: {why}; the results so far are in the report{more}", file=sys.stderr)
         return code
 
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        """Return facts about the run that the target does not report: Python, machine and commit."""
-        made = {
-            "python": sys.version.split()[0],
-            "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
-        }
-        with suppress(OSError, subprocess.SubprocessError):
-            line = ["git", "rev-parse", "--short", "HEAD"]
-            done = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
-            made["commit"] = done.stdout.strip()
-        return made
+
+def machine() -> dict[str, str]:
+    """Return facts about a run that the target does not report: Python, machine and commit."""
+    made = {
+        "python": sys.version.split()[0],
+        "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
+    }
+    with suppress(OSError, subprocess.SubprocessError):
+        line = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
+        made["commit"] = done.stdout.strip()
+    return made
 
 
 def main(

@@ -35,11 +35,13 @@ SYMBOLS: dict[str, str] = {
     "torch:UntypedStorage._cdata": ">=2.9",
     "torch._C:DispatchKey": ">=2.9",
     "torch._C:DispatchKeySet": ">=2.9",
+    "torch._C:_current_autograd_node": ">=2.9",
     "torch._C:_get_privateuse1_backend_name": ">=2.9",
     "torch._C._functorch:TransformType": ">=2.9",
     "torch._C._functorch:maybe_current_level": ">=2.9",
     "torch._C._functorch:peek_interpreter_stack": ">=2.9",
     "torch._ops:OpOverload.redispatch": ">=2.9",
+    "torch.autograd:_get_sequence_nr": ">=2.9",
     "torch.overrides:_get_current_function_mode_stack": ">=2.9",
     "torch.overrides:_pop_mode": ">=2.9",
     "torch.overrides:_push_mode": ">=2.9",
@@ -170,6 +172,23 @@ def functorch_level() -> int | None:
 def in_backward() -> bool:
     """Whether the autograd engine is computing a gradient in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def backward_node() -> torch.autograd.graph.Node | None:
+    """Return the node whose gradient the autograd engine is computing in this thread, None outside a backward pass."""
+    node: torch.autograd.graph.Node | None = torch._C._current_autograd_node()
+    return node
+
+
+def sequence_number_of(node: torch.autograd.graph.Node) -> int:
+    """Return the number of a node of the autograd graph; nodes of one thread are numbered in the order of the forward
+    pass."""
+    return int(node._sequence_nr())
+
+
+def sequence_number() -> int:
+    """Return the number that the next node of the autograd graph gets in this thread."""
+    return int(torch.autograd._get_sequence_nr())
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,184 @@
+"""`conformance.trace`: a context that judges each operator call of a device inside it.
+
+Defines `Trace` and `trace`. The command and the context manager share everything but the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from conformance.engine.target import Target
+from conformance.record.errors import UsageError
+from conformance.record.names import TRACE
+from conformance.record.result import Failure, Outcome, Result, Run, counted
+from conformance.record.sentences import sentence
+from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
+from conformance.sources.trace.places import PHASES
+from conformance.sources.trace.script import scripted
+
+MOST_SCRIPTS = 20
+"""Number of faults that get a script, the worst of each phase first."""
+
+
+class Trace:
+    """The result of a trace, readable while it goes on and afterwards."""
+
+    def __init__(self, target: Target | None, options: Options, progress: Callable[[Trace], None]) -> None:
+        self.mode = Tracing(target, options, lambda mode: progress(self))
+        self.options = options
+        self.started, self._began, self.seconds = datetime.now(UTC).isoformat(timespec="seconds"), monotonic(), 0.0
+
+    @property
+    def judged(self) -> int:
+        """Number of judged calls."""
+        return self.mode.judged
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The wrong operators: of the forward pass, of the backward pass and of the optimizer, the worst of each
+        first."""
+        return self.mode.faults.all()
+
+    @property
+    def loss(self) -> float | None:
+        """The value of the last scalar root of a backward pass."""
+        return self.mode.faults.loss
+
+    @property
+    def devices(self) -> list[str]:
+        """The types of the devices that the trace has seen."""
+        return [*self.mode.targets]
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Trace the calls inside the block."""
+        places = self.mode.places
+
+        def begin(*_: Any) -> None:
+            places.optimizing += 1
+
+        def end(*_: Any) -> None:
+            places.optimizing -= 1
+            self.mode.step += 1
+
+        hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+        try:
+            with self.mode:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            places.optimizing = 0
+            with self.mode.paused():
+                self.seconds = monotonic() - self._began
+
+    def write_scripts(self) -> None:
+        """Minimize the smallest wrong call of each fault, and keep its script."""
+        ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
+        most = max(map(len, ranked), default=0)
+        order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
+        for fault in order[:MOST_SCRIPTS]:
+            if not fault.script:
+                with contextlib.suppress(KeyError):
+                    fault.script = scripted(fault.call, fault.mismatch, self._target_of(fault))
+
+    def _target_of(self, fault: Fault) -> Target:
+        return self.mode.targets[fault.device]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """Yield the summary for a terminal."""
+        for phase in PHASES:
+            faults = self.mode.faults.ranked(phase)
+            if faults:
+                verb = "operator is" if len(faults) == 1 else "operators are"
+                yield f"{phase}: {len(faults)} {verb} wrong"
+            for fault in faults:
+                tally = self.mode.tallies[fault.name, phase]
+                told = fault.told(self.loss)
+                yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
+                yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} calls')))}"
+                yield f"    {sentence(fault.mismatch)}"
+        yield from self.notes()
+        wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
+        yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about calls that were not judged, or that pass only by float64."""
+        unjudged = Counter[str]()
+        for tally in self.mode.tallies.values():
+            unjudged += tally.unjudged
+        for reason, count in unjudged.most_common(5):
+            yield f"{counted(count, 'call')} not judged: {reason}"
+
+    def run(self) -> Run:
+        """Return the results in the form of the reports: one case for each operator in each phase."""
+        made = Run(",".join(one.spec for one in self.mode.targets.values()) or "none")
+        made.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
+        made.notes, made.started, made.seconds = [*self.notes()], self.started, round(self.seconds, 2)
+        for target in self.mode.targets.values():
+            made.environment |= target.environment()
+        return made
+
+    def _result(self, name: str, phase: str, tally: Tally) -> Result:
+        faults = [one for one in self.mode.faults.ranked(phase) if one.name == name]
+        op, _, overload = name.rpartition(".")
+        made = Result(op, "", phase, TRACE, Outcome.PASS, overload, samples=tally.judged, arbitrated=tally.arbitrated)
+        if faults:
+            failures = tuple(map(self._failure, faults))
+            wrong = sum(one.wrong for one in faults)
+            return made.replace(outcome=Outcome.FAIL, failed=wrong, failures=failures, samples=max(tally.judged, wrong))
+        if not tally.judged:
+            reason = next(iter(tally.unjudged), "the options exclude it")
+            return made.replace(outcome=Outcome.SKIP, skipped=tally.seen, reason=reason)
+        return made
+
+    def _failure(self, fault: Fault) -> Failure:
+        one = fault.mismatch
+        texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
+        place = f"{fault.place}: {fault.place.code}"
+        told = ", ".join(filter(None, (place, fault.told(self.loss), counted(fault.wrong, "wrong call"))))
+        return Failure(one.oracle, **texts, call=told, script=fault.script)
+
+
+@contextlib.contextmanager
+def trace(
+    target: str | None = None,
+    *,
+    every: int = 1,
+    operators: Iterable[str] = (),
+    steps: tuple[int, int] | None = None,
+    progress: Callable[[Trace], None] = lambda trace: None,
+) -> Iterator[Trace]:
+    """Judge each operator that a device runs inside the block: torch CPU computes the same call on copies of its
+    inputs. Yields the `Trace`, whose `faults` name the wrong operators; `print(trace)` shows them.
+
+    `target` is the spec of a target with a device; without it, every device but the CPU is traced. `every` judges only
+    each n-th call of an operator, `operators` only operators that match one of these patterns (`aten.add*`), and
+    `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `progress` is
+    called after each judged call.
+
+    Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
+    """
+    made = Trace(device_target(target) if target else None, Options(every, tuple(operators), steps), progress)
+    with made.active():
+        yield made
+    made.write_scripts()
+
+
+def device_target(spec: str) -> Target:
+    """Return the prepared target of a spec. Raises UsageError if it has no device, and TargetError."""
+    target = loaded(spec)
+    if target.transforms_program or not target.shows_values:
+        raise UsageError(f"--target {spec} has no device whose operators can be traced: give device:NAME or tiny")
+    return target

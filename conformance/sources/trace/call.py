@@ -1,0 +1,240 @@
+"""One operator call of the traced script, with copies of its inputs, as a subject of the judge.
+
+Defines `TracedCall`. The device has run the call in the user's script; torch CPU runs it here, on the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from conformance.engine.arbitration import widened
+from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
+from conformance.engine.executor import Execution
+from conformance.engine.float64 import Float64Reference
+from conformance.engine.judge import Judged, Judgement, Terms, judge
+from conformance.engine.rules import LARGE, TIES, Arguments
+from conformance.engine.target import Target
+from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, whole_storage
+from conformance.standalone.observation import Observation, Raised, Seen, contiguity
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.torch_compat import DRAWS_NUMBERS
+
+RESULT = "result"
+
+VALUES = frozenset({"value", "storage", "grad"})
+"""Oracles that need the content of tensors."""
+
+UNSEEN = frozenset({"kernels", "version", "grad"})
+"""Oracles that a dispatch mode cannot judge. Autograd works above it, and counts writes above it."""
+
+UNWRITTEN = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_"),
+        *("empty_quantized", "_efficientzerotensor"),
+    )
+    if hasattr(torch.ops.aten, name)
+)
+"""Operators whose result has no defined content."""
+
+CHOOSES = frozenset({"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "max", "min", "argsort", "msort"})
+"""Operators that may return the index of any of several equal elements."""
+
+Tree = Any
+
+
+@dataclass
+class TracedCall:
+    """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
+
+    `names` are the tensors of the arguments by name, and `written` the names that the schema declares as written."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    on_host: bool = False
+    written: frozenset[str] = frozenset()
+    wide: Execution | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The operator's name below `torch.ops`: aten.add.Tensor."""
+        return str(self.func)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the operator draws random numbers."""
+        return any(tag in self.func.tags for tag in DRAWS_NUMBERS)
+
+    @property
+    def metadata_only(self) -> bool:
+        """Whether only metadata can be compared: the call makes a view, or its content is random or undefined."""
+        return self.is_view or self.draws or self.func.overloadpacket in UNWRITTEN
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the call computes metadata only, so that no content is needed to run it again."""
+        return is_metadata_only(self.func) and self.func.overloadpacket not in UNWRITTEN | NEEDS_CONTENT
+
+    @property
+    def terms(self) -> Terms:
+        """Terms of a call on any inputs: rounding may dominate a result, and ties are open."""
+        chosen = CHOOSES & {self.func.overloadpacket.__name__} and isinstance(self._dim, int)
+        return Terms(rules=(LARGE, TIES) if chosen else (LARGE,))
+
+    @property
+    def _dim(self) -> Any:
+        given = self.given_by_name()
+        return given.get("dim", -1)
+
+    def given_by_name(self) -> dict[str, Any]:
+        """Return the arguments by the names of the schema."""
+        names = [one.name for one in self.func._schema.arguments]
+        return {**dict(zip(names, self.args)), **self.kwargs}
+
+    def given(self) -> Collection[str]:
+        """Return the names of the arguments."""
+        return {*self.given_by_name()}
+
+    def arguments(self) -> Arguments:
+        """Return the arguments of the call to which the rules apply."""
+        first, *args = self.args or (None,)
+        tensors = [*leaves_by_name(self.given_by_name()).values()]
+        kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
+        return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, tensors)
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+        """Return torch CPU's answer in float64; None if it has none."""
+        if self.wide is None:
+            try:
+                args, kwargs = Float64Reference().send((self.args, self.kwargs))
+                args, kwargs = map_leaves((args, kwargs), _widened)
+                made = self.func(*args, **kwargs)
+                self.wide = Execution((self._observed(args, kwargs, made, storage_key, _itself),))
+            except Exception as error:  # torch CPU may have no kernel for float64
+                self.wide = Execution((Observation(error=Raised.of(error)),))
+        return None if self.wide.last.error is not None else self.wide
+
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+        """Return no answers: a single operator has no intermediate results of its own."""
+        return ()
+
+    def by_cpu(self) -> Execution:
+        """Return torch CPU's answer on the copies. The copies keep their content."""
+        args, kwargs = self.args, self.kwargs
+        if self.written:
+            args, kwargs = rebuild((args, kwargs), copied_to_host)
+        try:
+            made = self.func(*args, **kwargs)
+        except Exception as error:
+            return Execution((Observation(error=Raised.of(error)),))
+        return Execution((self._observed(args, kwargs, made, storage_key, _itself),), outcome=made)
+
+    def by_device(self, args: Tree, kwargs: Tree, made: Tree, target: Target) -> Execution:
+        """Return the device's answer, fetched. `args`, `kwargs` and `made` are on the device."""
+        fetch = _empty_like if self.is_view else lambda tree: fetched(tree, target)
+        return Execution((self._observed(args, kwargs, made, target.key, fetch),), outcome=made)
+
+    def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
+        """Return the differences between torch CPU's answer and the device's."""
+        oracles = target.oracles - UNSEEN - (VALUES if self.metadata_only else set())
+        subject = cast(Judged, self)  # the rules of its terms never run it again
+        return judge(subject, want, got, target, oracles)
+
+    def _observed(
+        self, args: Tree, kwargs: Tree, made: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
+    ) -> Observation:
+        """Return the observation of results and written arguments, and of the storages of all arguments."""
+        given = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
+        results = dict(named(made, RESULT))
+        tensors = {**given, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
+        host = fetch(tensors)
+        first: dict[int, str] = {}
+        seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
+        for name, tensor in tensors.items():
+            alias = first.setdefault(key(tensor), name)
+            value = host[name].detach()
+            if name in given:
+                if not self.is_view:
+                    storages.setdefault(alias, whole_storage(value))
+                if name.partition("[")[0] not in self.written:
+                    continue
+            seen[name] = Seen(
+                value, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()),
+                contiguity(tensor), alias, False, None, tensor.device.type,
+            )  # fmt: skip
+        others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
+        return Observation(seen, others, storages)
+
+
+NEEDS_CONTENT = frozenset(getattr(torch.ops.aten, name) for name in ("lift_fresh", "_unsafe_view", "set_"))
+"""Operators of `METADATA_ONLY` that are judged with their content."""
+assert NEEDS_CONTENT <= METADATA_ONLY
+
+
+def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target) -> TracedCall:
+    """Return the call with its inputs fetched. Raises TypeError for tensors without strides."""
+    written = frozenset(one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
+    made = TracedCall(func, args, dict(kwargs), written=written)
+    tensors = leaves_by_name(made.given_by_name())
+    made.on_host = not tensors or any(one.device.type == "cpu" for one in tensors.values())
+    made.on_host |= "cpu" in str(kwargs.get("device", ""))
+    fetch = _empty_like if made.is_view else lambda tree: fetched(tree, target)
+    made.args, made.kwargs = map_leaves(fetch((made.args, made.kwargs)), _on_cpu)
+    return made
+
+
+def fetched(tree: Tree, target: Target) -> Tree:
+    """Return the tree on the CPU, with one copy per storage, whatever devices its tensors are on."""
+    if target.lacks and not target.reads_storages:
+        return map_tensors(tree, lambda tensor: tensor.detach().cpu().clone())
+
+    def move(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = iter(target.download([flat for flat in flats if flat.device.type == target.device.type]))
+        return [next(own) if flat.device.type == target.device.type else copied_to_host([flat])[0] for flat in flats]
+
+    return rebuild(tree, move, flatten=target.flatten)
+
+
+def named(tree: Tree, root: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree by name: `root`, or `root[0]`."""
+    if isinstance(tree, (tuple, list)):
+        for at, part in enumerate(tree):
+            yield from named(part, f"{root}[{at}]")
+    else:
+        yield root, tree
+
+
+def leaves_by_name(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of the arguments by name."""
+    leaves = (pair for name, value in given.items() for pair in named(value, name))
+    return {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def _empty_like(tree: Tree) -> Tree:
+    """Return the tree with CPU tensors of the same geometry, and with storages of the same sizes without content."""
+    return rebuild(tree, list, flatten=_empty)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    count = tensor.untyped_storage().nbytes()
+    size, rest = divmod(count, tensor.element_size())
+    return torch.empty(count, dtype=torch.uint8) if rest else torch.empty(size, dtype=tensor.dtype)
+
+
+def _itself(tree: Tree) -> Tree:
+    return tree
+
+
+def _on_cpu(leaf: Any) -> Any:
+    if isinstance(leaf, torch.device):
+        return torch.device("cpu")
+    return None if isinstance(leaf, torch.Generator) else leaf
+
+
+def _widened(leaf: Any) -> Any:
+    return widened(leaf) if isinstance(leaf, torch.dtype) else leaf

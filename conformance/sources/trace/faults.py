@@ -1,0 +1,140 @@
+"""Wrong operators of a trace: grouped by operator, phase and line, and ranked by their effect on the loss.
+
+Defines `Fault`, `Faults` and the rule of the ranking. Let e be the error of a result, the device's answer minus torch
+CPU's, and g the gradient of the loss that flows into this result in the backward pass. To first order the error changes
+the loss by <g, e>. An optimizer writes a parameter p with the error e; the loss then changes by <p.grad, e>. An error
+in the backward pass changes no loss, but a gradient; its rank is the relative error of the result. The same holds for a
+forward call into which no gradient flows.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from conformance.engine.arbitration import subject
+from conformance.engine.executor import Execution
+from conformance.sources.trace.call import VALUES, TracedCall
+from conformance.sources.trace.places import BACKWARD, PHASES, Place
+from conformance.standalone.oracles import Mismatch
+
+KEPT = 10_000
+"""Number of elements of the inputs of a call that is kept whole for its script."""
+
+
+@dataclass
+class Fault:
+    """A wrong operator at one line in one phase, over all its wrong calls.
+
+    `mismatch` is the difference of the first wrong call. `error` is the largest relative error of a result, infinite
+    for a wrong fact other than values. `effect` is the largest change of the loss, None if no gradient flows into a
+    wrong result. `call` is the wrong call with the fewest input elements."""
+
+    name: str
+    phase: str
+    place: Place
+    mismatch: Mismatch
+    call: TracedCall
+    device: str = ""
+    wrong: int = 0
+    error: float = 0.0
+    effect: float | None = None
+    script: str = ""
+
+    def rank(self, loss: float | None) -> tuple[int, float]:
+        """Return the sort key, the smallest first: errors and wrong metadata, then the effect on the loss, then the
+        relative error."""
+        if math.isinf(self.error) and self.effect is None:
+            return 0, 0.0
+        if self.effect is not None:
+            return 1, -(math.inf if math.isnan(self.effect) else self.share(loss))
+        return 2, -self.error
+
+    def share(self, loss: float | None) -> float:
+        """Return the effect as a part of the loss; the effect itself if the loss is unknown or 0."""
+        assert self.effect is not None
+        return self.effect / abs(loss) if loss else self.effect
+
+    def told(self, loss: float | None) -> str:
+        """Return the size of the error in words."""
+        if self.effect is not None:
+            part = f" ({self.share(loss):.2g} of it)" if loss else ""
+            return f"changes the loss by {self.effect:.2g}{part}"
+        return "" if math.isinf(self.error) else f"relative error {self.error:.2g}"
+
+
+@dataclass
+class Faults:
+    """The faults of a trace. `loss` is the value of the last scalar root of a backward pass."""
+
+    found: dict[tuple[str, str, Place], Fault] = field(default_factory=dict)
+    loss: float | None = None
+    _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
+
+    def ranked(self, phase: str) -> list[Fault]:
+        """Return the faults of a phase, the worst first."""
+        return sorted((one for one in self.found.values() if one.phase == phase), key=lambda one: one.rank(self.loss))
+
+    def all(self) -> list[Fault]:
+        """Return all faults, by phase, the worst of each first."""
+        return [one for phase in PHASES for one in self.ranked(phase)]
+
+    def add(self, call: TracedCall, phase: str, place: Place, device: str, found: Iterable[Mismatch]) -> Fault:
+        """Add a wrong call and return its fault."""
+        first = next(iter(found))
+        key = call.name, phase, place
+        fault = self.found.setdefault(key, Fault(*key, first, call, device))
+        fault.wrong += 1
+        if size(call) < size(fault.call):
+            fault.call = call
+        return fault
+
+    def measure(
+        self, fault: Fault, found: Iterable[Mismatch], want: Execution, got: Execution, there: dict[str, torch.Tensor]
+    ) -> None:
+        """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
+        of the call on the device, by name."""
+        for one in found:
+            sides = [subject(one, side.last) for side in (want, got)]
+            if one.oracle not in VALUES or None in sides or sides[0].shape != sides[1].shape:  # type: ignore[union-attr]
+                fault.error = math.inf
+                continue
+            right, wrong = (side.to(torch.complex128 if side.is_complex() else torch.float64) for side in sides)  # type: ignore[union-attr]
+            error = wrong - right
+            norm = float(error.norm())
+            relative = norm / float(right.norm()) if norm else 0.0
+            fault.error = max(fault.error, math.inf if math.isnan(relative) else relative)
+            tensor = there.get(one.where)
+            if tensor is None or tensor.shape != error.shape:
+                continue
+            if fault.phase == BACKWARD:
+                continue
+            if tensor.is_leaf and tensor.grad is not None:
+                note(fault, error, tensor.grad)
+            else:
+                self._pending.append((weakref.ref(tensor), lambda grad, error=error: note(fault, error, grad)))  # type: ignore[misc]
+
+    def attach(self, wrap: Callable[[Callable[[torch.Tensor], None]], Callable[[torch.Tensor], None]]) -> None:
+        """Register the hooks of wrong results. Autograd builds its node only after the call, so this runs before the
+        next call. `wrap` turns a function into one that runs outside of the trace."""
+        pending, self._pending = self._pending, []
+        for tensor, hook in pending:
+            there = tensor()
+            if there is not None and there.requires_grad:
+                there.register_hook(wrap(hook))
+
+
+def note(fault: Fault, error: torch.Tensor, grad: torch.Tensor) -> None:
+    """Note the change of the loss that an error causes, from the gradient of the loss in its tensor."""
+    flow = grad.detach().cpu().to(error.dtype).resolve_conj()
+    effect = abs(float((flow * error).real.sum() if error.is_complex() else (flow * error).sum()))
+    fault.effect = max(fault.effect or 0.0, effect)
+
+
+def size(call: TracedCall) -> int:
+    """Return the number of elements of a call's inputs."""
+    return sum(one.numel() for one in call.arguments().tensors)

@@ -1,0 +1,221 @@
+"""The dispatch mode of a trace: it judges each operator that the device runs.
+
+Defines `Options` and `Tracing`. The mode lies below autograd and autocast, so it sees the aten operators of the forward
+pass, of the backward pass and of the optimizer. Inside its handler, no further call is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from conformance.declare.probed import Answer
+from conformance.engine.executor import Execution
+from conformance.engine.loading import load_target
+from conformance.engine.probe import trial
+from conformance.engine.target import Target
+from conformance.sources.trace.call import TracedCall, leaves_by_name, named, traced_call
+from conformance.sources.trace.faults import Faults
+from conformance.sources.trace.places import Place, Places, is_of_user
+from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.torch_compat import TorchDispatchMode
+
+OWN = {"tiny": "tiny", "cpu": "cpu"}
+"""Targets of the harness by the type of their device. Other devices are `device:TYPE`."""
+
+OVERLOAD = type(torch.ops.aten.add.Tensor)
+"""Type of an operator; higher-order operators have another one."""
+
+NEEDED = ("set_", "as_strided", "storages")
+"""Features of a device on which reading its tensors depends."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Selection of calls: every n-th call of an operator in a phase, operators by patterns, and training steps from
+    the first to the last, counted from 1."""
+
+    every: int = 1
+    operators: tuple[str, ...] = ()
+    steps: tuple[int, int] | None = None
+
+
+@dataclass
+class Tally:
+    """Numbers of calls of one operator in one phase."""
+
+    seen: int = 0
+    judged: int = 0
+    arbitrated: int = 0
+    unjudged: Counter[str] = field(default_factory=Counter)
+
+
+class Tracing(TorchDispatchMode):
+    """The mode. `target` restricts it to the target's device; without one, it traces every device but the CPU."""
+
+    def __init__(self, target: Target | None, options: Options, progress: Callable[[Tracing], None]) -> None:
+        super().__init__()
+        self.options, self.progress, self.only = options, progress, target
+        self.targets: dict[str, Target] = {target.device.type: target} if target is not None else {}
+        self.faults, self.places = Faults(), Places()
+        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.step = 1
+        self._lock, self._state = threading.RLock(), threading.local()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """See TorchDispatchMode: without this, torch.compile does nothing under the mode."""
+        return True
+
+    @property
+    def judged(self) -> int:
+        """Number of judged calls."""
+        return sum(one.judged for one in self.tallies.values())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Trace nothing in this thread inside the block."""
+        before, self._state.paused = getattr(self._state, "paused", False), True
+        try:
+            yield
+        finally:
+            self._state.paused = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(self._state, "paused", False):
+            return func(*args, **kwargs)
+        device = self._device(args, kwargs)
+        if device is None or not isinstance(func, OVERLOAD):
+            return func(*args, **kwargs)
+        with self._lock, self.paused():
+            self.faults.attach(self._outside)
+            if func is torch.ops.aten.ones_like.default:
+                self._note_loss(args[0], sys._getframe(1))
+            place, phase = self.places.find(sys._getframe(1))
+            tally = self.tallies.setdefault((str(func), phase), Tally())
+            tally.seen += 1
+            if not self._chosen(func, tally):
+                return func(*args, **kwargs)
+            return self._traced(func, args, kwargs, self._target(device), tally, place, phase)
+
+    def _traced(
+        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str
+    ) -> Any:
+        """Run a call on the device, judge it, and return its result."""
+        try:
+            call = traced_call(func, args, kwargs, target)
+        except Exception as error:  # a tensor without strides, or a device that cannot be read
+            tally.unjudged[_line(error)] += 1
+            return func(*args, **kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except Exception as error:
+            self._judge(call, Execution((Observation(error=Raised.of(error)),)), {}, target, tally, place, phase)
+            raise
+        try:
+            got = call.by_device(args, kwargs, made, target)
+        except Exception as error:
+            tally.unjudged[_line(error)] += 1
+            return made
+        there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
+        there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
+        self._judge(call, got, there, target, tally, place, phase)
+        return made
+
+    def _judge(
+        self, call: TracedCall, got: Execution, there: dict[str, torch.Tensor], target: Target, tally: Tally,
+        place: Place, phase: str,
+    ) -> None:  # fmt: skip
+        with _undisturbed(call):
+            want = call.by_cpu()
+        if want.last.error is not None:
+            same = got.last.error is not None
+            tally.unjudged["both raise" if same else f"torch CPU raises {_line(want.last.error)}"] += 1
+            return
+        found, arbitrated = call.judged(want, got, target)
+        tally.judged += 1
+        tally.arbitrated += arbitrated
+        if found:
+            fault = self.faults.add(call, phase, place, target.device.type, found)
+            self.faults.measure(fault, found, want, got, there)
+        self.progress(self)
+
+    def _chosen(self, func: Any, tally: Tally) -> bool:
+        options = self.options
+        if options.steps and not options.steps[0] <= self.step <= options.steps[1]:
+            return False
+        if options.operators and not any(fnmatch.fnmatch(str(func), pattern) for pattern in options.operators):
+            return False
+        return (tally.seen - 1) % options.every == 0
+
+    def _device(self, args: Any, kwargs: Mapping[str, Any]) -> str | None:
+        """Return the type of the traced device that a call uses; None for other calls."""
+        for value in (*args, *kwargs.values()):
+            for leaf in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(leaf, torch.Tensor) and self._traces(leaf.device.type) and not _is_fake(leaf):
+                    return leaf.device.type
+        device = kwargs.get("device")
+        return device.type if isinstance(device, torch.device) and self._traces(device.type) else None
+
+    def _traces(self, device: str) -> bool:
+        return device in self.targets if self.only is not None else device not in ("cpu", "meta")
+
+    def _target(self, device: str) -> Target:
+        """Return the target of a device of the script."""
+        if device not in self.targets:
+            self.targets[device] = loaded(OWN.get(device, f"device:{device}"))
+        return self.targets[device]
+
+    def _outside(self, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        def run(grad: torch.Tensor) -> None:
+            with self.paused():
+                hook(grad)
+
+        return run
+
+    def _note_loss(self, root: torch.Tensor, frame: Any) -> None:
+        """Note the value of the root of a backward pass, for which autograd makes a gradient of one."""
+        while frame is not None and not is_of_user(frame.f_code.co_filename):
+            if frame.f_code.co_name == "_make_grads" and root.numel() == 1:
+                self.faults.loss = float(root.detach().cpu().reshape(()).real)
+                return
+            frame = frame.f_back
+
+
+def loaded(spec: str) -> Target:
+    """Return the prepared target of a spec, with the features that its device lacks for reading tensors. Raises
+    TargetError."""
+    target = load_target(spec)
+    if target.probed:
+        target.without(frozenset(name for name in NEEDED if trial(target, name).answer is not Answer.YES))
+        target.probed = False
+    return target
+
+
+@contextlib.contextmanager
+def _undisturbed(call: TracedCall) -> Iterator[None]:
+    """Let torch CPU run a call without drawing from the script's generator, and without casts of its own."""
+    with contextlib.ExitStack() as stack:
+        if call.draws:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        yield
+
+
+def _is_fake(leaf: torch.Tensor) -> bool:
+    return type(leaf) is not torch.Tensor and hasattr(leaf, "fake_mode")
+
+
+def _line(error: Exception | Raised) -> str:
+    kind, text = (error.kind, error.text) if isinstance(error, Raised) else (type(error).__name__, str(error))
+    return f"{kind}: {' '.join(text.split())[:120]}"

@@ -1,0 +1,143 @@
+"""A wrong call as a small script: the call becomes a program with one step, and the reducer of programs shrinks it.
+
+Defines `scripted`. A trial compares the program on the device with torch CPU, as the fuzzer does. A call with many
+elements becomes a program with drawn values first; if the operator is right for them, the call has no script.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from conformance.engine.rules import LARGE
+from conformance.engine.target import Target
+from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.model import LARGEST_STORAGE, Input, Program, Storage
+from conformance.program.reduce import (
+    dense_inputs,
+    fewer_elements,
+    fewer_inputs,
+    merged_inputs,
+    plainer_geometry,
+    plainer_values,
+    reduce_program,
+)
+from conformance.program.script import script
+from conformance.program.steps.op import Json, Step, dtype_name, is_name, tensor
+from conformance.program.verdict import Verdict, judge_program
+from conformance.record.errors import UserError
+from conformance.sources.opinfo.sample_program import Unwritable, encoded
+from conformance.sources.trace.call import RESULT, TracedCall, leaves_by_name, named
+from conformance.standalone.moving import storage_key, whole_storage
+from conformance.standalone.oracles import Mismatch
+
+TRIALS, SECONDS = 150, 10.0
+"""Limits on the trials of one call: their number, and the time in which they begin."""
+
+PASSES = (fewer_elements, dense_inputs, fewer_inputs, merged_inputs, plainer_geometry, plainer_values)
+
+
+def scripted(call: TracedCall, found: Mismatch, target: Target) -> str:
+    """Return the script of a wrong call, minimized. If no script shows it, return a comment with the reason."""
+    reason = "the call alone is right on other values of the same sizes"
+    try:
+        for program in programs_of(call):
+            verdict = _wrong(program, target)
+            if verdict is not None:
+                return _smallest(program, verdict, target)
+    except Unwritable as error:
+        reason = str(error)
+    return f'"""{call.name}: {found.oracle} of {found.where}"""\n# No script: {reason}.\n'
+
+
+def programs_of(call: TracedCall) -> Iterator[Program]:
+    """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
+    known: dict[int, str] = {}
+    inputs: dict[str, torch.Tensor] = {}
+    for name, leaf in leaves_by_name(call.given_by_name()).items():
+        if id(leaf) not in known:
+            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_")
+            plain = plain if is_name(plain) and plain not in inputs and plain != RESULT else f"x{len(inputs)}"
+            known[id(leaf)], inputs[plain] = plain, leaf.detach()
+
+    def marker(leaf: torch.Tensor) -> Json:
+        return tensor(known[id(leaf)])
+
+    step = _step(call, [encoded(one, marker) for one in call.args], call.kwargs, marker)
+    for make in inputs_of, _drawn:
+        try:
+            yield Program(*make(inputs), (step,), rules=(LARGE,))
+        except NotAnInput as error:
+            if make is _drawn:
+                raise Unwritable(str(error)) from error
+
+
+def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Any], marker: Any) -> Step:
+    """Return the step that calls the operator by its path below `torch`."""
+    result = call.by_cpu()
+    if result.last.error is not None:
+        raise Unwritable("torch CPU refuses the call")
+    leaves = [leaf for _, leaf in named(result.outcome, RESULT) if leaf is not None]
+    is_row, many = isinstance(result.outcome, (tuple, list)), len(leaves)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        kind, out = "op_db.query", tuple[str, ...]()
+    elif is_row and many != sum(1 for _ in named(result.outcome, RESULT)):
+        raise Unwritable("a result with empty places")
+    else:
+        kind = "op_db.many" if is_row else "op_db"
+        out = tuple(f"{RESULT}_{at}" for at in range(many)) if is_row else (RESULT,) * bool(many)
+    if call.written and call.func._schema.arguments[0].name in call.written and not is_row:
+        kind = "op_db.function.inplace"
+    given = {key: encoded(value, marker) for key, value in kwargs.items()}
+    return Step(f"{kind}:ops.{call.name}", tuple(args), given, out)
+
+
+def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
+    """Return inputs of the same geometry. Floating storages get drawn values; others keep theirs. Raises
+    NotAnInput."""
+    small = {name: one for name, one in tensors.items() if not one.is_floating_point()}
+    storages, inputs = inputs_of(small)
+    drawn, numbers = [*storages], {storage_key(one): made.storage for one, made in zip(small.values(), inputs)}
+    made = {one.name: one for one in inputs}
+    for name, one in tensors.items():
+        if name in small:
+            continue
+        flat = whole_storage(one)
+        if flat.numel() > LARGEST_STORAGE or one.is_complex():
+            raise NotAnInput(f"a storage of more than {LARGEST_STORAGE:,} elements")
+        if storage_key(one) not in numbers:
+            numbers[storage_key(one)] = len(drawn)
+            drawn.append(Storage(dtype_name(one.dtype), flat.numel(), {"seed": len(drawn)}))
+        geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
+        made[name] = Input(name, numbers[storage_key(one)], dtype_name(one.dtype), *geometry)
+    return tuple(drawn), tuple(made[name] for name in tensors)
+
+
+def _wrong(program: Program, target: Target) -> Verdict | None:
+    """Return the verdict of a program that fails, else None."""
+    try:
+        verdict = judge_program(program, target, locate=False)
+    except (UserError, RuntimeError):  # a smaller call may have no meaning
+        return None
+    return verdict if verdict.mismatches else None
+
+
+def _smallest(program: Program, verdict: Verdict, target: Target) -> str:
+    """Return the script of the smallest program with the same wrong oracle."""
+    oracle, small = verdict.mismatches[0].oracle, (program, verdict)
+
+    def fails(candidate: Program) -> bool:
+        nonlocal small
+        found = _wrong(candidate, target)
+        if found is None or found.mismatches[0].oracle != oracle:
+            return False
+        small = candidate, found
+        return True
+
+    reduce_program(program, fails, TRIALS, PASSES, time.time() + SECONDS)
+    best, found = small
+    return script(replace(best, note=""), target, found.mismatches, bad_step=1)

@@ -1,0 +1,110 @@
+"""`conformance trace`: a script under the trace, a summary, a page and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.record import result as model
+from conformance.record.result import SHOWS, Outcome
+from conformance.sources.trace.__main__ import main
+
+ROOT = Path(__file__).parents[3]
+
+TRAIN = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).to("toy")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+loss = net(torch.linspace(-1, 1, 15).view(5, 3).to("toy")).square().mean()
+loss.backward()
+optimizer.step()
+print("trained")
+"""
+
+
+@pytest.fixture
+def traced(standalone, tmp_path):
+    """Runs `conformance trace` with a script in a process of its own."""
+
+    def run(script, *words, faults=""):
+        (tmp_path / "train.py").write_text(script)
+        command = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from conformance.sources.trace.__main__ import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+        words = ["--target", "device:toy,import=tests.planted.toy_device", *words, "train.py"]
+        return standalone(command, tmp_path, words, {"TOY_FAULTS": faults, "PYTHONPATH": str(ROOT)})
+
+    return run
+
+
+def test_a_wrong_operator_fails_the_run(traced, tmp_path):
+    """Exit code 1, the operator with its line, and a page."""
+    ran = traced(TRAIN, "--check-scripts", "0", faults="relu")
+    assert ran.returncode == 1, ran.stderr
+    assert "forward: 1 operator is wrong\n  aten.relu.default, train.py:7: loss = net(" in ran.stdout
+    assert "changes the loss by" in ran.stdout and "backward:" not in ran.stdout and "trained" in ran.stdout
+    results = {(one.name, one.variant): one for one in model.load(tmp_path / "reports/trace.json").results}
+    wrong = [one for one in results.values() if one.outcome is Outcome.FAIL]
+    assert [(one.name, one.variant, one.oracles) for one in wrong] == [("aten.relu.default", "forward", ("value",))]
+    assert results["aten.threshold_backward.default", "backward"].outcome is Outcome.PASS
+    assert "train.py:7" in (tmp_path / "reports/trace.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_script_of_a_wrong_operator_shows_it(traced, tmp_path):
+    """The minimized script of the call has the difference in a process of its own."""
+    traced(TRAIN, faults="relu")
+    (wrong,) = model.load(tmp_path / "reports/trace.json").unexpected
+    assert wrong.alone == SHOWS
+
+
+def test_a_right_device_passes(traced):
+    """Exit code 0, and the number of judged calls."""
+    ran = traced(TRAIN)
+    assert ran.returncode == 0, ran.stderr
+    assert "calls judged on toy: no wrong operator\n" in ran.stdout
+
+
+def test_a_script_that_fails_keeps_the_findings(traced, tmp_path):
+    """The operators that were wrong before the error are in the report."""
+    ran = traced(TRAIN + "raise ValueError('no more data')\n", "--check-scripts", "0", faults="relu")
+    assert ran.returncode == 1 and "aten.relu.default, train.py:7" in ran.stdout
+    said = "train.py fails by itself: ValueError: no more data, line 11 of train.py; the results so far are in the"
+    assert said in ran.stderr and "Traceback" not in ran.stderr
+    assert not model.load(tmp_path / "reports/trace.json").complete
+
+
+def test_ctrl_c_keeps_the_findings(traced, tmp_path):
+    """The exit code is that of the signal, and the report has the results so far."""
+    ran = traced(
+        TRAIN + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", "--check-scripts", "0", faults="relu"
+    )
+    assert ran.returncode == 130 and "aten.relu.default, train.py:7" in ran.stdout
+    assert "interrupted" in ran.stderr and model.load(tmp_path / "reports/trace.json").interrupted == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        ("import nothing_of_this_name", [], "train.py fails by itself: ModuleNotFoundError: No module named"),
+        ("import sys; sys.exit(3)", [], "train.py ends itself with exit code 3"),
+        ("import torch; torch.ones(3).add(1)", [], "train.py runs no operator on a device other than the CPU"),
+        ("import torch; torch.ones(3)", ["--target", "cpu", "--op", "x"], "--op, --every and --training-steps exclude"),
+        ("", ["--target", "functionalize"], "has no device whose operators can be traced"),
+        ("", ["no_such_file.py"], "no_such_file.py does not exist"),
+    ],
+)
+def test_bad_usage_is_one_sentence(script, words, said, tmp_path, monkeypatch, capfd):
+    """Exit code 2 and a sentence that says what to do."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+    assert main([*words, "train.py"]) == 2
+    err = capfd.readouterr().err
+    assert said in err and "Traceback" not in err
