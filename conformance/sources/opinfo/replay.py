@@ -6,10 +6,10 @@ that may die, under the same judge. `report/replay.py` defines the output format
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 from conformance.record import result as model
 from conformance.record.errors import UsageError
@@ -36,7 +36,7 @@ def replay(words: Sequence[str], target: str | None, run: Callable[[str, Sequenc
         if name not in known:
             raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
         target = target or saved.target
-    with _one_sample(index):
+    with mock.patch.dict(os.environ, {ONE_SAMPLE: index} if index else {}):
         made = run(target or "tiny", [selection])
     results = [result for result in made.results if result.id == name]
     if not results:
@@ -58,19 +58,6 @@ def selection_of(word: str, index: str) -> tuple[str, Selection]:
         chosen([part], among, what)
     op, dtype, variant, layout = parts
     return word, Selection((op,), (dtype,), (variant,), (layout,), None)
-
-
-@contextlib.contextmanager
-def _one_sample(index: str) -> Iterator[None]:
-    before = os.environ.get(ONE_SAMPLE)
-    if index:
-        os.environ[ONE_SAMPLE] = index
-    try:
-        yield
-    finally:
-        if index:
-            os.environ.pop(ONE_SAMPLE)
-            os.environ.update({ONE_SAMPLE: before} if before is not None else {})
 
 
 def _replayed(result: Result, target: str, index: str) -> Replayed:
