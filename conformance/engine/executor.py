@@ -221,12 +221,3 @@ def signature_of(given: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int]
 
 class _Calls(Capture):
     """Capture for a transform that reports nothing: counts the calls of the function passed to it."""
-
-    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its calls counted."""
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.graphs, self.ops = self.graphs + 1, self.ops + 1
-            return function(*args, **kwargs)
-
-        return counted

@@ -38,6 +38,16 @@ class Capture:
     lines: set[int] = field(default_factory=set)
     after: list[int] = field(default_factory=list)
 
+    def counting(self, function: Callable[..., Any], reached: Callable[[], bool] = lambda: True) -> Callable[..., Any]:
+        """Return the function with its calls counted, those of which `reached` says that the transform ran them."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            inside = reached()
+            self.graphs, self.ops = self.graphs + inside, self.ops + inside
+            return function(*args, **kwargs)
+
+        return counted
+
     @property
     def extent(self) -> str:
         """COMPILED, PARTLY or NOT_COMPILED."""

@@ -42,8 +42,8 @@ def show(one: Replayed) -> int:
     return 1
 
 
-def show_all(found: Sequence[Replayed], noun: str) -> int:
-    """Print each result on one line, then the number that agree, and return the exit code."""
+def show_all(found: Sequence[Replayed]) -> None:
+    """Print the result of each program on one line, then the number that agree."""
     for one in found:
         name = one.name.rpartition("/")[2].removesuffix(".json")
         if one.kind:
@@ -51,9 +51,8 @@ def show_all(found: Sequence[Replayed], noun: str) -> int:
         else:
             print(f"SKIP {name}: {one.target} leaves out {one.lacks}" if one.lacks else f"ok   {name}")
     failed, skipped = sum(bool(one.kind) for one in found), sum(bool(one.lacks) for one in found)
-    agree = f"{len(found) - failed - skipped} of {len(found)} {noun}s agree with torch CPU"
+    agree = f"{len(found) - failed - skipped} of {len(found)} programs agree with torch CPU"
     print(agree + (f", {skipped} were not run" if skipped else ""))
-    return int(failed > 0)
 
 
 def _inert(text: str) -> str:

@@ -34,8 +34,9 @@ from conformance.report import compare, history, probe, summary
 from conformance.report.escape import escape_control_characters
 from conformance.report.pipe import reader_gone
 from conformance.run import scripts, signals
+from conformance.run import summary as ending
 from conformance.run.execution_place import Place, place_of
-from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.messages import Limits
 from conformance.run.options import Parser
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
@@ -78,11 +79,22 @@ class Source(Protocol):
     def keep(self, session: Session, made: Run) -> None:
         """Write the further files that the options ask for, such as a baseline."""
 
-    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
-        """Print the findings and the totals."""
+    def summarize(self, session: Session, made: Run) -> None:
+        """Print the findings."""
 
     def nothing(self, session: Session, made: Run) -> str:
         """Return why nothing was compared."""
+
+
+def limits_of(args: argparse.Namespace, usual: Limits) -> Limits:
+    """Return the limits of workers: the options', else those of the target's profile, else the usual ones."""
+    spec = args.target or ""
+    return replace(
+        usual,
+        unit=profiles.limit(spec, "seconds", args.limit, usual.unit),
+        compiling=profiles.limit(spec, "compiling", args.compile_limit, usual.compiling),
+        memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
+    )
 
 
 @dataclass
@@ -138,26 +150,16 @@ class Session:
         """Print a line; control characters are escaped."""
         self.console.print(escape_control_characters(text), highlight=False, markup=False, soft_wrap=True)
 
-    def limits_of(self, source: Source) -> Limits:
-        """Return the limits of a source's workers: the options', else the profile's, else the source's own."""
-        args, usual = self.args, source.usual
-        return replace(
-            usual,
-            unit=profiles.limit(self.spec, "seconds", args.limit, usual.unit),
-            compiling=profiles.limit(self.spec, "compiling", args.compile_limit, COMPILE_LIMIT),
-            memory=profiles.limit(self.spec, "memory", args.memory, usual.memory or 8.0),
-        )
-
     def run(self, sources: Sequence[Source]) -> int:
         """Run the sources, one after the other, each within an equal part of the time that is left. Returns the exit
         code. Raises UserError before anything runs, and TargetError for a target that cannot be loaded."""
         self.args.target = profiles.usual(self.args.target, getattr(self.args, "oracle", None))
         for source in sources:
-            self.limits = self.limits_of(source)
+            self.limits = limits_of(self.args, source.usual)
             source.prepare(self)
         self.pythons = scripts.torch_of(getattr(self.args, "also_on", ()))
         history.check(self.reports / report.HISTORY)
-        self.limits = self.limits_of(sources[0])
+        self.limits = limits_of(self.args, sources[0].usual)
         strict = min(BUDGET, SHARE * self.seconds)
         self.target, self.seen = resolve(self.spec, self.limits, self.place, strict=strict, seconds=self.seconds)
         if self.seen is not None:
@@ -165,7 +167,7 @@ class Session:
             probe.show(self.console, profiles.identity(self.spec), self.seen, declared)
         codes = []
         for number, source in enumerate(sources):
-            self.limits = self.limits_of(source)
+            self.limits = limits_of(self.args, source.usual)
             if len(sources) > 1:
                 self.console.rule(source.title)
             began = time.monotonic() if number else self.began
@@ -223,7 +225,8 @@ class Session:
         if source.job_summary and alone:
             self._to_job_summary(text)
         source.keep(self, made)
-        source.summarize(self, made, changes)
+        source.summarize(self, made)
+        ending.show(self.console, made, changes, self.reports / report.PAGES[source.stem])
         accepted = getattr(self.args, "update_baseline", False)
         code = made.exit_code(changes.regressions if changes and not accepted else 0)
         if code == 2:

@@ -19,7 +19,6 @@ from conformance.program.unsupported import unsupported_steps
 from conformance.record.errors import TargetError
 from conformance.record.names import MUTANTS, POWER, nearest
 from conformance.record.result import Failure, Named, Outcome, Result, Run
-from conformance.report import compare
 from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.run.session import Session
@@ -109,13 +108,13 @@ class PlantedFaults(MeasuredCases):
         """See `MeasuredCases.line`."""
         return f"{result.op}: {result.reason}"
 
-    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
+    def summarize(self, session: Session, made: Run) -> None:
         """Print the number of faults found and the medians, too."""
         found = [one for one in made.results if one.outcome is Outcome.PASS]
         if found:
             median = statistics.median(one.samples for one in found)
             session.print(f"{len(found)} of {len(made.results)} found; median {median:g} programs")
-        super().summarize(session, made, changes)
+        super().summarize(session, made)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

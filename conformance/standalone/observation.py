@@ -64,12 +64,6 @@ class Seen:
     version: int | None
     device: str = "cpu"
 
-    @property
-    def significant_stride(self) -> tuple[int, ...]:
-        """The strides that affect where an element lies: strides of dimensions of length other than 1, of tensors with
-        elements."""
-        return tuple(st for n, st in zip(self.shape, self.stride) if n != 1) if 0 not in self.shape else ()
-
 
 @dataclass(frozen=True)
 class Observation:

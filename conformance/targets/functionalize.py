@@ -46,13 +46,7 @@ class FunctionalizeTarget(Target):
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function without mutations; it counts each call that torch really functionalizes."""
-        seen = self._seen
-
-        def counted(*inputs: Any) -> Any:
-            reached = torch_compat.in_functionalize()
-            seen.graphs, seen.ops = seen.graphs + reached, seen.ops + reached
-            return function(*inputs)
-
+        counted = self._seen.counting(function, torch_compat.in_functionalize)
         transformed: Callable[..., Any] = torch.func.functionalize(counted)
         return transformed
 

@@ -46,13 +46,7 @@ class GradTarget(Target):
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with gradients of the transform; it counts the runs that are differentiated."""
-        seen = self._seen
-
-        def derive(*args: Any) -> Any:
-            seen.graphs, seen.ops = seen.graphs + 1, seen.ops + 1
-            return self.derive(*args)
-
-        return differentiated(function, derive)
+        return differentiated(function, self._seen.counting(self.derive))
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture]:

@@ -74,13 +74,7 @@ class VmapTarget(Target):
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under vmap; it counts each call inside the transform."""
-        seen = self._seen
-
-        def counted(*inputs: Any) -> Any:
-            reached = torch_compat.functorch_level() is not None
-            seen.graphs, seen.ops = seen.graphs + reached, seen.ops + reached
-            return function(*inputs)
-
+        counted = self._seen.counting(function, lambda: torch_compat.functorch_level() is not None)
         return vmapped(counted, self.position)
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from rich.console import Console
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result
 from conformance.report import html, issue, machine
-from conformance.sources.opinfo import terminal
+from conformance.run import summary
 from tests.report.runs import campaign, found, result, run
 
 LOST = "it finds no difference"
@@ -33,7 +33,7 @@ def program(alone: str) -> Result:
 def printed(made: Result) -> str:
     """The end of an op_db run in the terminal."""
     text = io.StringIO()
-    terminal.summarize(Console(file=text, width=300), run(made), None, Path("reports"))
+    summary.show(Console(file=text, width=300), run(made), None, Path("reports/conformance.html"))
     return text.getvalue()
 
 

@@ -227,13 +227,14 @@ def _undone(k: DrawContext) -> Step | None:
     return None
 
 
-def _graph(t: torch.Tensor) -> bool:
-    return t.requires_grad and t.grad_fn is not None
-
-
 def _gradient(k: DrawContext) -> Step | None:
     """Draw a backward from the last step's result."""
-    made = [name for step in k.shadow.steps[-1:] for name in step.out if name in k.shadow.env and _graph(k[name])]
+    made = [
+        name
+        for step in k.shadow.steps[-1:]
+        for name in step.out
+        if name in k.shadow.env and predicates.has_graph(k[name])
+    ]
     return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
 
 

@@ -23,7 +23,7 @@ from conformance.program.steps.layouts import THRESHOLDS, Layout, laid_out, over
 from conformance.program.steps.lists import CUSTOM, LISTS
 from conformance.program.steps.op import COMPUTE, DEFINED, QUERY, Json, Step, decode, dtype_of, tensor
 from conformance.program.steps.predicates import number_like
-from conformance.program.steps.rows import Rest, row
+from conformance.program.steps.rows import Rest, another, row
 from conformance.program.steps.views import bits_are_defined, reinterprets
 
 NAME = "hazards"
@@ -384,11 +384,6 @@ def draw(k: DrawContext, cell: Hazard, offer: Offer, same: Sequence[str], free: 
         return None
 
 
-def _another(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    other = k.pick()
-    return [tensor(other)] if other else None
-
-
 def _unchanged(rest: Callable[[torch.Tensor], list[Json]]) -> Rest:
     return lambda k, t: rest(t)
 
@@ -398,5 +393,5 @@ ROWS = [
         row(f"{name}.neutral", _unchanged(rest), number_like, family=NAME, effect=COMPUTE, call=name)
         for name, rest in NEUTRAL.items()
     ),
-    row("shares_memory", _another, None, family=NAME, effect=QUERY, form=DEFINED),
+    row("shares_memory", another, None, family=NAME, effect=QUERY, form=DEFINED),
 ]

@@ -153,6 +153,15 @@ def number(value: Any) -> Json:
     return value if not isinstance(value, float) or math.isfinite(value) else {"number": str(value)}
 
 
+def constant(value: torch.Tensor, **more: Json) -> Json:
+    """Return the values of a tensor on the CPU as a constant."""
+
+    def row(values: Any) -> Json:
+        return list(map(row, values)) if isinstance(values, list) else number(values)
+
+    return {"tensor": row(value.resolve_conj().resolve_neg().tolist()), "dtype": dtype_name(value.dtype), **more}
+
+
 def _find(env: Env, name: str) -> torch.Tensor:
     if name not in env:
         raise StepError(f"there is no tensor {name!r} at this point")

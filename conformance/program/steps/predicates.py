@@ -69,3 +69,8 @@ def matrix(t: torch.Tensor) -> bool:
 def wants_grad(t: torch.Tensor) -> bool:
     """Tensors that require grad."""
     return t.requires_grad
+
+
+def has_graph(t: torch.Tensor) -> bool:
+    """Whether the tensor is the result of an operator of the autograd graph."""
+    return t.requires_grad and t.grad_fn is not None

@@ -93,6 +93,12 @@ def two_dims(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.dim(t), k.dim(t)]
 
 
+def another(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
+    """Draw another tensor; None if there is none."""
+    other = k.pick()
+    return [tensor(other)] if other else None
+
+
 def a_number(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a number of the tensor's dtype."""
     return [k.number(t.dtype)]

@@ -26,7 +26,7 @@ from conformance.program.steps.op import (
     tensor,
 )
 from conformance.program.steps.predicates import Fits
-from conformance.program.steps.rows import Rest, a_dim, nothing, row, two_dims, without_grad
+from conformance.program.steps.rows import Rest, a_dim, another, nothing, row, two_dims, without_grad
 from conformance.standalone.torch_compat import is_view
 
 
@@ -171,10 +171,6 @@ IN_PLACE = [
 ]
 
 
-def _has_graph(t: torch.Tensor) -> bool:
-    return t.requires_grad and t.grad_fn is not None
-
-
 def _could_want_grad(t: torch.Tensor) -> bool:
     return predicates.floating(t) and t.is_leaf and not t.requires_grad
 
@@ -206,17 +202,12 @@ graph = functools.partial(row, family="autograd", effect=METADATA, may_raise=Tru
 recorded = functools.partial(row, fits=predicates.wants_grad, family="autograd")
 
 AUTOGRAD = [
-    graph("backward", _constant, _has_graph, weight=6),
+    graph("backward", _constant, predicates.has_graph, weight=6),
     recorded("mul.grad", _multiplied, effect=COMPUTE, form=FUNCTION, call="mul", weight=4),
     Op("nn.functional.embedding", "autograd", MOVE, _embedded, FUNCTION, fits=_table, weight=3),
     recorded("clone.grad", effect=MOVE, call="clone", weight=3),
     graph("requires_grad_", fits=_could_want_grad, pick=_without_pieces),
 ]
-
-
-def _another(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    other = k.pick()
-    return [tensor(other)] if other else None
 
 
 def _is_one(t: torch.Tensor) -> bool:
@@ -236,7 +227,7 @@ question = functools.partial(row, family="questions", effect=QUERY)
 QUERIES = [
     question("item", fits=_is_one, pick=_settled, weight=4),
     question("tolist", fits=_is_short, pick=_settled, weight=2),
-    question("same_base", _another, None, form=DEFINED),
+    question("same_base", another, None, form=DEFINED),
     question("is_contiguous", fits=None),
 ]
 

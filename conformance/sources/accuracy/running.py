@@ -20,11 +20,7 @@ from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
-from conformance.record.result import Failure, Outcome, Result, Run, summary_line
-from conformance.report import __main__ as report
-from conformance.report import compare
-from conformance.report.summary import known_cases
-from conformance.report.summary import scripts as scripts_run
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.run import options, scripts, signals
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
@@ -237,21 +233,13 @@ class MeasuredCases:
     def keep(self, session: Session, made: Run) -> None:
         """Write nothing."""
 
-    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
-        """Print the worst cases, one line each, the cases that were not measured, and the count of cases on the last
-        line."""
+    def summarize(self, session: Session, made: Run) -> None:
+        """Print the worst cases, one line each, and the cases that were not measured."""
         for result in self.worst(made)[: self.listed]:
             session.print(self.line(result))
         for result in made.results:
             if result.outcome is Outcome.SKIP:
                 session.print(f"not measured: {result.id}: {result.reason}")
-        for result in made.unexpected:
-            if result.script_mark:
-                session.print(f"{result.id}: {result.remark}")
-        for note in [*scripts_run(made), *known_cases(made), *made.notes]:
-            session.print(note)
-        session.print(f"report: {session.reports / report.PAGES[self.stem]}")
-        print(summary_line(made), flush=True)
 
     def nothing(self, session: Session, made: Run) -> str:
         """See `Source.nothing`."""

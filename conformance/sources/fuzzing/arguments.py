@@ -29,8 +29,8 @@ from conformance.program.steps.op import (
     SETITEM,
     Json,
     Step,
+    constant,
     dtype_name,
-    number,
     tensor,
 )
 from conformance.program.steps.table import OPS
@@ -192,11 +192,6 @@ def _constant(value: torch.Tensor, host: bool) -> Json:
     """Return a new tensor as a constant. Raises Unwritable for a tensor that a list cannot describe."""
     if value.dim() > 1 and not value.numel():
         raise Unwritable("a tensor without elements and of several dimensions")
-
-    def row(values: Any) -> Json:
-        return list(map(row, values)) if isinstance(values, list) else number(values)
-
     if value.is_meta:
         return {"meta": list(value.size()), "dtype": dtype_name(value.dtype)}
-    values = row(value.resolve_conj().resolve_neg().tolist())
-    return {"tensor": values, "dtype": dtype_name(value.dtype), **({"host": True} if host else {})}
+    return constant(value, **({"host": True} if host else {}))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.declare import expectations
-from conformance.declare import profile as profiles
 from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
@@ -23,11 +22,10 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
 from conformance.record.result import Finding, Result, Run
 from conformance.record.sentences import headline
-from conformance.report import compare
 from conformance.run import options, scripts, signals
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
-from conformance.run.session import Session
+from conformance.run.session import Session, limits_of
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
@@ -129,9 +127,9 @@ class Programs:
         if session.args.record_kernels and not made.interrupted:
             write_baseline(session.args.kernels or BASELINE, session.target, self.running.result.counts)
 
-    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
+    def summarize(self, session: Session, made: Run) -> None:
         """See `Source.summarize`."""
-        summarize(self.running, made, changes, session.console, line(self.running))
+        summarize(self.running, made, session.console, line(self.running))
 
     def nothing(self, session: Session, made: Run) -> str:
         """See `Source.nothing`."""
@@ -156,11 +154,8 @@ def instead(args: argparse.Namespace) -> int | None:
         return 0
     if not (args.replay or args.minimize):
         return None
-    usual = Programs.usual
-    spec = args.target or ""
-    args.limit = profiles.limit(spec, "seconds", args.limit, usual.unit)
-    args.memory = profiles.limit(spec, "memory", args.memory, usual.memory or 8.0)
-    args.compile_limit = profiles.limit(spec, "compiling", args.compile_limit, usual.compiling)
+    limits = limits_of(args, Programs.usual)
+    args.limit, args.memory, args.compile_limit = limits.unit, limits.memory, limits.compiling
     args.replay = Path(args.replay) if args.replay else None
     return replay(args)
 

@@ -132,7 +132,7 @@ def replay_folder(folder: Path, args: argparse.Namespace) -> int:
     for result in run.findings:
         if result.outcome is Outcome.XPASS:
             print(f"XPASS {result.reason}")
-    show_all(lines, "program")
+    show_all(lines)
     print("".join(f"{text}\n" for text in summary.known(run)), end="")
     if skipped == len(paths):
         raise ProgramError(f"{folder}: {args.target} leaves out every program, so there is nothing to compare")

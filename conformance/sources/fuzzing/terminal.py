@@ -1,11 +1,10 @@
-"""The end of a campaign in the terminal: its findings, the worst first, and its totals.
+"""The end of a campaign in the terminal: its findings, the worst first, and the counts of programs.
 
 Defines `summarize`. Order, verdict and facts are the same as in the HTML report. This module draws and runs no program.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from conformance.record.causes import Cause, causes_of
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
-from conformance.report import compare, machine, missing_ops
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
 from conformance.sources.fuzzing.campaign import Campaign, Group
@@ -32,8 +30,8 @@ MOST_SIGNATURES = 5
 """Number of further signatures of a finding that are named."""
 
 
-def summarize(running: Campaign, made: Run, changes: compare.Diff | None, console: Console, where: str) -> None:
-    """Print the findings, the worst first, then the totals after `where`, the line with the campaign's progress."""
+def summarize(running: Campaign, made: Run, console: Console, where: str) -> None:
+    """Print the findings, the worst first, then the counts after `where`, the line with the campaign's progress."""
     groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
     stopped = made.stopped_at_inputs
     if stopped is not None:
@@ -70,9 +68,6 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
             else ""
         )
     )
-    report_lines(made, changes, console)
-    console.print(f"report: {running.plan.reports / 'fuzz.html'}")
-    console.print(model.summary_line(made))
 
 
 def _cause(
@@ -116,13 +111,3 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
 
 def _more(found: model.Finding) -> int:
     return max(len(found.signatures) - MOST_SIGNATURES, 0)
-
-
-def report_lines(made: Run, changes: compare.Diff | None, console: Console) -> None:
-    """Print the other lines of a run: facts, known findings, changes, and annotations on GitHub."""
-    missing_ops.show(console, made.lacking)
-    lines = [*sentences.known(made), *sentences.masked(made), *sentences.facts(made), *made.notes]
-    lines += [f"since the baseline:\n{compare.text(changes)}"] if changes else []
-    lines += machine.error_lines(made) if os.environ.get("GITHUB_ACTIONS") else []
-    for text in lines:
-        console.print(escape_control_characters(text))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from conformance.program.steps.op import dtype_name
 from conformance.record.names import CHANGED, DTYPES, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import overloads
 from conformance.sources.opinfo.plan import Case, Entry
@@ -73,10 +74,6 @@ def find(case: Case) -> Any:
     return by_name().get((case.op, case.overload)) or overloads.infos()[case.op]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _variants(op: Any) -> frozenset[str]:
     has = {
         "forward": True,
@@ -101,8 +98,8 @@ def entries(beside: bool = False) -> list[Entry]:
             name,
             overload,
             family(op),
-            frozenset(map(_name, op.dtypes)),
-            frozenset(map(_name, op.supported_backward_dtypes("cpu"))),
+            frozenset(map(dtype_name, op.dtypes)),
+            frozenset(map(dtype_name, op.supported_backward_dtypes("cpu"))),
             _variants(op),
         )
         for (name, overload), op in found.items()

@@ -6,10 +6,10 @@ that may die, under the same judge. `report/replay.py` defines the output format
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 from conformance.declare import profile as profiles
 from conformance.record import result as model
@@ -23,7 +23,7 @@ from conformance.sources.opinfo.plan import Selection
 
 
 def replay(
-    words: Sequence[str], target: str | None, oracle: str | None, run: Callable[[str, Sequence[Selection]], Run]
+    words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run], oracle: str | None = None
 ) -> int:
     """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
     target. Returns the exit code; raises UsageError for an unknown id.
@@ -39,7 +39,7 @@ def replay(
         if name not in known:
             raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
         target = target or saved.target
-    with _one_sample(index):
+    with mock.patch.dict(os.environ, {ONE_SAMPLE: index} if index else {}):
         made = run(profiles.usual(target or "tiny", oracle), [selection])
     results = [result for result in made.results if result.id == name]
     if not results:
@@ -61,19 +61,6 @@ def selection_of(word: str, index: str) -> tuple[str, Selection]:
         chosen([part], among, what)
     op, dtype, variant, layout = parts
     return word, Selection((op,), (dtype,), (variant,), (layout,), None)
-
-
-@contextlib.contextmanager
-def _one_sample(index: str) -> Iterator[None]:
-    before = os.environ.get(ONE_SAMPLE)
-    if index:
-        os.environ[ONE_SAMPLE] = index
-    try:
-        yield
-    finally:
-        if index:
-            os.environ.pop(ONE_SAMPLE)
-            os.environ.update({ONE_SAMPLE: before} if before is not None else {})
 
 
 def _replayed(result: Result, target: str, index: str) -> Replayed:

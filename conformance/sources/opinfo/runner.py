@@ -28,12 +28,12 @@ from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
 from conformance.report import __main__ as report
-from conformance.report import budgets, compare
+from conformance.report import budgets
 from conformance.run import options, scripts, signals
 from conformance.run.execution_place import LOCAL, Place, place_of
-from conformance.run.messages import COMPILE_LIMIT, Limits
+from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
-from conformance.run.session import Session
+from conformance.run.session import Session, limits_of
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
 from conformance.sources.opinfo import plainest, plan, terminal
@@ -264,9 +264,9 @@ class OpDb:
             if self.counted:
                 model.write_atomic(self.baseline_file.parent / budgets.NAME, budgets.dumps(self.counted))
 
-    def summarize(self, session: Session, made: Run, changes: compare.Diff | None) -> None:
+    def summarize(self, session: Session, made: Run) -> None:
         """See `Source.summarize`."""
-        terminal.summarize(session.console, made, changes, session.reports)
+        terminal.summarize(session.console, made)
 
     def nothing(self, session: Session, made: Run) -> str:
         """See `Source.nothing`."""
@@ -291,16 +291,9 @@ def instead(args: argparse.Namespace) -> int | None:
     """Answer `--replay`, which runs one case again."""
     if not args.replay:
         return None
-    spec = args.target or ""
-    limits = replace(
-        LIMITS,
-        unit=profiles.limit(spec, "seconds", args.limit, LIMITS.unit),
-        memory=profiles.limit(spec, "memory", args.memory, LIMITS.memory or 8.0),
-        compiling=profiles.limit(spec, "compiling", args.compile_limit, COMPILE_LIMIT),
-    )
-    place = place_of(args)
+    limits, place = limits_of(args, LIMITS), place_of(args)
     again = lambda target, these: run(target, selections=these, limits=limits, lacking=True, place=place)  # noqa: E731
-    return replay(args.replay, args.target, args.oracle, again)
+    return replay(args.replay, args.target, again, args.oracle)
 
 
 def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:

@@ -23,7 +23,7 @@ from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError, fresh_names
 from conformance.program.shadow import reference as program_reference
-from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, number, tensor
+from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, constant, dtype_name, number, tensor
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
@@ -207,11 +207,7 @@ def on_host(value: torch.Tensor) -> Json:
     """Return a tensor that stays on the CPU as a constant. Raises Unwritable."""
     if not value.is_contiguous() or value.requires_grad or (value.dim() > 1 and not value.numel()):
         raise Unwritable("a tensor on the CPU with a layout")
-
-    def row(values: Any) -> Json:
-        return list(map(row, values)) if isinstance(values, list) else number(values)
-
-    return {"tensor": row(value.tolist()), "dtype": dtype_name(value.dtype), "host": True}
+    return constant(value, host=True)
 
 
 def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) -> Observation:

@@ -24,7 +24,7 @@ from conformance.record.finding import CRASH, FAIL, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
 from conformance.run import probe as run_probe
-from conformance.run import session
+from conformance.run import session, summary
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, isolation, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
@@ -371,7 +371,8 @@ class TestNotShrunk:
     def test_the_terminal_says_so(self, made: tuple[Campaign, Run]) -> None:
         campaign, run = made
         console = Console(record=True, width=200, file=io.StringIO())
-        summarize(campaign, run, None, console, "seed 0")
+        summarize(campaign, run, console, "seed 0")
+        summary.show(console, run, None, Path("fuzz.html"))
         said = console.export_text()
         assert "not shrunk: value: 3 operators" in said
         assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
