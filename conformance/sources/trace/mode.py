@@ -26,7 +26,7 @@ from conformance.sources.trace.call import TracedCall, leaves_by_name, named, tr
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
 from conformance.standalone.observation import Observation, Raised
-from conformance.standalone.torch_compat import TorchDispatchMode
+from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
 OWN = {"tiny": "tiny", "cpu": "cpu"}
 """Targets of the harness by the type of their device. Other devices are `device:TYPE`."""
@@ -94,18 +94,17 @@ class Tracing(TorchDispatchMode):
         if getattr(self._state, "paused", False):
             return func(*args, **kwargs)
         device = self._device(args, kwargs)
-        if device is None or not isinstance(func, OVERLOAD):
+        if device is None or not isinstance(func, OVERLOAD) or in_compiled_backward():
             return func(*args, **kwargs)
         with self._lock, self.paused():
-            self.faults.attach(self._outside)
+            self.faults.attach(self.outside)
             if func is torch.ops.aten.ones_like.default:
                 self._note_loss(args[0], sys._getframe(1))
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
-            tally.seen += 1
-            if not self._chosen(func, tally):
+            if not self.selects(str(func), tally):
                 return func(*args, **kwargs)
-            return self._traced(func, args, kwargs, self._target(device), tally, place, phase)
+            return self._traced(func, args, kwargs, self.target(device), tally, place, phase)
 
     def _traced(
         self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str
@@ -145,15 +144,17 @@ class Tracing(TorchDispatchMode):
         tally.judged += 1
         tally.arbitrated += arbitrated
         if found:
-            fault = self.faults.add(call, phase, place, target.device.type, found)
+            fault = self.faults.add(call, phase, place, target, found)
             self.faults.measure(fault, found, want, got, there)
         self.progress(self)
 
-    def _chosen(self, func: Any, tally: Tally) -> bool:
+    def selects(self, name: str, tally: Tally) -> bool:
+        """Count a call, and return whether the options select it."""
         options = self.options
+        tally.seen += 1
         if options.steps and not options.steps[0] <= self.step <= options.steps[1]:
             return False
-        if options.operators and not any(fnmatch.fnmatch(str(func), pattern) for pattern in options.operators):
+        if options.operators and not any(fnmatch.fnmatch(name, pattern) for pattern in options.operators):
             return False
         return (tally.seen - 1) % options.every == 0
 
@@ -169,13 +170,15 @@ class Tracing(TorchDispatchMode):
     def _traces(self, device: str) -> bool:
         return device in self.targets if self.only is not None else device not in ("cpu", "meta")
 
-    def _target(self, device: str) -> Target:
+    def target(self, device: str) -> Target:
         """Return the target of a device of the script."""
         if device not in self.targets:
             self.targets[device] = loaded(OWN.get(device, f"device:{device}"))
         return self.targets[device]
 
-    def _outside(self, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def outside(self, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        """Return a hook that runs outside of the trace."""
+
         def run(grad: torch.Tensor) -> None:
             with self.paused():
                 hook(grad)
