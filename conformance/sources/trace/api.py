@@ -110,6 +110,8 @@ class Trace:
                 yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
                 yield f"    {sentence(fault.mismatch)}"
         yield from self.notes()
+        if self.mode.divergence is not None:
+            yield from self.mode.divergence.lines()
         wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
 
@@ -127,7 +129,8 @@ class Trace:
         compilers = dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)
         made = Run(",".join([*specs, *compilers]) or "none")
         made.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
-        made.notes, made.started, made.seconds = [*self.notes()], self.started, round(self.seconds, 2)
+        parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
+        made.notes, made.started, made.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)
         for target in self.mode.targets.values():
             made.environment |= target.environment()
         return made
@@ -161,6 +164,7 @@ def trace(
     every: int = 1,
     operators: Iterable[str] = (),
     steps: tuple[int, int] | None = None,
+    divergence: bool = False,
     progress: Callable[[Trace], None] = lambda trace: None,
 ) -> Iterator[Trace]:
     """Judge each operator that a device runs inside the block: torch CPU computes the same call on copies of its
@@ -168,12 +172,15 @@ def trace(
 
     `target` is the spec of a target with a device; without it, every device but the CPU is traced. `every` judges only
     each n-th call of an operator, `operators` only operators that match one of these patterns (`aten.add*`), and
-    `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `progress` is
+    `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `divergence` also
+    compares the run with a free run of torch CPU, and tells where the two part. `progress` is
     called after each judged call.
 
     Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
     """
-    made = Trace(device_target(target) if target else None, Options(every, tuple(operators), steps), progress)
+    made = Trace(
+        device_target(target) if target else None, Options(every, tuple(operators), steps, divergence), progress
+    )
     with made.active():
         yield made
     made.write_scripts()

@@ -214,6 +214,8 @@ class Compiled:
         with self.mode.paused():
             made = compiled(*given)
             self._judge(graph, call, dict(zip(graph.names, args)), dict(named(made, RESULT)), FORWARD)
+            if self.mode.divergence is not None:
+                self.mode.divergence.forget(tensors((list(args), made)))
             seen.outputs(made)
         return made
 

@@ -76,6 +76,11 @@ class Faults:
     loss: float | None = None
     _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
+    @property
+    def in_order(self) -> list[Fault]:
+        """The faults in the order in which they were found."""
+        return [*self.found.values()]
+
     def ranked(self, phase: str) -> list[Fault]:
         """Return the faults of a phase, the worst first."""
         return sorted((one for one in self.found.values() if one.phase == phase), key=lambda one: one.rank(self.loss))

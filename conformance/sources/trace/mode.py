@@ -23,6 +23,7 @@ from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
 from conformance.sources.trace.call import TracedCall, leaves_by_name, named, traced_call
+from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
 from conformance.standalone.observation import Observation, Raised
@@ -41,11 +42,12 @@ NEEDED = ("set_", "as_strided", "storages")
 @dataclass(frozen=True)
 class Options:
     """Selection of calls: every n-th call of an operator in a phase, operators by patterns, and training steps from
-    the first to the last, counted from 1."""
+    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU."""
 
     every: int = 1
     operators: tuple[str, ...] = ()
     steps: tuple[int, int] | None = None
+    divergence: bool = False
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Tracing(TorchDispatchMode):
         self.options, self.progress, self.only = options, progress, target
         self.targets: dict[str, Target] = {target.device.type: target} if target is not None else {}
         self.faults, self.places = Faults(), Places()
+        self.divergence = Divergence() if options.divergence else None
         self.tallies: dict[tuple[str, str], Tally] = {}
         self.step = 1
         self._lock, self._state = threading.RLock(), threading.local()
@@ -102,14 +105,16 @@ class Tracing(TorchDispatchMode):
                 self._note_loss(args[0], sys._getframe(1))
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
-            if not self.selects(str(func), tally):
+            judged = self.selects(str(func), tally)
+            if not judged and self.divergence is None:
                 return func(*args, **kwargs)
-            return self._traced(func, args, kwargs, self.target(device), tally, place, phase)
+            return self._traced(func, args, kwargs, self.target(device), tally, place, phase, judged)
 
     def _traced(
-        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str
-    ) -> Any:
-        """Run a call on the device, judge it, and return its result."""
+        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str,
+        judged: bool,
+    ) -> Any:  # fmt: skip
+        """Run a call on the device, judge it if it is selected, and return its result."""
         try:
             call = traced_call(func, args, kwargs, target)
         except Exception as error:  # a tensor without strides, or a device that cannot be read
@@ -127,7 +132,10 @@ class Tracing(TorchDispatchMode):
             return made
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
         there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
-        self._judge(call, got, there, target, tally, place, phase)
+        if judged:
+            self._judge(call, got, there, target, tally, place, phase)
+        if self.divergence is not None:
+            self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
         return made
 
     def _judge(
