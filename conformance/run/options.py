@@ -246,6 +246,9 @@ FLAGS: Mapping[str, Flag] = {
         "only each N-th call of an operator (default: 1)",
         arguments={"type": at_least_one, "default": 1, "metavar": "N"},
     ),
+    "divergence": Flag(
+        "what to run", "also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH
+    ),
     "training-steps": Flag(
         "what to run",
         "only these steps of the script's optimizers, counted from 1 (default: all)",

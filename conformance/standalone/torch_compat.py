@@ -56,6 +56,8 @@ SYMBOLS: dict[str, str] = {
 """Symbols that come with torch itself, and the versions that have them."""
 
 ON_USE: dict[str, str] = {
+    "torch:_TorchCompileInductorWrapper": ">=2.9",
+    "torch:_TorchCompileWrapper": ">=2.9",
     "torch._decomp:core_aten_decompositions": ">=2.9",
     "torch._dynamo:disable": ">=2.9",
     "torch._dynamo:list_backends": ">=2.9",
@@ -180,6 +182,12 @@ def backward_node() -> torch.autograd.graph.Node | None:
     return node
 
 
+def in_compiled_backward() -> bool:
+    """Whether the autograd engine runs the backward pass of a compiled graph in this thread."""
+    node = backward_node()
+    return node is not None and node.name().startswith("CompiledFunction")
+
+
 def sequence_number_of(node: torch.autograd.graph.Node) -> int:
     """Return the number of a node of the autograd graph; nodes of one thread are numbered in the order of the forward
     pass."""
@@ -267,6 +275,11 @@ def compiler_backend(name: str) -> Callable[[torch.fx.GraphModule, list[torch.Te
     """Return the function that compiles a graph, by its registered name. Raises errors of the backend's own import."""
     compiler: Callable[..., Any] = found("torch._dynamo.backends.registry:lookup_backend")(name)
     return compiler
+
+
+def compile_wrappers() -> list[Any]:
+    """Return the classes whose calls compile a graph for `torch.compile`, with any backend and with Inductor."""
+    return [found("torch:_TorchCompileWrapper"), found("torch:_TorchCompileInductorWrapper")]
 
 
 def has_cpp_compiler() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -30,3 +31,38 @@ def loses_add_(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any
             node.target = "add"
     graph.recompile()
     return lookup_backend("aot_eager")(graph, examples)
+
+
+def _negates_gelu_backward(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+    """Negate the gradient of gelu."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.gelu_backward.default:
+            with graph.graph.inserting_after(node):
+                negated = graph.graph.call_function(torch.ops.aten.neg.default, (node,))
+            node.replace_all_uses_with(negated, delete_user_cb=lambda user, negated=negated: user is not negated)
+    graph.recompile()
+    return make_boxed_func(graph.forward)
+
+
+register_backend(aot_autograd(fw_compiler=_negates_gelu_backward), "negates_gelu_backward")
+
+
+@register_backend
+def wrong_exp_of_products(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+    """Compute exp2 instead of exp of a product: a wrong pattern of two nodes."""
+    for node in graph.graph.nodes:
+        if node.target is torch.exp and getattr(node.args[0], "target", None) is operator.mul:
+            node.target = torch.exp2
+    graph.recompile()
+    return graph.forward
+
+
+@register_backend
+def draws_otherwise(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+    """Draw other random numbers than eager torch."""
+
+    def run(*inputs: Any) -> Any:
+        torch.rand(3)
+        return graph(*inputs)
+
+    return run

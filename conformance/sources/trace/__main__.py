@@ -26,7 +26,7 @@ from conformance.sources.trace.api import Trace, device_target
 from conformance.sources.trace.mode import Options
 from conformance.sources.trace.places import is_of_user
 
-FLAGS = ("target", "env", "op", "every", "training-steps", "check-scripts", "reports")
+FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "check-scripts", "reports")
 BUDGET = 60.0
 """Usual time in seconds for running the scripts of the findings."""
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = device_target(args.target) if args.target else None
         console = Console(stderr=True)
         with _progress(console, args.script.name) as progress:
-            made = Trace(target, Options(args.every, tuple(args.op), args.training_steps), progress)
+            made = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
             ended = _run_script(args.script, args.arguments, made)
         run = made.run()
         run.command, run.environment = shlex.join([parser.prog, *words]), run.environment | machine()

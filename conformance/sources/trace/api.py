@@ -19,6 +19,7 @@ from conformance.record.errors import UsageError
 from conformance.record.names import TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
+from conformance.sources.trace.compiled import Compiled
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
 from conformance.sources.trace.places import PHASES
@@ -33,6 +34,7 @@ class Trace:
 
     def __init__(self, target: Target | None, options: Options, progress: Callable[[Trace], None]) -> None:
         self.mode = Tracing(target, options, lambda mode: progress(self))
+        self.compiled = Compiled(self.mode, lambda: progress(self))
         self.options = options
         self.started, self._began, self.seconds = datetime.now(UTC).isoformat(timespec="seconds"), monotonic(), 0.0
 
@@ -54,8 +56,8 @@ class Trace:
 
     @property
     def devices(self) -> list[str]:
-        """The types of the devices that the trace has seen."""
-        return [*self.mode.targets]
+        """The types of the devices and the names of the compilers that the trace has seen."""
+        return [*self.mode.targets, *dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -71,7 +73,7 @@ class Trace:
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
-            with self.mode:
+            with self.compiled.traced(), self.mode:
                 yield
         finally:
             for hook in hooks:
@@ -81,17 +83,14 @@ class Trace:
                 self.seconds = monotonic() - self._began
 
     def write_scripts(self) -> None:
-        """Minimize the smallest wrong call of each fault, and keep its script."""
+        """Find the wrong nodes of wrong graphs, minimize the smallest wrong call of each fault, and keep its script."""
+        self.compiled.attribute()
         ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
         most = max(map(len, ranked), default=0)
         order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
         for fault in order[:MOST_SCRIPTS]:
             if not fault.script:
-                with contextlib.suppress(KeyError):
-                    fault.script = scripted(fault.call, fault.mismatch, self._target_of(fault))
-
-    def _target_of(self, fault: Fault) -> Target:
-        return self.mode.targets[fault.device]
+                fault.script = scripted(fault)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -104,12 +103,15 @@ class Trace:
                 verb = "operator is" if len(faults) == 1 else "operators are"
                 yield f"{phase}: {len(faults)} {verb} wrong"
             for fault in faults:
-                tally = self.mode.tallies[fault.name, phase]
+                tally = self.mode.tallies[fault.group or fault.name, phase]
+                unit = f"calls of {fault.group}" if fault.group else "calls"
                 told = fault.told(self.loss)
                 yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
-                yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} calls')))}"
+                yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
                 yield f"    {sentence(fault.mismatch)}"
         yield from self.notes()
+        if self.mode.divergence is not None:
+            yield from self.mode.divergence.lines()
         wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
 
@@ -123,16 +125,19 @@ class Trace:
 
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
-        made = Run(",".join(one.spec for one in self.mode.targets.values()) or "none")
+        specs = [one.spec for one in self.mode.targets.values()]
+        compilers = dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)
+        made = Run(",".join([*specs, *compilers]) or "none")
         made.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
-        made.notes, made.started, made.seconds = [*self.notes()], self.started, round(self.seconds, 2)
+        parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
+        made.notes, made.started, made.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)
         for target in self.mode.targets.values():
             made.environment |= target.environment()
         return made
 
     def _result(self, name: str, phase: str, tally: Tally) -> Result:
-        faults = [one for one in self.mode.faults.ranked(phase) if one.name == name]
-        op, _, overload = name.rpartition(".")
+        faults = [one for one in self.mode.faults.ranked(phase) if (one.group or one.name) == name]
+        op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
         made = Result(op, "", phase, TRACE, Outcome.PASS, overload, samples=tally.judged, arbitrated=tally.arbitrated)
         if faults:
             failures = tuple(map(self._failure, faults))
@@ -147,6 +152,7 @@ class Trace:
         one = fault.mismatch
         texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
         place = f"{fault.place}: {fault.place.code}"
+        place = f"{fault.name}, {place}" if fault.group else place
         told = ", ".join(filter(None, (place, fault.told(self.loss), counted(fault.wrong, "wrong call"))))
         return Failure(one.oracle, **texts, call=told, script=fault.script)
 
@@ -158,6 +164,7 @@ def trace(
     every: int = 1,
     operators: Iterable[str] = (),
     steps: tuple[int, int] | None = None,
+    divergence: bool = False,
     progress: Callable[[Trace], None] = lambda trace: None,
 ) -> Iterator[Trace]:
     """Judge each operator that a device runs inside the block: torch CPU computes the same call on copies of its
@@ -165,12 +172,15 @@ def trace(
 
     `target` is the spec of a target with a device; without it, every device but the CPU is traced. `every` judges only
     each n-th call of an operator, `operators` only operators that match one of these patterns (`aten.add*`), and
-    `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `progress` is
+    `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `divergence` also
+    compares the run with a free run of torch CPU, and tells where the two part. `progress` is
     called after each judged call.
 
     Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
     """
-    made = Trace(device_target(target) if target else None, Options(every, tuple(operators), steps), progress)
+    made = Trace(
+        device_target(target) if target else None, Options(every, tuple(operators), steps, divergence), progress
+    )
     with made.active():
         yield made
     made.write_scripts()

@@ -18,7 +18,15 @@ from conformance.engine.float64 import Float64Reference
 from conformance.engine.judge import Judged, Judgement, Terms, judge
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target
-from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, whole_storage
+from conformance.standalone.moving import (
+    copied_to_host,
+    map_leaves,
+    map_tensors,
+    rebuild,
+    storage_key,
+    tensors,
+    whole_storage,
+)
 from conformance.standalone.observation import Observation, Raised, Seen, contiguity
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
@@ -66,6 +74,11 @@ class TracedCall:
         return str(self.func)
 
     @property
+    def size(self) -> int:
+        """Number of elements of the inputs."""
+        return sum(one.numel() for one in leaves_by_name(self.given_by_name()).values())
+
+    @property
     def draws(self) -> bool:
         """Whether the operator draws random numbers."""
         return any(tag in self.func.tags for tag in DRAWS_NUMBERS)
@@ -103,16 +116,16 @@ class TracedCall:
     def arguments(self) -> Arguments:
         """Return the arguments of the call to which the rules apply."""
         first, *args = self.args or (None,)
-        tensors = [*leaves_by_name(self.given_by_name()).values()]
+        leaves = [*leaves_by_name(self.given_by_name()).values()]
         kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
-        return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, tensors)
+        return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, leaves)
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64; None if it has none."""
         if self.wide is None:
             try:
                 args, kwargs = Float64Reference().send((self.args, self.kwargs))
-                args, kwargs = map_leaves((args, kwargs), _widened)
+                args, kwargs = map_leaves((args, kwargs), widened_leaf)
                 made = self.func(*args, **kwargs)
                 self.wide = Execution((self._observed(args, kwargs, made, storage_key, _itself),))
             except Exception as error:  # torch CPU may have no kernel for float64
@@ -150,25 +163,53 @@ class TracedCall:
     ) -> Observation:
         """Return the observation of results and written arguments, and of the storages of all arguments."""
         given = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
-        results = dict(named(made, RESULT))
-        tensors = {**given, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
-        host = fetch(tensors)
-        first: dict[int, str] = {}
-        seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
-        for name, tensor in tensors.items():
-            alias = first.setdefault(key(tensor), name)
-            value = host[name].detach()
-            if name in given:
-                if not self.is_view:
-                    storages.setdefault(alias, whole_storage(value))
-                if name.partition("[")[0] not in self.written:
-                    continue
-            seen[name] = Seen(
-                value, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()),
-                contiguity(tensor), alias, False, None, tensor.device.type,
-            )  # fmt: skip
-        others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
-        return Observation(seen, others, storages)
+        return observed(given, dict(named(made, RESULT)), self.written, not self.is_view, key, fetch)
+
+
+def observed(
+    given: Mapping[str, torch.Tensor],
+    results: Mapping[str, Any],
+    written: Collection[str],
+    content: bool,
+    key: Callable[[torch.Tensor], int],
+    fetch: Callable[[Tree], Tree],
+) -> Observation:
+    """Return the observation of results and of the `written` arguments, and of the storages of all arguments if their
+    `content` counts. `key` tells storages apart, and `fetch` copies a tree to the CPU."""
+    found = {**given, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
+    host = fetch(found)
+    first: dict[int, str] = {}
+    seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
+    for name, tensor in found.items():
+        alias, value = first.setdefault(key(tensor), name), host[name].detach()
+        if name in given and content:
+            storages.setdefault(alias, whole_storage(value))
+        if name in given and name.partition("[")[0] not in written:
+            continue
+        geometry = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+        seen[name] = Seen(value, tensor.dtype, *geometry, contiguity(tensor), alias, False, None, tensor.device.type)
+    others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
+    return Observation(seen, others, storages)
+
+
+@dataclass
+class NodeCall:
+    """A call of a node in a compiled graph, with copies of its inputs on the CPU. `path` is the function's path below
+    torch, or "Tensor." and the name of a method."""
+
+    path: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.path
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the inputs."""
+        return sum(one.numel() for one in tensors((self.args, self.kwargs)))
 
 
 NEEDS_CONTENT = frozenset(getattr(torch.ops.aten, name) for name in ("lift_fresh", "_unsafe_view", "set_"))
@@ -180,11 +221,11 @@ def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target
     """Return the call with its inputs fetched. Raises TypeError for tensors without strides."""
     written = frozenset(one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
     made = TracedCall(func, args, dict(kwargs), written=written)
-    tensors = leaves_by_name(made.given_by_name())
-    made.on_host = not tensors or any(one.device.type == "cpu" for one in tensors.values())
+    leaves = leaves_by_name(made.given_by_name())
+    made.on_host = not leaves or any(one.device.type == "cpu" for one in leaves.values())
     made.on_host |= "cpu" in str(kwargs.get("device", ""))
     fetch = _empty_like if made.is_view else lambda tree: fetched(tree, target)
-    made.args, made.kwargs = map_leaves(fetch((made.args, made.kwargs)), _on_cpu)
+    made.args, made.kwargs = map_leaves(fetch((made.args, made.kwargs)), on_cpu)
     return made
 
 
@@ -230,11 +271,13 @@ def _itself(tree: Tree) -> Tree:
     return tree
 
 
-def _on_cpu(leaf: Any) -> Any:
+def on_cpu(leaf: Any) -> Any:
+    """Return the leaf for a call on the CPU: its device and its generator are those of the CPU."""
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     return None if isinstance(leaf, torch.Generator) else leaf
 
 
-def _widened(leaf: Any) -> Any:
+def widened_leaf(leaf: Any) -> Any:
+    """Return the leaf for a call in float64: a dtype is widened."""
     return widened(leaf) if isinstance(leaf, torch.dtype) else leaf

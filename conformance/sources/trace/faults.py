@@ -18,12 +18,10 @@ import torch
 
 from conformance.engine.arbitration import subject
 from conformance.engine.executor import Execution
-from conformance.sources.trace.call import VALUES, TracedCall
+from conformance.engine.target import Target
+from conformance.sources.trace.call import VALUES, NodeCall, TracedCall
 from conformance.sources.trace.places import BACKWARD, PHASES, Place
 from conformance.standalone.oracles import Mismatch
-
-KEPT = 10_000
-"""Number of elements of the inputs of a call that is kept whole for its script."""
 
 
 @dataclass
@@ -31,15 +29,18 @@ class Fault:
     """A wrong operator at one line in one phase, over all its wrong calls.
 
     `mismatch` is the difference of the first wrong call. `error` is the largest relative error of a result, infinite
-    for a wrong fact other than values. `effect` is the largest change of the loss, None if no gradient flows into a
+    for a wrong fact other than values. `group` is the compiled graph that contains the operator, and
+    `compiler` its backend, if any. `effect` is the largest change of the loss, None if no gradient flows into a
     wrong result. `call` is the wrong call with the fewest input elements."""
 
     name: str
     phase: str
     place: Place
     mismatch: Mismatch
-    call: TracedCall
-    device: str = ""
+    call: TracedCall | NodeCall | None
+    target: Target
+    group: str = ""
+    compiler: str = ""
     wrong: int = 0
     error: float = 0.0
     effect: float | None = None
@@ -75,6 +76,11 @@ class Faults:
     loss: float | None = None
     _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
+    @property
+    def in_order(self) -> list[Fault]:
+        """The faults in the order in which they were found."""
+        return [*self.found.values()]
+
     def ranked(self, phase: str) -> list[Fault]:
         """Return the faults of a phase, the worst first."""
         return sorted((one for one in self.found.values() if one.phase == phase), key=lambda one: one.rank(self.loss))
@@ -83,15 +89,22 @@ class Faults:
         """Return all faults, by phase, the worst of each first."""
         return [one for phase in PHASES for one in self.ranked(phase)]
 
-    def add(self, call: TracedCall, phase: str, place: Place, device: str, found: Iterable[Mismatch]) -> Fault:
+    def add(self, call: TracedCall, phase: str, place: Place, target: Target, found: Iterable[Mismatch]) -> Fault:
         """Add a wrong call and return its fault."""
         first = next(iter(found))
         key = call.name, phase, place
-        fault = self.found.setdefault(key, Fault(*key, first, call, device))
+        fault = self.found.setdefault(key, Fault(*key, first, call, target))
         fault.wrong += 1
-        if size(call) < size(fault.call):
+        if fault.call is None or call.size < fault.call.size:
             fault.call = call
         return fault
+
+    def insert(self, fault: Fault) -> None:
+        """Add a fault that is complete, or add its wrong calls to those of the same operator, phase and line."""
+        known = self.found.setdefault((fault.name, fault.phase, fault.place), fault)
+        if known is not fault:
+            known.wrong += fault.wrong
+            known.error = max(known.error, fault.error)
 
     def measure(
         self, fault: Fault, found: Iterable[Mismatch], want: Execution, got: Execution, there: dict[str, torch.Tensor]
@@ -133,8 +146,3 @@ def note(fault: Fault, error: torch.Tensor, grad: torch.Tensor) -> None:
     flow = grad.detach().cpu().to(error.dtype).resolve_conj()
     effect = abs(float((flow * error).real.sum() if error.is_complex() else (flow * error).sum()))
     fault.effect = max(fault.effect or 0.0, effect)
-
-
-def size(call: TracedCall) -> int:
-    """Return the number of elements of a call's inputs."""
-    return sum(one.numel() for one in call.arguments().tensors)

@@ -23,10 +23,11 @@ from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
 from conformance.sources.trace.call import TracedCall, leaves_by_name, named, traced_call
+from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
 from conformance.standalone.observation import Observation, Raised
-from conformance.standalone.torch_compat import TorchDispatchMode
+from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
 OWN = {"tiny": "tiny", "cpu": "cpu"}
 """Targets of the harness by the type of their device. Other devices are `device:TYPE`."""
@@ -41,11 +42,12 @@ NEEDED = ("set_", "as_strided", "storages")
 @dataclass(frozen=True)
 class Options:
     """Selection of calls: every n-th call of an operator in a phase, operators by patterns, and training steps from
-    the first to the last, counted from 1."""
+    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU."""
 
     every: int = 1
     operators: tuple[str, ...] = ()
     steps: tuple[int, int] | None = None
+    divergence: bool = False
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Tracing(TorchDispatchMode):
         self.options, self.progress, self.only = options, progress, target
         self.targets: dict[str, Target] = {target.device.type: target} if target is not None else {}
         self.faults, self.places = Faults(), Places()
+        self.divergence = Divergence() if options.divergence else None
         self.tallies: dict[tuple[str, str], Tally] = {}
         self.step = 1
         self._lock, self._state = threading.RLock(), threading.local()
@@ -94,23 +97,24 @@ class Tracing(TorchDispatchMode):
         if getattr(self._state, "paused", False):
             return func(*args, **kwargs)
         device = self._device(args, kwargs)
-        if device is None or not isinstance(func, OVERLOAD):
+        if device is None or not isinstance(func, OVERLOAD) or in_compiled_backward():
             return func(*args, **kwargs)
         with self._lock, self.paused():
-            self.faults.attach(self._outside)
+            self.faults.attach(self.outside)
             if func is torch.ops.aten.ones_like.default:
                 self._note_loss(args[0], sys._getframe(1))
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
-            tally.seen += 1
-            if not self._chosen(func, tally):
+            judged = self.selects(str(func), tally)
+            if not judged and self.divergence is None:
                 return func(*args, **kwargs)
-            return self._traced(func, args, kwargs, self._target(device), tally, place, phase)
+            return self._traced(func, args, kwargs, self.target(device), tally, place, phase, judged)
 
     def _traced(
-        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str
-    ) -> Any:
-        """Run a call on the device, judge it, and return its result."""
+        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str,
+        judged: bool,
+    ) -> Any:  # fmt: skip
+        """Run a call on the device, judge it if it is selected, and return its result."""
         try:
             call = traced_call(func, args, kwargs, target)
         except Exception as error:  # a tensor without strides, or a device that cannot be read
@@ -128,7 +132,10 @@ class Tracing(TorchDispatchMode):
             return made
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
         there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
-        self._judge(call, got, there, target, tally, place, phase)
+        if judged:
+            self._judge(call, got, there, target, tally, place, phase)
+        if self.divergence is not None:
+            self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
         return made
 
     def _judge(
@@ -145,15 +152,17 @@ class Tracing(TorchDispatchMode):
         tally.judged += 1
         tally.arbitrated += arbitrated
         if found:
-            fault = self.faults.add(call, phase, place, target.device.type, found)
+            fault = self.faults.add(call, phase, place, target, found)
             self.faults.measure(fault, found, want, got, there)
         self.progress(self)
 
-    def _chosen(self, func: Any, tally: Tally) -> bool:
+    def selects(self, name: str, tally: Tally) -> bool:
+        """Count a call, and return whether the options select it."""
         options = self.options
+        tally.seen += 1
         if options.steps and not options.steps[0] <= self.step <= options.steps[1]:
             return False
-        if options.operators and not any(fnmatch.fnmatch(str(func), pattern) for pattern in options.operators):
+        if options.operators and not any(fnmatch.fnmatch(name, pattern) for pattern in options.operators):
             return False
         return (tally.seen - 1) % options.every == 0
 
@@ -169,13 +178,15 @@ class Tracing(TorchDispatchMode):
     def _traces(self, device: str) -> bool:
         return device in self.targets if self.only is not None else device not in ("cpu", "meta")
 
-    def _target(self, device: str) -> Target:
+    def target(self, device: str) -> Target:
         """Return the target of a device of the script."""
         if device not in self.targets:
             self.targets[device] = loaded(OWN.get(device, f"device:{device}"))
         return self.targets[device]
 
-    def _outside(self, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def outside(self, hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        """Return a hook that runs outside of the trace."""
+
         def run(grad: torch.Tensor) -> None:
             with self.paused():
                 hook(grad)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from conformance.engine.loading import load_target
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
 from conformance.program.capture import NotAnInput, inputs_of
@@ -28,12 +28,13 @@ from conformance.program.reduce import (
 )
 from conformance.program.script import script
 from conformance.program.steps.op import Json, Step, dtype_name, is_name, tensor
+from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program
-from conformance.record.errors import UserError
+from conformance.record.errors import TargetError, UserError
 from conformance.sources.opinfo.sample_program import Unwritable, encoded
-from conformance.sources.trace.call import RESULT, TracedCall, leaves_by_name, named
-from conformance.standalone.moving import storage_key, whole_storage
-from conformance.standalone.oracles import Mismatch
+from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name, named
+from conformance.sources.trace.faults import Fault
+from conformance.standalone.moving import storage_key, tensors, whole_storage
 
 TRIALS, SECONDS = 150, 10.0
 """Limits on the trials of one call: their number, and the time in which they begin."""
@@ -41,24 +42,31 @@ TRIALS, SECONDS = 150, 10.0
 PASSES = (fewer_elements, dense_inputs, fewer_inputs, merged_inputs, plainer_geometry, plainer_values)
 
 
-def scripted(call: TracedCall, found: Mismatch, target: Target) -> str:
+def scripted(fault: Fault) -> str:
     """Return the script of a wrong call, minimized. If no script shows it, return a comment with the reason."""
+    call, found = fault.call, fault.mismatch
     reason = "the call alone is right on other values of the same sizes"
     try:
+        if call is None:
+            raise Unwritable("no operator of the graph is wrong by itself")
+        target = fault.target
+        if isinstance(call, NodeCall):
+            target = load_target(f"compile:{fault.compiler}")
         for program in programs_of(call):
             verdict = _wrong(program, target)
             if verdict is not None:
                 return _smallest(program, verdict, target)
-    except Unwritable as error:
+    except (Unwritable, TargetError) as error:
         reason = str(error)
-    return f'"""{call.name}: {found.oracle} of {found.where}"""\n# No script: {reason}.\n'
+    return f'"""{fault.name}: {found.oracle} of {found.where}"""\n# No script: {reason}.\n'
 
 
-def programs_of(call: TracedCall) -> Iterator[Program]:
+def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
     known: dict[int, str] = {}
     inputs: dict[str, torch.Tensor] = {}
-    for name, leaf in leaves_by_name(call.given_by_name()).items():
+    leaves = leaves_by_name(call.given_by_name()) if isinstance(call, TracedCall) else dict(_arguments(call))
+    for name, leaf in leaves.items():
         if id(leaf) not in known:
             plain = "".join(c if c.isalnum() else "_" for c in name).strip("_")
             plain = plain if is_name(plain) and plain not in inputs and plain != RESULT else f"x{len(inputs)}"
@@ -67,7 +75,9 @@ def programs_of(call: TracedCall) -> Iterator[Program]:
     def marker(leaf: torch.Tensor) -> Json:
         return tensor(known[id(leaf)])
 
-    step = _step(call, [encoded(one, marker) for one in call.args], call.kwargs, marker)
+    args = [encoded(one, marker) for one in call.args]
+    given = {key: encoded(value, marker) for key, value in call.kwargs.items()}
+    step = _step(call, args, given) if isinstance(call, TracedCall) else _node_step(call, args, given)
     for make in inputs_of, _drawn:
         try:
             yield Program(*make(inputs), (step,), rules=(LARGE,))
@@ -76,7 +86,7 @@ def programs_of(call: TracedCall) -> Iterator[Program]:
                 raise Unwritable(str(error)) from error
 
 
-def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Any], marker: Any) -> Step:
+def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Json]) -> Step:
     """Return the step that calls the operator by its path below `torch`."""
     result = call.by_cpu()
     if result.last.error is not None:
@@ -92,18 +102,35 @@ def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Any], marker:
         out = tuple(f"{RESULT}_{at}" for at in range(many)) if is_row else (RESULT,) * bool(many)
     if call.written and call.func._schema.arguments[0].name in call.written and not is_row:
         kind = "op_db.function.inplace"
-    given = {key: encoded(value, marker) for key, value in kwargs.items()}
-    return Step(f"{kind}:ops.{call.name}", tuple(args), given, out)
+    return Step(f"{kind}:ops.{call.name}", tuple(args), kwargs, out)
 
 
-def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
+def _node_step(call: NodeCall, args: list[Json], kwargs: Mapping[str, Json]) -> Step:
+    """Return the step that calls a function or a method of torch by its public name."""
+    kind, name = "op_db", call.path.removeprefix("torch.")
+    if call.path.startswith("Tensor."):
+        kind, name = "op_db.method", call.path.removeprefix("Tensor.")
+        kind = "op_db.inplace" if name.endswith("_") else kind
+    step = Step(f"{kind}:{name}", tuple(args), kwargs, (RESULT,))
+    if step.op not in OPS:
+        raise Unwritable("the function has no public name")
+    return step
+
+
+def _arguments(call: NodeCall) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a node's arguments with names."""
+    for at, leaf in enumerate(tensors((call.args, call.kwargs))):
+        yield f"x{at}", leaf
+
+
+def _drawn(given: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
     """Return inputs of the same geometry. Floating storages get drawn values; others keep theirs. Raises
     NotAnInput."""
-    small = {name: one for name, one in tensors.items() if not one.is_floating_point()}
+    small = {name: one for name, one in given.items() if not one.is_floating_point()}
     storages, inputs = inputs_of(small)
     drawn, numbers = [*storages], {storage_key(one): made.storage for one, made in zip(small.values(), inputs)}
     made = {one.name: one for one in inputs}
-    for name, one in tensors.items():
+    for name, one in given.items():
         if name in small:
             continue
         flat = whole_storage(one)
@@ -114,7 +141,7 @@ def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tu
             drawn.append(Storage(dtype_name(one.dtype), flat.numel(), {"seed": len(drawn)}))
         geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
         made[name] = Input(name, numbers[storage_key(one)], dtype_name(one.dtype), *geometry)
-    return tuple(drawn), tuple(made[name] for name in tensors)
+    return tuple(drawn), tuple(made[name] for name in given)
 
 
 def _wrong(program: Program, target: Target) -> Verdict | None:

@@ -30,7 +30,7 @@ def planted(name: str, change: Change) -> Iterator[None]:
 
         return wrong
 
-    backend.reset_state()
+    queued = backend.queue_calls(False)  # queued calls repeat what earlier calls of the same geometry recorded
     with mock.patch.object(schema_kernels, "choose", choose):
         yield
-    backend.reset_state()
+    backend.queue_calls(queued)

@@ -1,0 +1,461 @@
+"""Compiled graphs of the traced script: each graph's results and gradients against eager torch CPU, then its nodes.
+
+Defines `Compiled`. While a trace is active, every graph that Dynamo passes to a backend is judged at each call, on
+copies of its inputs. If a graph is wrong, its nodes are compiled one by one with the same backend and judged in the
+same way. If no node is wrong by itself, a search finds the shortest wrong beginning of the graph. The nodes run after
+the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from unittest import mock
+
+import torch
+
+from conformance.engine.aten_ops import TAGGED, Tagged
+from conformance.engine.executor import Execution
+from conformance.engine.float64 import Float64Reference
+from conformance.engine.judge import Judged, Judgement, Terms, judge
+from conformance.engine.loading import reference
+from conformance.engine.rules import LARGE
+from conformance.engine.target import Target
+from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, named, observed, on_cpu, widened_leaf
+from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.mode import Tally, Tracing
+from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
+from conformance.standalone.moving import copied_to_host, map_leaves, rebuild, storage_key, tensors
+from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.oracles import Mismatch
+from conformance.standalone.torch_compat import compile_wrappers
+
+JUDGED = frozenset(ORACLES) - {"kernels", "version", "grad", "stride", "contiguity"} | {SIGNIFICANT_STRIDE}
+"""Oracles of a compiled graph. A compiler may choose strides of dimensions of length 1."""
+
+SECONDS = 60.0
+"""Time in seconds in which the nodes of wrong graphs are compiled."""
+
+CALLS = ("call_function", "call_method", "call_module")
+
+Tree = Any
+Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass
+class GraphCall:
+    """A call of a graph with copies of its inputs on the CPU, as a subject of the judge. With `cotangents`, the call
+    is that of its backward pass: the gradients of the inputs in `wanted`."""
+
+    graph: torch.fx.GraphModule
+    args: list[Any]
+    names: Sequence[str]
+    wanted: frozenset[str] = frozenset()
+    cotangents: list[Any] | None = None
+    draws: bool = False
+    on_host = True
+
+    @property
+    def terms(self) -> Terms:
+        """Rounding may dominate a result."""
+        return Terms(rules=(LARGE,))
+
+    def given(self) -> Sequence[str]:
+        """Return the names of the inputs."""
+        return self.names
+
+    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+        """Return the graph's answer in float64; None if it has none."""
+        try:
+            args, cotangents = Float64Reference().send((self.args, self.cotangents))
+            return self._run(_with_constants(self.graph, widened_leaf), args, cotangents)
+        except Exception:  # torch CPU may have no kernel for float64
+            return None
+
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+        """Return no answers."""
+        return ()
+
+    def by_cpu(self) -> Execution:
+        """Return the graph's answer in eager torch CPU."""
+        args, cotangents = rebuild((self.args, self.cotangents), copied_to_host)
+        random = Tagged(TAGGED["random numbers"])
+        try:
+            with torch.random.fork_rng(devices=[]), random:
+                made = self._run(self.graph, args, cotangents)
+        except Exception as error:
+            return Execution((Observation(error=Raised.of(error)),))
+        self.draws = random.found
+        return made
+
+    def of(self, given: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
+        """Return the answer of the compiled graph, fetched."""
+        return Execution((observed(given, results, (), True, target.key, lambda tree: fetched(tree, target)),))
+
+    def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
+        """Return the differences between the two answers."""
+        subject = cast(Judged, self)  # the rule of its terms never runs it again
+        return judge(subject, want, got, target, JUDGED - VALUES if self.draws else JUDGED)
+
+    def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
+        given = dict(zip(self.names, args))
+        if cotangents is None:
+            with torch.no_grad():
+                results = dict(named(graph(*args), RESULT))
+        else:
+            results = gradients(graph, given, self.wanted, cotangents)
+        leaves = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+        inputs = leaves if cotangents is None else {}
+        return Execution((observed(inputs, results, (), True, storage_key, lambda tree: tree),), outcome=results)
+
+
+def gradients(
+    function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str], cotangents: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the gradients of the wanted inputs of a function, by name."""
+    with torch.enable_grad():
+        leaves = {name: given[name].detach().requires_grad_() for name in given if name in wanted}
+        inner = [leaves[name].clone() if name in leaves else value for name, value in given.items()]
+        made = [leaf for _, leaf in named(function(*inner), RESULT)]
+        pairs = [(one, by) for one, by in zip(made, cotangents) if by is not None and one.requires_grad]
+        if not pairs or not leaves:
+            return {}
+        outputs, by = zip(*pairs)
+        found = torch.autograd.grad(outputs, [*leaves.values()], by, allow_unused=True)
+    return {f"gradient of {name}": one for name, one in zip(leaves, found) if one is not None}
+
+
+@dataclass
+class Graph:
+    """A compiled graph of the script. `right` runs it on the CPU, and `wrong` holds a wrong call by phase."""
+
+    number: int
+    original: torch.fx.GraphModule
+    right: torch.fx.GraphModule
+    names: Sequence[str]
+    backend: Backend
+    compiler: str
+    device: Target
+    wrong: dict[str, tuple[GraphCall, Fault]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The graph's name in results."""
+        return f"compiled graph {self.number}"
+
+    @property
+    def place(self) -> Place:
+        """The line of the first call in the graph."""
+        return next((place for place in map(place_of, self.original.graph.nodes) if place.file), Place())
+
+
+class Compiled:
+    """The compiled graphs of a trace."""
+
+    def __init__(self, mode: Tracing, progress: Callable[[], None]) -> None:
+        self.mode, self.progress, self.active = mode, progress, False
+        self.graphs: list[Graph] = []
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """Judge the graphs that are compiled and called inside the block."""
+        with contextlib.ExitStack() as stack:
+            for wrapper in compile_wrappers():
+                stack.enter_context(mock.patch.object(wrapper, "__call__", self._entry(wrapper.__call__)))
+            self.active = True
+            try:
+                yield
+            finally:
+                self.active = False
+
+    def _entry(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_graph(wrapper: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+            kept = _with_constants(graph, lambda leaf: leaf)
+            with self.mode.paused():
+                compiled = original(wrapper, graph, inputs, **options)
+            device = next((one.device.type for one in tensors(list(inputs)) if one.device.type != "cpu"), "cpu")
+            names = [node.name for node in kept.graph.nodes if node.op == "placeholder"]
+            with self.mode.paused():
+                target = reference() if device == "cpu" else self.mode.target(device)
+            made = Graph(
+                len(self.graphs) + 1, kept, _with_constants(kept, on_cpu), names,
+                lambda graph, inputs: original(wrapper, graph, inputs, **options),
+                str(getattr(wrapper, "compiler_name", "a compiler")), target,
+            )  # fmt: skip
+            self.graphs.append(made)
+            return lambda *args: self._call(made, compiled, args)
+
+        return compile_graph
+
+    def _call(self, graph: Graph, compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Run the compiled graph, judge its results, and prepare to judge its gradients."""
+        tally = self.mode.tallies.setdefault((graph.name, FORWARD), Tally())
+        if not self.active or not self.mode.selects(graph.name, tally):
+            return compiled(*args)
+        with self.mode.paused():
+            try:
+                call = GraphCall(graph.right, fetched(list(args), graph.device), graph.names)
+            except Exception as error:  # a tensor without strides
+                tally.unjudged[f"{type(error).__name__}: {error}"[:120]] += 1
+                call = None
+        if call is None:
+            with self.mode.paused():
+                return compiled(*args)
+        given, seen = list(args), _Backward(self, graph, call)
+        if torch.is_grad_enabled():
+            with self.mode.paused():
+                given = [seen.watched(name, one) for name, one in zip(graph.names, args)]
+        with self.mode.paused():
+            made = compiled(*given)
+            self._judge(graph, call, dict(zip(graph.names, args)), dict(named(made, RESULT)), FORWARD)
+            if self.mode.divergence is not None:
+                self.mode.divergence.forget(tensors((list(args), made)))
+            seen.outputs(made)
+        return made
+
+    def _judge(
+        self, graph: Graph, call: GraphCall, given: Mapping[str, Any], results: Mapping[str, Any], phase: str
+    ) -> None:
+        tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
+        inputs = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+        want = call.by_cpu()
+        if want.last.error is not None:
+            tally.unjudged[f"torch CPU raises {want.last.error.kind}: {want.last.error.text}"[:120]] += 1
+            return
+        got = call.of(inputs, results, graph.device)
+        found, arbitrated = call.judged(want, got, graph.device)
+        tally.judged += 1
+        tally.arbitrated += arbitrated
+        if found:
+            fault = Fault(graph.name, phase, graph.place, found[0], None, graph.device, graph.name, graph.compiler)
+            _, fault = graph.wrong.setdefault(phase, (call, fault))
+            fault.wrong += 1
+            there = {name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}
+            self.mode.faults.measure(fault, found, want, got, there)
+            self.mode.faults.attach(self.mode.outside)
+        self.progress()
+
+    def attribute(self) -> None:
+        """Find the wrong nodes of the wrong graphs, and add them to the faults of the trace."""
+        until = time.monotonic() + SECONDS
+        with self.mode.paused():
+            for graph in self.graphs:
+                for call, fault in graph.wrong.values():
+                    for found in Search(graph, call, fault, until).faults():
+                        self.mode.faults.insert(found)
+
+
+class _Backward:
+    """The gradients of one call of a compiled graph. Each input that requires a gradient passes through a view, whose
+    hook receives the gradient that this graph computes."""
+
+    def __init__(self, compiled: Compiled, graph: Graph, call: GraphCall) -> None:
+        self.compiled, self.graph, self.call = compiled, graph, call
+        self.cotangents: list[Any] = []
+        self.made: dict[str, torch.Tensor] = {}
+        self.wanted: set[str] = set()
+
+    def watched(self, name: str, one: Any) -> Any:
+        """Return the input, or a view of it with a hook."""
+        if not isinstance(one, torch.Tensor) or not one.requires_grad:
+            return one
+        view = one.view_as(one)
+        self.wanted.add(name)
+        view.register_hook(lambda grad: self._arrived(name, grad))
+        return view
+
+    def outputs(self, made: Any) -> None:
+        """Note the gradients of the outputs as they arrive."""
+        leaves = [leaf for _, leaf in named(made, RESULT)]
+        self.cotangents = [None] * len(leaves)
+        for at, leaf in enumerate(leaves):
+            if self.wanted and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda grad, at=at: self._came(at, grad))
+
+    def _came(self, at: int, grad: torch.Tensor) -> None:
+        with self.compiled.mode.paused():
+            self.cotangents[at] = fetched(grad.detach(), self.graph.device)
+
+    def _arrived(self, name: str, grad: torch.Tensor) -> None:
+        """Judge the gradient of one input."""
+        with self.compiled.mode.paused():
+            call = GraphCall(
+                self.call.graph, self.call.args, self.call.names, frozenset({name}), self.cotangents, self.call.draws
+            )
+            if self.compiled.active and not self.call.draws:
+                self.compiled._judge(self.graph, call, {}, {f"gradient of {name}": grad.detach()}, BACKWARD)
+
+
+class Search:
+    """The search for the wrong nodes of a wrong graph. No node is compiled after `until`, by the clock of `time`."""
+
+    def __init__(self, graph: Graph, call: GraphCall, fault: Fault, until: float) -> None:
+        self.graph, self.call, self.fault, self.until = graph, call, fault, until
+        self.nodes = [node for node in graph.right.graph.nodes if node.op in CALLS]
+
+    def faults(self) -> list[Fault]:
+        """Return a fault for each node that is wrong by itself; else one for the last node of the shortest wrong
+        beginning; else one for the whole graph."""
+        found = list(self._alone())
+        if found:
+            return found
+        node = self._beginning()
+        if node is None:
+            return [replace(self.fault, name=f"{self.graph.name} by {self.graph.compiler}")]
+        return [replace(self.fault, name=f"{name_of(node)}, together with the nodes before it", place=place_of(node))]
+
+    def _alone(self) -> Iterator[Fault]:
+        """Compile each node by itself on the inputs that it has in eager torch CPU."""
+        values: dict[torch.fx.Node, Any] = {}
+        given = iter(rebuild(self.call.args, copied_to_host))
+        originals = {node.name: node for node in self.graph.original.graph.nodes}
+        for node in self.graph.right.graph.nodes:
+            if node.op == "placeholder":
+                value = next(given)
+                values[node] = value.detach() if isinstance(value, torch.Tensor) else value
+                continue
+            if node.op == "output":
+                return
+            if node.op == "get_attr":
+                values[node] = _attribute(self.graph.right, node.target)
+                continue
+            args, kwargs = _valued((node.args, node.kwargs), values)
+            if time.monotonic() < self.until and tensors((args, kwargs)):
+                before = rebuild((args, kwargs), copied_to_host)
+                pair = [_only(self.graph.right, node), _only(self.graph.original, originals[node.name])]
+                wrong = self._compared(pair, _inputs_of(node, values))
+                if wrong is not None:
+                    call = NodeCall(name_of(node), *before)
+                    place = place_of(originals[node.name])
+                    yield replace(self.fault, name=name_of(node), place=place, mismatch=wrong, call=call)
+            values[node] = _run_node(self.graph.right, node, args, kwargs)
+
+    def _beginning(self) -> torch.fx.Node | None:
+        """Return the last node of the shortest wrong beginning of the graph, by bisection."""
+        originals = {node.name: node for node in self.graph.original.graph.nodes}
+
+        def wrong(count: int) -> bool:
+            last = self.nodes[count - 1]
+            pair = [_until(self.graph.right, last), _until(self.graph.original, originals[last.name])]
+            return self._compared(pair, self.call.args) is not None
+
+        right, bad = 0, len(self.nodes)
+        if not bad or not wrong(bad):
+            return None
+        while bad - right > 1 and time.monotonic() < self.until:
+            middle = (right + bad) // 2
+            right, bad = (right, middle) if wrong(middle) else (middle, bad)
+        return cast(torch.fx.Node, originals[self.nodes[bad - 1].name])
+
+    def _compared(self, pair: Sequence[torch.fx.GraphModule], args: Sequence[Any]) -> Mismatch | None:
+        """Compile a part of the graph, and return its difference from eager torch CPU. `pair` is the part for the CPU
+        and the part for the graph's device."""
+        right, original = pair
+        names = [node.name for node in right.graph.nodes if node.op == "placeholder"]
+        copies = rebuild(list(args), copied_to_host)
+        backward = self.fault.phase == BACKWARD
+        wanted = frozenset(
+            name for name, one in zip(names, copies) if backward and isinstance(one, torch.Tensor)
+            and (one.is_floating_point() or one.is_complex())
+        )  # fmt: skip
+        call = GraphCall(right, copies, names, wanted)
+        want = call.by_cpu()
+        if want.last.error is not None or call.draws:
+            return None
+        if backward:
+            with torch.no_grad():
+                made = [leaf for _, leaf in named(right(*rebuild(copies, copied_to_host)), RESULT)]
+            call.cotangents = [_cotangent(one) for one in made]
+            want = call.by_cpu()
+        device = self.graph.device
+        given, cotangents = device.send((rebuild(copies, copied_to_host), call.cotangents))
+        compiled = torch.compile(original, backend=self.graph.backend, dynamic=False)
+        try:
+            if backward:
+                results, inputs = gradients(compiled, dict(zip(names, given)), wanted, cotangents), dict[str, Any]()
+            else:
+                with torch.no_grad():
+                    results = dict(named(compiled(*given), RESULT))
+                inputs = {name: one for name, one in zip(names, given) if isinstance(one, torch.Tensor)}
+            found = call.judged(want, call.of(inputs, results, device), device).mismatches
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            return Mismatch("error", "the whole run", "no error", type(error).__name__, text[:300])
+        return found[0] if found else None
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """Return the name of a node's function: torch.relu, or Tensor.add_."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    if node.op == "call_module" or isinstance(node.target, str):
+        return str(node.target)
+    return torch.overrides.resolve_name(node.target) or str(getattr(node.target, "__name__", node.target))
+
+
+def _cotangent(one: Any) -> Any:
+    if not isinstance(one, torch.Tensor) or not (one.is_floating_point() or one.is_complex()):
+        return None
+    return (torch.arange(one.numel()) % 7 - 3).view(one.shape).to(one.dtype) / 4
+
+
+def _attribute(graph: torch.fx.GraphModule, path: Any) -> Any:
+    return functools.reduce(getattr, str(path).split("."), graph)
+
+
+def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
+    return torch.fx.node.map_arg(tree, lambda node: values[node])
+
+
+def _run_node(graph: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    with torch.no_grad():
+        return getattr(torch.fx.Interpreter(graph), node.op)(node.target, args, kwargs)
+
+
+def _inputs_of(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> list[Any]:
+    return [values[one] for one in node.all_input_nodes]
+
+
+def _only(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.GraphModule:
+    """Return a graph with this node alone, whose inputs are those of the node."""
+    made = torch.fx.Graph()
+    known = {one: made.placeholder(one.name) for one in node.all_input_nodes}
+    made.output((made.node_copy(node, known.__getitem__),))
+    return torch.fx.GraphModule(graph, made)
+
+
+def _until(graph: torch.fx.GraphModule, last: torch.fx.Node) -> torch.fx.GraphModule:
+    """Return the beginning of a graph up to this node, which returns the node's value."""
+    made, known = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or (node.op != "output" and (not known or last not in known)):
+            known[node] = made.node_copy(node, known.__getitem__)
+    made.output((known[last],))
+    return torch.fx.GraphModule(graph, made)
+
+
+def place_of(node: torch.fx.Node) -> Place:
+    """Return the innermost line of the user's code that a node comes from."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    for line in reversed(lines):
+        if line.startswith('File "'):
+            file, _, rest = line.removeprefix('File "').partition('", line ')
+            number = rest.partition(",")[0]
+            if is_of_user(file) and number.isdecimal():
+                return Place(file, int(number))
+    return Place()
+
+
+def _with_constants(graph: torch.fx.GraphModule, other: Callable[[Any], Any]) -> torch.fx.GraphModule:
+    """Return a copy of the graph with other constants. A backend may change the original."""
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in made.graph.nodes:
+        node.args, node.kwargs = map_leaves((tuple(node.args), dict(node.kwargs)), other)
+    made.recompile()
+    return made

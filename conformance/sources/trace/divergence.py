@@ -1,0 +1,219 @@
+"""A free-running comparison: the device's run, torch CPU's run and a run in float64 of the same calls, side by side.
+
+Defines `Divergence`. Each storage of the device has two shadows, with the content that torch CPU would have computed
+from the start, in the dtypes of the script and in float64. A call of the device is also made on both shadows. Views
+share the shadows of their storage, so writes reach them as they do on the device. Control flow, random numbers and
+content from outside the device are the device's on all three sides.
+
+The two runs part at the first tensor whose error against float64 exceeds the bound for rounding. The bound is `AS_GOOD`
+times the error of torch CPU's own run in this tensor, plus the tolerance of the dtype. The error of torch CPU may be
+small by chance. So the errors of the tensors that it comes from count, too, up to `INHERITED` units in the last place.
+Errors are norms relative to the norm of the right tensor. The judge of single calls decides the cause: if an operator
+was wrong before, the cause is this fault, else rounding that later calls amplify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from conformance.engine.arbitration import widened
+from conformance.engine.rules import AS_GOOD
+from conformance.engine.target import Target
+from conformance.sources.trace.call import RESULT, UNWRITTEN, TracedCall, fetched, leaves_by_name, named, widened_leaf
+from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.places import Place
+from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
+from conformance.standalone.observation import Observation
+from conformance.standalone.oracles import tolerance_of
+
+INHERITED = 64
+"""Largest error that a tensor inherits, in units of the dtype's last place. A gradient that is 0 but for rounding has
+an infinite relative error, which must not excuse the parameters that an optimizer computes from it."""
+
+PURGED = 1000
+"""Interval, in calls, at which the shadows of freed storages are removed."""
+
+
+@dataclass
+class Shadow:
+    """The content of a storage in the two other runs, as 1-d tensors. `bound` is the largest relative error of torch
+    CPU's run on the way to this content, at most `INHERITED` units."""
+
+    storage: StorageWeakRef
+    narrow: torch.Tensor
+    wide: torch.Tensor
+    bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first tensor that differs by more than rounding explains: the call, and the relative errors against float64.
+    `fault` is the first wrong operator up to this call; None if the cause is rounding."""
+
+    name: str
+    where: str
+    phase: str
+    place: Place
+    number: int
+    device: float
+    cpu: float
+    fault: Fault | None
+
+    def lines(self) -> Iterable[str]:
+        """Yield the sentences about the divergence."""
+        at = f"{self.name}, {self.place}: {self.place.code}".removesuffix(": ")
+        yield f"divergence: the runs part at call {self.number}, {at}"
+        yield f"  {self.where} has the relative error {self.device:.2g} on the device and {self.cpu:.2g} on torch CPU"
+        if self.fault is None:
+            yield "  no operator was wrong up to this call: rounding errors that the calls amplify"
+        else:
+            yield f"  a fault: {self.fault.name}, {self.fault.place}, is the first wrong operator of the run"
+
+
+class Divergence:
+    """The shadows of a run, and the place where the runs part."""
+
+    def __init__(self) -> None:
+        self.shadows: dict[int, Shadow] = {}
+        self.number = 0
+        self.parting: Parting | None = None
+
+    def lines(self) -> Iterable[str]:
+        """Yield the sentences about the divergence."""
+        if self.parting is None:
+            yield f"divergence: none in {self.number:,} calls; rounding explains all differences from torch CPU's run"
+        else:
+            yield from self.parting.lines()
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remove the shadows of tensors that changed outside of the traced calls. They start again from the device's
+        content."""
+        for tensor in tensors:
+            self.shadows.pop(storage_key(tensor), None)
+
+    def follow(
+        self, call: TracedCall, device: tuple[Any, Mapping[str, Any], Any], got: Observation, target: Target,
+        place: Place, phase: str, faults: Sequence[Fault],
+    ) -> None:  # fmt: skip
+        """Make a call of the device on the shadows, and compare its results. `device` holds the arguments, the keyword
+        arguments and the results on the device, and `got` the content of the results."""
+        self.number += 1
+        if self.parting is not None:
+            return
+        args, kwargs, made = device
+        pairs = list(zip(leaves((args, dict(kwargs))), leaves((call.args, call.kwargs)), strict=True))
+        mine = {id(one): self._shadow(one, copy, call, target) for one, copy in pairs if _is_on(one, target)}
+        results = {name: one for name, one in named(made, RESULT) if isinstance(one, torch.Tensor)}
+        bound = max((one.bound for one in mine.values()), default=0.0)
+        if not call.is_view:
+            free = call.draws or call.func.overloadpacket in UNWRITTEN
+            sides = None if free else self._run(call, pairs, mine)
+            self._keep(results, sides, got, target, mine)
+            given = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).given_by_name())
+            written = {name: one for name, one in given.items() if name.partition("[")[0] in call.written}
+            if sides is None:
+                self._follow_device(written, got)
+            else:
+                self._compare({**results, **written}, got, bound, (call.name, phase, place), faults)
+        if self.number % PURGED == 0:
+            self.shadows = {key: one for key, one in self.shadows.items() if not one.storage.expired()}
+
+    def _shadow(self, one: torch.Tensor, copy: torch.Tensor, call: TracedCall, target: Target) -> Shadow:
+        """Return the shadow of a tensor's storage; a new one has the device's content before the call."""
+        key = storage_key(one)
+        known = self.shadows.get(key)
+        if known is not None and not known.storage.expired() and known.narrow.dtype is one.dtype:
+            return known
+        flat = whole_storage(fetched(one.detach(), target) if call.is_view else copy.detach()).clone()
+        made = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+        self.shadows[key] = made
+        return made
+
+    def _run(
+        self, call: TracedCall, pairs: Sequence[tuple[Any, Any]], mine: Mapping[int, Shadow]
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Make the call on both shadows, and return the results by name; None if torch CPU cannot make it."""
+        made = []
+        try:
+            for wide in (False, True):
+                values = iter(
+                    _over(mine[id(one)], copy, wide) if id(one) in mine else widened_leaf(copy) if wide else copy
+                    for one, copy in pairs
+                )
+                args, kwargs = map_leaves((call.args, call.kwargs), lambda leaf: next(values))  # noqa: B023
+                made.append(dict(named(call.func(*args, **kwargs), RESULT)))
+        except Exception:  # torch CPU may have no kernel for float64; the results start again from the device's content
+            return None
+        return made[0], made[1]
+
+    def _keep(
+        self, results: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]] | None,
+        got: Observation, target: Target, mine: Mapping[int, Shadow],
+    ) -> None:  # fmt: skip
+        """Give the new storages of the results their shadows."""
+        known = {id(one) for one in mine.values()}
+        for name, one in results.items():
+            key = storage_key(one)
+            if not _is_on(one, target) or (key in self.shadows and id(self.shadows[key]) in known):
+                continue
+            flat = whole_storage(got.tensors[name].value).clone()
+            made = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+            if sides is not None:
+                for side, wide in zip(sides, (False, True)):
+                    if isinstance(side.get(name), torch.Tensor):
+                        _over(made, got.tensors[name].value, wide).copy_(side[name])
+            self.shadows[key] = made
+
+    def _follow_device(self, written: Mapping[str, torch.Tensor], got: Observation) -> None:
+        """Give the shadows of written arguments the device's content."""
+        for name, one in written.items():
+            shadow, seen = self.shadows.get(storage_key(one)), got.tensors.get(name)
+            for wide in (False, True) if shadow is not None and seen is not None else ():
+                _over(shadow, seen.value, wide).copy_(seen.value)  # type: ignore[arg-type,union-attr]
+
+    def _compare(
+        self, there: Mapping[str, torch.Tensor], got: Observation, bound: float, at: tuple[str, str, Place],
+        faults: Sequence[Fault],
+    ) -> None:  # fmt: skip
+        """Compare results and written arguments with the shadows, and raise the bounds of the shadows."""
+        for name, one in there.items():
+            shadow, seen = self.shadows.get(storage_key(one)), got.tensors.get(name)
+            if shadow is None or seen is None or not one.numel():
+                continue
+            narrow, right = (_over(shadow, seen.value, wide) for wide in (False, True))
+            (_, cpu), (off, device) = (_error(side, right) for side in (narrow, seen.value))
+            is_rounded = one.is_floating_point() or one.is_complex()
+            rtol, atol = tolerance_of(one.dtype) if is_rounded else (0.0, 0.0)
+            most = INHERITED * torch.finfo(one.dtype).eps if is_rounded else 0.0
+            shadow.bound = min(max(shadow.bound, bound, cpu), most)
+            if device > AS_GOOD * max(cpu, shadow.bound) + rtol and off > atol * one.numel() ** 0.5:
+                operator, phase, place = at
+                fault = faults[0] if faults else None
+                self.parting = self.parting or Parting(operator, name, phase, place, self.number, device, cpu, fault)
+
+
+def _is_on(one: Any, target: Target) -> bool:
+    return isinstance(one, torch.Tensor) and one.device.type == target.device.type
+
+
+def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
+    """Return a tensor on a shadow with the geometry of another tensor."""
+    flat = shadow.wide if wide else shadow.narrow
+    made = torch.empty(0, dtype=flat.dtype)
+    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+
+
+def _error(one: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+    """Return the norm of the difference, and the same relative to the norm of the right tensor. Elements that are
+    equal, or nan on both sides, differ by 0."""
+    kind = torch.complex128 if right.is_complex() else torch.float64
+    one, right = one.detach().to(kind), right.detach().to(kind)
+    same = (one == right) | (one.isnan() & right.isnan())
+    off = float((one - right).masked_fill(same, 0.0).norm())
+    scale = float(right.nan_to_num(0.0, 0.0, 0.0).norm())
+    return off, off / scale if scale else (0.0 if not off else float("inf"))

@@ -1,0 +1,149 @@
+"""What a trace sees: writes, views, casts, hooks, checkpoints and custom functions, each with its line and phase."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import conformance
+from tests.sources.trace.planting import planted
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sin(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.sin(grad)
+
+
+SIN = inspect.getsourcelines(Doubled)[1] + 3
+BACKWARD_SIN = SIN + 4
+
+
+def places(found):
+    """Return phase and line of each fault."""
+    return [(one.phase, one.place.line) for one in found.faults]
+
+
+def test_every_kind_of_call_is_judged():
+    """In-place writes, out=, views of one storage, list operators, 0-d and empty tensors, and a Python answer."""
+    with conformance.trace("cpu") as found:
+        x = torch.arange(6.0).view(2, 3)
+        x.t()[0].add_(1).clamp_(max=2)
+        torch.mul(x, 2, out=torch.empty(0))
+        torch._foreach_add_([x[0], x[1]], 1.0)
+        x[:, :0].sum().item()
+        x.unsqueeze_(0).index_put_((torch.tensor([0]),), torch.tensor(1.0))
+        torch.randn(3).bernoulli_()
+        x.to(torch.bfloat16).complex32() if hasattr(x, "complex32") else torch.view_as_real(x * 1j)
+    assert not found.faults, str(found)
+    assert all(tally.judged == tally.seen for tally in found.mode.tallies.values()), str(found)
+
+
+def test_autocast_does_not_reach_the_reference():
+    """Casts of the script's autocast are operators of their own; the reference computes in the dtype of the device."""
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    with conformance.trace("cpu") as found, torch.autocast("cpu", torch.bfloat16):
+        y = F.layer_norm(x @ w, (4,)).relu()
+        y.float().sum().backward()
+    assert not found.faults and w.grad is not None, str(found)
+    assert found.mode.tallies["aten._to_copy.default", "forward"].judged
+
+
+def test_the_trace_changes_no_answer():
+    """A traced training step gives the same loss and gradients as one without a trace."""
+
+    def step():
+        torch.manual_seed(0)
+        w = torch.randn(4, 4, requires_grad=True)
+        loss = checkpoint(lambda x: F.dropout(x @ w).tanh(), torch.randn(3, 4), use_reentrant=False).sum()
+        loss.backward()
+        return loss.detach(), w.grad
+
+    want = step()
+    with conformance.trace("cpu"):
+        got = step()
+    assert all(map(torch.equal, want, got))
+
+
+@pytest.mark.tiny
+class TestTiny:
+    @pytest.fixture(autouse=True)
+    def device(self):
+        """Register the device, with a wrong sine."""
+        import conformance.backend  # noqa: F401
+
+        with planted("sin.default", lambda value: value + 1):
+            yield
+
+    def test_a_custom_function(self):
+        """Forward and backward of a custom function have lines of their own."""
+        x = torch.ones(3).to("tiny").requires_grad_()
+        with conformance.trace() as found:
+            Doubled.apply(x).sum().backward()
+        assert places(found) == [("forward", SIN), ("backward", BACKWARD_SIN)]
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_a_checkpoint(self, reentrant):
+        """The recomputed forward pass belongs to the backward pass, with the line of the forward pass."""
+        x = torch.ones(3).to("tiny").requires_grad_()
+        line = inspect.currentframe().f_lineno + 1
+        inner = lambda x: torch.sin(x) * x  # noqa: E731
+        with conformance.trace() as found:
+            checkpoint(inner, x, use_reentrant=reentrant).sum().backward()
+        assert places(found) == [("forward", line), ("backward", line)]
+
+    def test_a_hook(self):
+        """A hook that runs in the backward pass has its own line."""
+        x = torch.ones(3).to("tiny").requires_grad_()
+        line = inspect.currentframe().f_lineno + 1
+        hook = lambda grad: torch.sin(grad).cos()  # noqa: E731
+        x.register_hook(hook)
+        with conformance.trace() as found:
+            (x * 2).sum().backward()
+        assert places(found) == [("backward", line)]
+
+    def test_an_optimizer(self):
+        """A wrong operator of an optimizer step, with the effect of its error on the loss."""
+
+        class Sine(torch.optim.Optimizer):
+            @torch.no_grad()
+            def step(self, closure=None):
+                for one in self.param_groups[0]["params"]:
+                    one.sin_()
+
+        x = torch.full((3,), 0.5).to("tiny").requires_grad_()
+        optimizer = Sine([x], {})
+        with conformance.trace() as found:
+            (x * 2).sum().backward()
+            optimizer.step()
+        (fault,) = found.faults
+        assert (fault.phase, fault.name) == ("optimizer", "aten.sin_.default")
+        assert fault.effect == pytest.approx(3 * 1 * 2)
+
+    def test_several_devices(self):
+        """Calls between two devices are judged, in both directions."""
+        x = torch.ones(3).to("tiny").requires_grad_()
+        with conformance.trace() as found:
+            y = (x.cpu() * 2).to("tiny")
+            torch.sin(y).sum().backward()
+        assert [one.name for one in found.faults] == ["aten.sin.default"]
+        assert found.mode.tallies["aten._to_copy.default", "forward"].judged == 2
+
+    def test_a_call_that_the_device_refuses(self):
+        """An error of the device where torch CPU has none is a finding, and reaches the script."""
+
+        def refuses(value):
+            raise NotImplementedError("no cosine")
+
+        with planted("cos.default", refuses), conformance.trace() as found, pytest.raises(NotImplementedError):
+            torch.cos(torch.ones(3).to("tiny"))
+        (fault,) = found.faults
+        assert fault.name == "aten.cos.default" and fault.mismatch.oracle == "error"
