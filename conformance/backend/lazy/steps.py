@@ -23,7 +23,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..runtime import expressions, memory, recording, scheduler
+from ..runtime import expressions, memory, scheduler
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import Replay, Spec, canonical
@@ -31,7 +31,7 @@ from ..runtime.schedule_cache import settings
 from . import calls
 from .calls import Call
 from .dtypes import COMPUTED
-from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
+from .storage import BY_ADDRESS, DIRTY, LAZY, LazyStorage
 
 # Size of the cache of steps, and number of earlier occurrences before a step is recorded.
 MOST_STEPS = 64
@@ -69,9 +69,9 @@ class RestoredValue:
 
     fresh = False
 
-    def __init__(self, flat: UOp | None, view: tuple[Any, ...] | None, reads: list[UOp], donor: int | None) -> None:
-        """`reads` are the placeholder buffers in the value; `donor` is the index of one of them."""
-        self.flat, self.view, self.reads, self.donor = flat, view, reads, donor
+    def __init__(self, flat: UOp | None, view: tuple[Any, ...] | None, reads: list[UOp]) -> None:
+        """`reads` are the placeholder buffers in the value."""
+        self.flat, self.view, self.reads = flat, view, reads
 
     def execute(self, call: Call) -> None:
         """Let the storage hold the value over its buffers."""
@@ -81,7 +81,7 @@ class RestoredValue:
         storage.restore(
             made if self.flat is not None else None,
             None if self.flat is not None else (*self.view[:3], made),  # type: ignore[index]
-            None if self.donor is None else call.given[self.donor],
+            None,  # a step computes all storages that were written in place, so no lazy value has a donor
         )
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ def pending_queue(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
     """The queue that a flush of `wanted` and of all storages written in place computes; None if it cannot be
     compared.
     """
-    if not ENABLED or recording.is_open() or calls.is_closed() or LOOPING or LARGE_PENDING:
+    if not ENABLED or calls.is_closed():
         return None
     calls.drop_unneeded()
     if not calls.pending():
@@ -139,8 +139,9 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> PendingQ
         if found is None:
             found = places[id(storage)] = len(storages)
             storages.append(storage)
-            key.append("new" if fresh else _state(storage, buffers, lazy))
-            key.append((storage.nbytes, storage.device))
+            if not fresh:  # a new storage follows from the kind of the call
+                key.append(_state(storage, buffers, lazy))
+                key.append((storage.nbytes, storage.device))
         return found
 
     for call in queue:
@@ -151,7 +152,8 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> PendingQ
             place(call.written[0], True)
             continue
         key.extend([place(storage) for storage in call.read])
-        key.extend([place(storage, kind.fresh) for storage in call.written])
+        for storage in call.written:  # new, or operands of which the kind has the places
+            place(storage, kind.fresh)
         if call.given or call.arrays:
             key.extend(kind.numbers(call, data))
     key.append(tuple([place(storage) for storage in wanted]))
@@ -174,16 +176,10 @@ def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> An
     flat, view = storage.flat, storage.view
     if flat is None and view is None:
         number = storage.number()
-        return storage.dtype, type(number), str(number), into
+        return storage.dtype, str(number), into
     value = flat if flat is not None else view[3]  # type: ignore[index]
     if value.op is Ops.BUFFER and expressions.is_realized(value):
-        return (
-            value.dtype,
-            value.shape,
-            buffers.setdefault(value, len(buffers)),
-            view[:3] if flat is None and view else None,
-            into,
-        )
+        return value.dtype, buffers.setdefault(value, len(buffers))
     lazy.append(value)
     return "lazy", view[:3] if flat is None and view else None, into
 
@@ -200,7 +196,7 @@ def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) ->
 
 
 def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
-    """Add to the key the uses of the step's buffers by other storages, and lazy values that read no buffer.
+    """Add to the key the uses of the step's buffers by other storages.
 
     Raises NotReplayable if the step would have to compute another storage.
     """
@@ -212,13 +208,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
     for storage in LAZY.values():
         if id(storage) in places or not storage.is_lazy():
             continue
-        value = storage.base_value()
-        reads = expressions.read_by(value)
-        if not reads:
-            key.append(value)
-        elif any(b.op is not Ops.BUFFER for b in reads):
-            raise NotReplayable
-        elif not own.isdisjoint(reads) or (storage.donor is not None and storage.donor in own):
+        if not own.isdisjoint(expressions.read_by(storage.base_value())):
             key.append(_state(storage, buffers, lazy))
     _add_graphs(lazy, buffers, key)
     shared = []
@@ -360,14 +350,12 @@ def _step(
         elif not outside:
             values[-1] = Value(flat, view, (storage._fresh, storage._number), place)
         else:
-            outside = list(dict.fromkeys([*outside, *([donor] if donor is not None else [])]))
             stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in outside}
             made = value.substitute(stand_ins, walk=True)
             values[-1] = RestoredValue(
                 made if flat is not None else None,
                 None if flat is not None else (*view[:3], made),  # type: ignore[index]
                 list(stand_ins.values()),
-                None if donor is None else outside.index(donor),
             )
             reads[-1] = [table[b] for b in outside]
     if len(overwritten) != overwrites:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tinygrad.helpers import Context
 from torch import nn
 
 import conformance.backend as backend
 from conformance.backend.lazy import calls, steps
+from conformance.backend.lazy.storage import storage_of
 from conformance.backend.runtime.counters import COUNTERS
 
 Look = Callable[[int, nn.Module, torch.Tensor], object]
@@ -225,6 +227,49 @@ class TestWhatTheKeyMustHave:
             total = [t + i + 1 + i + (5 if turn > 6 else 1) for i, t in enumerate(total)]
             assert w.tolist() == total
         assert COUNTERS.replayed > before
+
+    def test_which_buffers_restored_values_read(self) -> None:
+        """Equal steps leave values of one kind lazy, each over its own buffer. A later step reads them all."""
+        table, found, expected = torch.arange(3.0).to("tiny"), [], []
+        for turn in range(9):
+            x, y = torch.tensor([turn, 2]), torch.tensor([1, turn + 3])
+            which = (x, y, y) if turn > 6 else (x, y, x)
+            on_tiny = {id(t): t.to("tiny") for t in (x, y)}
+            masks = []
+            for t in which:
+                mask = on_tiny[id(t)] % 3
+                table.index_select(0, mask % 2)  # computes the index and its operands, but not `mask`
+                masks.append(mask)
+            found.append((masks[0] + masks[1] * 10 + masks[2] * 100).tolist())
+            expected.append((which[0] % 3 + which[1] % 3 * 10 + which[2] % 3 * 100).tolist())
+        assert found == expected
+
+    def test_the_device_of_a_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Copies of equal geometry on two devices, beside a call on the first one, are different steps."""
+        monkeypatch.setenv("TINY_DEVICES", "2")
+        a, before = torch.arange(4.0).to("tiny"), COUNTERS.replayed
+        for turn in range(9):
+            other = "tiny:1" if turn > 6 else "tiny:0"
+            x, y = (torch.arange(start, start + 5).to(other) for start in (turn, 0))
+            y = y.double()
+            y.tolist()
+            beside = a + 1
+            y.copy_(x)
+            assert y.tolist() == [turn + i for i in range(5)]
+            assert storage_of(y).base_value().device == storage_of(x).base_value().device
+            del beside
+        assert COUNTERS.replayed > before
+
+    def test_the_settings_of_tinygrad(self) -> None:
+        """A step under another setting of tinygrad is scheduled under that setting."""
+        w, replayed = torch.arange(4.0).to("tiny"), []
+        for turn in range(7):
+            with Context(NOOPT=int(turn == 6)):
+                before = COUNTERS.replayed
+                w.add_(1)
+                assert w.tolist() == [i + turn + 1 for i in range(4)]
+                replayed.append(COUNTERS.replayed - before)
+        assert replayed[-2:] == [1, 0]
 
 
 class TestComputedIndex:
