@@ -11,7 +11,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
-from conformance.record import missing_ops, program_stats
+from conformance.record import missing_ops, models, program_stats
 from conformance.record.errors import ReportError
 from conformance.record.result import Outcome, Result, Run
 
@@ -55,6 +55,7 @@ def merge(runs: Iterable[Run]) -> Run:
         notes=lost + list(dict.fromkeys(note for run in runs for note in run.notes)),
         drawn=program_stats.join([run.drawn for run in runs if run.drawn]),
         lacking=missing_ops.joined([run.lacking for run in runs]),
+        models=models.merged([run.models for run in runs]),
     )
 
 

@@ -26,6 +26,7 @@ from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.missing_ops import MissingOperator
+from conformance.record.models import ModelRow
 from conformance.record.names import MUTANTS, NOT_COMPARED, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
@@ -281,7 +282,7 @@ class Run:
     the file of declarations. `interrupted` is the number of the signal that ended the run. `lacking` are the operators
     that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
     which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
-    (`profile.identity`).
+    (`profile.identity`). `models` are the outcomes of recorded models.
     """
 
     target: str
@@ -299,6 +300,7 @@ class Run:
     drawn: ProgramStats | None = None
     lacking: tuple[MissingOperator, ...] = ()
     identity: str = ""
+    models: tuple[ModelRow, ...] = ()
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     @property
@@ -428,7 +430,7 @@ def counted(number: int, noun: str) -> str:
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
-        *("interrupted", "expectations", "budgets", "drawn", "lacking"))  # fmt: skip
+        *("interrupted", "expectations", "budgets", "drawn", "lacking", "models"))  # fmt: skip
 """The fields of a run that a file holds before its notes and results."""
 
 

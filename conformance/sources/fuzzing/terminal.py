@@ -72,7 +72,7 @@ def summarize(running: Campaign, made: Run, changes: compare.Diff | None, consol
         )
     )
     report_lines(made, changes, console)
-    console.print(f"report: {running.plan.reports / 'fuzz.html'}")
+    console.print(f"report: {running.plan.reports / running.plan.stem}.html")
     console.print(model.summary_line(made))
 
 
