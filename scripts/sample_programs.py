@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from conformance.program.capture import Unwritable
 from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.plan import Case, Entry
-from conformance.sources.opinfo.sample_program import Unwritable, program_of
+from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
 from scripts.pages import ROOT, Part

@@ -1,19 +1,20 @@
 """Tensors as inputs of a program: storages with the same bits, and the exact geometry of each tensor.
 
-Defines `inputs_of`. Two programs start from tensors that already exist: the remainder behind a wrong step, and a sample
-of op_db. Tensors on one storage stay on one storage.
+Defines `inputs_of`, and `encoded` for the arguments of a call. Three programs start from tensors that already exist:
+the remainder behind a wrong step, a sample of op_db, and a recorded call. Tensors on one storage stay on one storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy
 import torch
 
 from conformance.program.model import Input, Storage
-from conformance.program.steps.op import dtype_name
-from conformance.program.steps.op import number as json_number
-from conformance.standalone.moving import storage_key, whole_storage
+from conformance.program.steps.op import Json, constant, dtype_name, number
+from conformance.standalone.moving import MARKER, storage_key, whole_storage
 
 LARGEST = 10_000
 """Largest number of cells of a storage that can become an input."""
@@ -60,10 +61,46 @@ def _storage(tensor: torch.Tensor) -> Storage:
     flat = whole_storage(tensor.detach())
     if flat.numel() * flat.element_size() == tensor.untyped_storage().nbytes():
         try:
-            as_numbers = Storage(dtype_name(flat.dtype), flat.numel(), [json_number(value) for value in flat.tolist()])
+            as_numbers = Storage(dtype_name(flat.dtype), flat.numel(), [number(value) for value in flat.tolist()])
             if torch.equal(as_numbers.make().view(torch.uint8), flat.view(torch.uint8)):
                 return as_numbers
         except (RuntimeError, TypeError, NotImplementedError):  # some dtypes have no numbers
             pass
     whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     return Storage("uint8", whole.numel(), whole.tolist())
+
+
+class Unwritable(Exception):
+    """A call that no program can hold. The message is the reason."""
+
+
+def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
+    """Return an argument as JSON; `marker` encodes its tensors. Raises Unwritable."""
+    if isinstance(value, torch.Tensor):
+        return marker(value)
+    if isinstance(value, torch.device):
+        return {"device": 0} if value == MARKER else str(value)
+    for kind, name in ((torch.dtype, "dtype"), (torch.memory_format, "memory_format"), (torch.layout, "layout")):
+        if isinstance(value, kind):
+            return {name: str(value).removeprefix("torch.")}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) in (float, complex):
+        return number(value)
+    if isinstance(value, numpy.generic):
+        return {"numpy": number(value.item()), "dtype": value.dtype.name}
+    if isinstance(value, slice):
+        return {"slice": [encoded(part, marker) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"ellipsis": 0}
+    if isinstance(value, (tuple, list)):
+        parts = [encoded(part, marker) for part in value]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise Unwritable(f"an argument of type {type(value).__name__}")
+
+
+def on_host(value: torch.Tensor) -> Json:
+    """Return a tensor that stays on the CPU as a constant. Raises Unwritable."""
+    if not value.is_contiguous() or value.requires_grad or (value.dim() > 1 and not value.numel()):
+        raise Unwritable("a tensor on the CPU with a layout")
+    return constant(value, host=True)

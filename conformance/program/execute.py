@@ -77,7 +77,10 @@ class RunningProgram:
         result = self.within(step, lambda: self.call(OPS[step.op], *self.arguments(step, i)))
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
-            made, known = dict(zip(step.out, results, strict=False)), {id(tensor) for tensor in self.env.values()}
+            named = zip(step.out, results, strict=False)
+            # A local name may stand for None or a number, such as a gradient that the call does not compute.
+            made = {name: one for name, one in named if isinstance(one, torch.Tensor) or not is_local(name)}
+            known = {id(tensor) for tensor in self.env.values()}
             self.env.update(made)
             # PyTorch does not define how often a kernel writes to its own new result: count writes from here on.
             self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}

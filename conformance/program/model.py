@@ -50,11 +50,14 @@ class ProgramError(UserError):
 
 @dataclass(frozen=True)
 class Storage:
-    """Cells of one dtype. `values` is a list or one of three generators:
+    """Cells of one dtype. `values` is a list or one of four generators:
 
     - "arange": 0, 1, 2, ... modulo 100
     - {"seed": n}: small whole numbers, for floats also halves
     - {"special": n}: such numbers mixed with nan, infinities and -0.0, or with an integer dtype's limits and neighbours
+    - {"random": n, "low": a, "high": b}: numbers from a to b, both included. Floats are distinct unless the dtype
+      rounds them. With "distinct": true, integers are distinct as well. With "sorted": true, numbers ascend to b.
+      "beside" is a further number that replaces some of them, such as a label that a loss ignores
     """
 
     dtype: str
@@ -64,6 +67,8 @@ class Storage:
     def make(self) -> torch.Tensor:
         """Return the storage's content as a 1-d CPU tensor."""
         dtype = dtype_of(self.dtype)
+        if isinstance(self.values, dict) and "random" in self.values:
+            return _random(self.size, dtype, **self.values)
         return torch.tensor(self.literal(), dtype=dtype) if self.size else torch.empty(0, dtype=dtype)
 
     def literal(self) -> list[Any]:
@@ -71,6 +76,8 @@ class Storage:
         dtype = dtype_of(self.dtype)
         if isinstance(self.values, list):
             return [decode(value, {}, torch.device("cpu")) for value in self.values]
+        if isinstance(self.values, dict) and "random" in self.values:
+            return self.make().tolist()
         if self.values == "arange":
             numbers: list[int] = [k % 100 for k in range(self.size)]
         else:
@@ -86,6 +93,48 @@ class Storage:
             if dtype.is_floating_point:
                 return [n + rng.choice((0, 0, 0.5)) for n in numbers]
         return [bool(n % 2) for n in numbers] if dtype is torch.bool else list(numbers)
+
+
+RANDOM = frozenset({"random", "low", "high"})
+"""Keys of the generator of random numbers that it cannot do without."""
+
+GRID = 4000
+"""Least number of steps between the lowest and the highest of a storage's random floats."""
+
+
+def _random(
+    size: int,
+    dtype: torch.dtype,
+    random: int,
+    low: float,
+    high: float,
+    distinct: bool = False,
+    sorted: bool = False,
+    beside: Json = None,
+) -> torch.Tensor:
+    """Return the cells that the generator "random" of `Storage` describes, as a 1-d CPU tensor."""
+    source = torch.Generator().manual_seed(random)
+    if dtype is torch.bool:
+        made = torch.randint(0, 2, (size,), generator=source).bool()
+    elif dtype.is_complex:
+        parts = [_random(size, torch.float64, random + part, low, high) for part in (0, 1)]
+        made = torch.complex(*parts).to(dtype)
+    elif dtype.is_floating_point:
+        steps = GRID
+        while steps < size:
+            steps *= 10
+        places = torch.randperm(steps + 1, generator=source)[:size].double()
+        made = (low + (high - low) * (places / steps)).to(dtype)
+    elif distinct:
+        made = (torch.randperm(int(high) - int(low) + 1, generator=source)[:size] + int(low)).to(dtype)
+    else:
+        made = torch.randint(int(low), int(high) + 1, (size,), generator=source).to(dtype)
+    if sorted:
+        made = made.sort().values
+        made[-1:] = high  # the last of ascending ends, which covers all rows
+    if beside is not None:
+        made[torch.randint(0, 4, (size,), generator=source) == 0] = decode(beside, {}, torch.device("cpu"))
+    return made
 
 
 @dataclass(frozen=True)
@@ -331,10 +380,11 @@ def _check_storage(storage: Storage) -> None:
     seeded = (
         isinstance(values, dict) and values.keys() in ({"seed"}, {"special"}) and all(map(_is_whole, values.values()))
     )
-    if not (values == "arange" or isinstance(values, list) or seeded):
+    random = isinstance(values, dict) and RANDOM <= values.keys() <= {*RANDOM, "distinct", "sorted", "beside"}
+    if not (values == "arange" or isinstance(values, list) or seeded or random):
         raise ProgramError(
-            f'a storage has the values {str(values)[:80]}: give "arange", a list, or '
-            '{"seed": n} or {"special": n} with a whole number n'
+            f'a storage has the values {str(values)[:80]}: give "arange", a list, '
+            '{"seed": n} or {"special": n} with a whole number n, or {"random": n, "low": a, "high": b}'
         )
     if len(storage.make()) != storage.size:
         raise ProgramError(f"a storage of {storage.size} cells is given {len(storage.make())} values")

@@ -210,6 +210,15 @@ def plainer_values(program: Program) -> Iterator[Program]:
             yield with_storage(program, at, replace(storage, values=values))
 
 
+def plainer_floats(program: Program) -> Iterator[Program]:
+    """Yield the program with simpler values in one storage of floats. Integers may be indices, which torch CPU need not
+    check."""
+    for at, storage in enumerate(program.storages):
+        if dtype_of(storage.dtype).is_floating_point:
+            for values in _plainer_values(storage):
+                yield with_storage(program, at, replace(storage, values=values))
+
+
 def _plainer_values(storage: Storage) -> Iterator[Json]:
     size, cells = storage.size, [json_number(value) for value in storage.literal()]
     usual: list[Json] = [[0] * size, [1] * size, "arange"]
@@ -484,3 +493,6 @@ SAMPLE_PASSES = (
 )
 """Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
 last pass only."""
+
+RECORDED_PASSES = (*SAMPLE_PASSES[:-1], plainer_floats)
+"""Passes for a recorded call, which keep its operator and dtypes too."""

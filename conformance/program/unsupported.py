@@ -21,6 +21,7 @@ from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import VIEW, Json, Step, dtype_of, is_local, walk
+from conformance.program.steps.op_db import BY_VALUES, RECORDED
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
@@ -97,7 +98,7 @@ STATE_NAMES = frozenset({*STATES, *(name.partition(":")[0] for name in STATES)})
 """States that a target may declare as unsupported, with or without an argument."""
 
 KNOWN = {
-    "step": frozenset({*FAMILIES, *OPS}),
+    "step": frozenset({*FAMILIES, *OPS, RECORDED, BY_VALUES}),
     "state": STATE_NAMES,
     "trait": frozenset({*TRAITS, SPARSE}),
     "variant": frozenset(VARIANTS),

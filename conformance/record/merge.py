@@ -11,7 +11,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
-from conformance.record import missing_ops, program_stats
+from conformance.record import missing_ops, models, program_stats
 from conformance.record.errors import ReportError
 from conformance.record.result import Outcome, Result, Run
 
@@ -56,6 +56,7 @@ def merge(runs: Iterable[Run]) -> Run:
         drawn=program_stats.join([run.drawn for run in runs if run.drawn]),
         measures=tuple(dict.fromkeys(measure for run in runs for measure in run.measures)),
         lacking=missing_ops.joined([run.lacking for run in runs]),
+        models=models.merged([run.models for run in runs]),
     )
 
 

@@ -27,6 +27,7 @@ from conformance.record.finding import MOVE, Finding, answers, property_of, seve
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
+from conformance.record.models import ModelRow
 from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, TRACE, without_features
 from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import ProgramStats
@@ -261,7 +262,7 @@ class Run:
     the file of declarations. `interrupted` is the number of the signal that ended the run. `lacking` are the operators
     that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
     which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
-    (`profile.identity`). `measures` are the measures that the target offers.
+    (`profile.identity`). `measures` are the measures that the target offers, `models` the outcomes of recorded models.
     """
 
     target: str
@@ -280,6 +281,7 @@ class Run:
     lacking: tuple[MissingOperator, ...] = ()
     identity: str = ""
     measures: tuple[Measure, ...] = ()
+    models: tuple[ModelRow, ...] = ()
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     @property
@@ -400,7 +402,7 @@ def counted(number: int, noun: str) -> str:
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
-        *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures"))  # fmt: skip
+        *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures", "models"))  # fmt: skip
 """The fields of a run that a file holds before its notes and results."""
 
 

@@ -22,6 +22,7 @@ from conformance.record import versions
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.record.merge import merge
+from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters
@@ -30,7 +31,7 @@ from conformance.report.pipe import reader_gone
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
-PAGES = {"opinfo": "conformance.html", "fuzz": "fuzz.html"} | {stem: f"{stem}.html" for stem in TABLES}
+PAGES = {"opinfo": "conformance.html"} | {stem: f"{stem}.html" for stem in ("fuzz", MODELS, *TABLES)}
 """The page of each kind of run, by the stem of the run's other files."""
 
 
@@ -130,8 +131,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _kind(run: Run) -> str:
-    if run.table:
-        return run.table
+    if run.table or run.models:
+        return run.table or MODELS
     return "opinfo" if run.cases or not run.drawn else "fuzz"
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from conformance.record import models
 from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
@@ -159,6 +160,8 @@ def render(
         parts=_parts(cases),
         campaign=campaign,
         fuzz=campaign_view(campaign) if campaign else None,
+        models=campaign.models if campaign else (),
+        models_said=models.sentence(campaign.models) if campaign else "",
         verdicts=verdicts,
         causes=causes_of(result for each in (run, fuzz) if each for result in each.results if _undeclared(result)),
         headline=headline,

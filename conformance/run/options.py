@@ -265,6 +265,12 @@ FLAGS: Mapping[str, Flag] = {
         arguments={"action": "append", "default": [], "metavar": "NAME"},
     ),
     "plain": Flag("what to run", "draw without bias", arguments=_SWITCH),
+    "model": Flag(
+        "what to run",
+        "only the calls of this recorded model; may be repeated (default: {usual})",
+        arguments={"action": "append", "default": [], "metavar": "NAME"},
+    ),
+    "calls": Flag("what to run", "recorded calls (default: {usual})", arguments=_FILE),
     "shard": Flag(
         "what to run",
         "only the i-th of n parts, for a matrix of machines",

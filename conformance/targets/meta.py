@@ -25,6 +25,7 @@ NEEDS_VALUES = (
             "masked_select",
             "masked_select.out",
             "unique.counted",
+            "recorded by values",
         ),
     ),
     unsupported(

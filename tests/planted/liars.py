@@ -217,3 +217,16 @@ def refuses(graph: Any, examples: Any) -> Any:
 
 if "refuses" not in list_backends():
     register_backend(refuses)
+
+
+class _Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "tanh":
+            raise NotImplementedError(f"{func} is not implemented for this device")
+        return func(*args, **(kwargs or {}))
+
+
+class WithoutTanh(_Device):
+    """A device that has no `tanh`."""
+
+    mode = _Refusing

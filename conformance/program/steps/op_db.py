@@ -1,4 +1,5 @@
-"""Rows for op_db: the step `op_db:nn.functional.gelu` calls that function, `op_db.out:add` calls `add` with out=.
+"""Rows for op_db and for recorded calls: the step `op_db:nn.functional.gelu` calls that function, `op_db.out:add` calls
+`add` with out=, and `aten:gelu.default` calls that overload.
 
 Defines `row_of`, which derives a row from its name. So the table covers all operators of torch without listing them. A
 program from a file can call functions and methods of torch's operators only. Arguments come from the samples of op_db;
@@ -15,10 +16,13 @@ from typing import Any
 import torch
 
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op
-from conformance.standalone.torch_compat import is_operator
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op, torch_function
+from conformance.standalone.torch_compat import VALUE_DEPENDENT, is_operator
 
 FAMILY = "op_db"
+
+RECORDED, BY_VALUES = "recorded", "recorded by values"
+"""Families of recorded calls. The metadata of the second's results, or a plain answer, depends on values."""
 
 MODULES = ("", "nn.functional.", "linalg.", "special.", "fft.", "signal.windows.", "masked.")
 """Modules below `torch` that are searched for functions."""
@@ -38,6 +42,18 @@ KINDS = {
     "op_db.attribute": replace(CALL, form=ATTRIBUTE),
 }
 """Rows by the form of the call and the kind of its result: one tensor, several, or a Python value."""
+
+RECORDED_KINDS = {
+    f"aten{kind}": replace(KINDS[f"op_db{of}"], family=RECORDED)
+    for kind, of in {
+        "": "",
+        ".many": ".many",
+        ".query": ".query",
+        ".out": ".out",
+        ".inplace": ".function.inplace",
+    }.items()
+}
+"""Rows of recorded calls, by the kind of their result."""
 
 
 FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
@@ -82,6 +98,11 @@ def _repeats(one: Any) -> bool:
 def row_of(name: str) -> Op:
     """Return the row of this name. Raises KeyError if the kind or torch's function does not exist."""
     kind, _, call = name.partition(":")
+    if kind in RECORDED_KINDS and has_function(f"ops.aten.{call}"):
+        overload: Any = torch_function(f"ops.aten.{call}")
+        by_values = any(tag in overload.tags for tag in VALUE_DEPENDENT)
+        family = BY_VALUES if by_values else RECORDED
+        return replace(RECORDED_KINDS[kind], name=name, call=f"ops.aten.{call}", family=family)
     row = KINDS[kind]
     if not (has_function(call) if row.form is FUNCTION else has_method(call, row.form)):
         raise KeyError(name)

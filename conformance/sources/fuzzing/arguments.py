@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from conformance.program.capture import Unwritable, encoded
 from conformance.program.execute import Broken
 from conformance.program.model import LOOP, Program, fresh_names
 from conformance.program.shadow import ROUNDED, Shadow, Undefined, copied
@@ -39,7 +40,6 @@ from conformance.record.names import CHANGED
 from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import arguments, undefined
 from conformance.sources.opinfo.arguments import Change, Place
-from conformance.sources.opinfo.sample_program import Unwritable, encoded
 from conformance.standalone.sample_runtime import replaced
 
 SHARE = 10

@@ -238,7 +238,7 @@ class Campaign:
             """Return the next shard. When all have ended, return shards that replace programs that were not judged."""
             nonlocal waiting, redrawn
             shard = again.pop() if again else next(waiting, None)
-            if shard is not None or self.unfinished or self.plan.wanted is None:
+            if shard is not None or self.unfinished or self.plan.wanted is None or self.plan.recorded:
                 return shard
             missing = min(self.plan.wanted - self.result.judged, self.plan.wanted - redrawn)
             redrawn += max(missing, 0)

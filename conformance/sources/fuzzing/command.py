@@ -79,15 +79,23 @@ class Programs:
         """Read the baseline and the declarations, and check the options."""
         args = session.args
         self.baseline = model.load(args.baseline) if args.baseline else None
-        self.expected = expectations_file(args)
+        self.expected = self.declarations(args)
         self.known = read(self.expected)
         refuse(check(self.known, FINDINGS, parts()))
-        plan_of(args, session.limits, session.spec)
+        self.plan(args, session.limits, session.spec)
+
+    def declarations(self, args: argparse.Namespace) -> Path:
+        """Return the file of declared findings. Raises ReportError."""
+        return expectations_file(args)
+
+    def plan(self, args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
+        """Return the plan of the campaign. Raises UserError."""
+        return plan_of(args, limits, spec, minutes)
 
     def execute(self, session: Session, seconds: float) -> Run:
         """Run the campaign under the progress bar."""
         minutes = None if seconds == math.inf else seconds / 60
-        plan = plan_of(session.args, session.limits, session.target, minutes)
+        plan = self.plan(session.args, session.limits, session.target, minutes)
         self.running, interrupted = Campaign(plan, place=session.place), 0
         with shown(session.console) as view:
             try:
@@ -95,7 +103,7 @@ class Programs:
                 self.running.run()
             except KeyboardInterrupt:
                 interrupted = signals.signal_number()
-        self.running.plan = plan_of(session.args, session.limits, session.target, session.args.minutes)
+        self.running.plan = self.plan(session.args, session.limits, session.target, session.args.minutes)
         self.undeclared = run_of(self.running, interrupted)
         made = self._declared()
         made.seconds = self.running.earlier_seconds

@@ -37,6 +37,7 @@ from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
+from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
 from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs
 from conformance.sources.fuzzing.tally import Tally
@@ -185,7 +186,7 @@ class Drawing:
     lacking: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
+        unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - KNOWN["step"])
         if unknown:
             raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
         strange = [name for name in self.dtypes if name not in DTYPES]

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from conformance.engine.aten_ops import Tagged
+from conformance.program.capture import Unwritable, encoded, on_host
 from conformance.program.steps.op import METHOD, Json, Step, decode, dtype_name, dtype_of, number
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 from conformance.sources.opinfo import catalog, seeding
-from conformance.sources.opinfo.sample_program import Unwritable, encoded, forms, on_host
+from conformance.sources.opinfo.sample_program import forms
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import storage_key
 from conformance.standalone.torch_compat import DRAWS_NUMBERS

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from conformance.engine.loading import describe_target
 from conformance.program.model import Program
+from conformance.program.recorded import RECORDED
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import versions
+from conformance.record.models import MODELS
 from conformance.record.names import without_features
 from conformance.run.messages import COMPILE_LIMIT
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
@@ -61,6 +63,15 @@ class Plan:
     """Whether programs have further calls on a target that transforms functions."""
     fail_on_torch_bugs: bool = False
     """Whether a finding that also fails without the backend under test fails the run."""
+    recorded: str = ""
+    """The file of recorded calls that are the programs; empty if programs are drawn."""
+    models: tuple[str, ...] = ()
+    """The recorded models whose calls run; empty for all."""
+
+    @property
+    def stem(self) -> str:
+        """The name of the campaign's files."""
+        return MODELS if self.recorded else "fuzz"
 
     @property
     def failures(self) -> Path:
@@ -70,11 +81,13 @@ class Plan:
     @property
     def progress(self) -> Path:
         """The file with the progress of the campaign, for `--resume`."""
-        return self.reports / "fuzz-progress.json"
+        return self.reports / f"{self.stem}-progress.json"
 
     def identity(self) -> dict[str, Json]:
         """The settings that `--resume` must not change."""
-        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls")}
+        made_of = {
+            key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls", "recorded", "models")
+        }
         made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain
@@ -82,7 +95,9 @@ class Plan:
     @property
     def options(self) -> list[str]:
         """The options of the command line that change the drawing."""
-        words = []
+        words = [word for name in self.models for word in ("--model", name)]
+        if self.recorded:
+            return [*words, *(["--shard", "{}/{}".format(*self.part)] if self.part != (1, 1) else [])]
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
         target = describe_target(self.target)
@@ -99,15 +114,9 @@ class Plan:
     def command(self) -> str:
         """The command line that draws the same programs."""
         corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
-        words = [
-            "python",
-            "-m",
-            "conformance.fuzz",
-            "--target",
-            without_features(self.target),
-            "--seed",
-            str(self.seed),
-        ]
+        module = "conformance.sources.models" if self.recorded else "conformance.fuzz"
+        words = ["python", "-m", module, "--target", without_features(self.target), "--seed", str(self.seed)]
+        corpus += ["--calls", self.recorded] if self.recorded not in ("", str(RECORDED)) else []
         return shlex.join([*words, *self.options, *corpus])
 
     @property

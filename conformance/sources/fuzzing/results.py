@@ -7,6 +7,7 @@ saved programs are not shrunk, so they are named by their signatures: the cause 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
+from conformance.program import recorded
 from conformance.program.accesses import evidence_of
 from conformance.program.calls import changes
 from conformance.program.steps import hazards
@@ -33,6 +35,7 @@ from conformance.record.finding import (
     layer_and_part,
     property_of,
 )
+from conformance.record.models import ModelRow
 from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
@@ -141,7 +144,31 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         ],
         drawn=drawn,
         identity=profiles.identity(plan.target),
+        models=models_of(campaign),
     )
+
+
+def models_of(campaign: Campaign) -> tuple[ModelRow, ...]:
+    """The outcome of each recorded model: the operators that stop it, and those that are wrong in it."""
+    plan, done = campaign.plan, campaign.result.model_calls
+    if not plan.recorded:
+        return ()
+    calls, ordered = recorded.chosen(plan.recorded, plan.models)
+    stopped, wrong = dict[int, str](), dict[int, str]()
+    for group in campaign.distinct():
+        stops = group.finding.kind in DEATHS or group.finding.property in ("error", "not implemented")
+        for number in group.numbers:
+            (stopped if stops else wrong)[number] = ordered[number].name
+    for number, reason in ((int(number), reason) for number, reason in done.items() if reason):
+        if reason.startswith(("aten::", "dtype ")):
+            stopped[number] = reason
+    rows = []
+    for at, name in enumerate(calls.models):
+        own = [number for number, call in enumerate(ordered) if at in call.models]
+        compared = sum(done.get(str(number)) == "" or number in stopped or number in wrong for number in own)
+        of = (dict(Counter(found[n] for n in own if n in found).most_common()) for found in (stopped, wrong))
+        rows.append(ModelRow(name, len(own), compared, *of))
+    return tuple(rows)
 
 
 def with_counts(campaign: Campaign, run: Run) -> Run:

@@ -14,7 +14,7 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,14 +22,17 @@ from typing import ClassVar
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
+from conformance.program import recorded
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.attribution import culprit
 from conformance.program.calls import judge_program, resolved
 from conformance.program.cause import cause_of, plainer
 from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
+from conformance.program.reduce import RECORDED_PASSES
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
+from conformance.program.steps.op_db import BY_VALUES, RECORDED
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, leading, signature
 from conformance.record import simple_values
@@ -57,7 +60,7 @@ from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
 from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
-from conformance.sources.fuzzing.plan import Shard
+from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.programs.progress import Progress
 from conformance.sources.programs.trials import Trials, alike, watching
 from conformance.standalone.observation import out_of_memory
@@ -79,6 +82,9 @@ NO_PROGRESS = Progress()
 
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
+
+MOST_MODELS = 3
+"""Number of models that the note of a recorded call names."""
 
 LONGEST_ATTRIBUTION = 120.0
 """Time limit in seconds for finding the culprit of one cause."""
@@ -209,6 +215,8 @@ class Result(Tally):
     """Judged calls of transformed functions, the first calls included."""
     recorded: int = 0
     """Programs whose measurements were compared with a baseline."""
+    model_calls: dict[str, str] = field(default_factory=dict)
+    """The recorded calls that ran, by number, with the reason if the target leaves the call out, else ""."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """The judged measurements of programs by digest, if the campaign records them."""
     findings: list[Finding] = field(default_factory=list)
@@ -318,7 +326,7 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
     try:
         verdict = _judged(shard, number, part, program, locate=True)
         if not part:
-            _count(shard, program, verdict, result)
+            _count(shard, number, program, verdict, result)
         if exhausted(verdict):
             raise MemoryError
         program, verdict = resolved(program, verdict, loaded(shard.plan.target), watching(program, shard.hang))
@@ -336,9 +344,11 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
         return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,)), ""
 
 
-def _count(shard: Shard, program: Program, verdict: Verdict, result: Result) -> None:
+def _count(shard: Shard, number: int, program: Program, verdict: Verdict, result: Result) -> None:
     result.measured += verdict.measured
     result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
+    if shard.plan.recorded:
+        result.model_calls[str(number)] = verdict.unsupported
     result.arbitrated += verdict.arbitrated
     if described(shard.plan.target).transforms_program:
         result.calls += verdict.calls or (not verdict.unsupported)
@@ -356,11 +366,13 @@ def _judged(shard: Shard, number: int, part: int, program: Program, locate: bool
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
-    """The shard's program of this number, from the corpus or drawn. If the target does not expose storages, writes at
-    the end of a drawn program show which tensors share memory. If it transforms gradients, the program ends with a
-    backward."""
+    """The shard's program of this number, from the corpus, recorded or drawn. If the target does not expose storages,
+    writes at the end of a drawn program show which tensors share memory. If it transforms gradients, a drawn program
+    ends with a backward."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
+    if shard.plan.recorded:
+        return recorded_program(shard.plan, number)
     target = described(shard.plan.target)
     drawing = drawing_of(shard.plan.drawing, shard.plan.target)
     program = drawing.numbered(shard.plan.seed, number, tally)
@@ -374,6 +386,15 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     if target.transforms_program and shard.plan.calls:
         return with_calls(program, shard.plan.seed, number, target)
     return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
+
+
+def recorded_program(plan: Plan, number: int) -> Program:
+    """The recorded call of this number as a program."""
+    calls, ordered = recorded.chosen(plan.recorded, plan.models)
+    call = ordered[number]
+    names = ", ".join(calls.models[at] for at in call.models[:MOST_MODELS])
+    more = f" and {len(call.models) - MOST_MODELS} more" if len(call.models) > MOST_MODELS else ""
+    return replace(recorded.program_of(call, plan.seed), note=f"{call.name} of {names}{more}")
 
 
 @functools.lru_cache
@@ -416,6 +437,16 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fin
     where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+
+
+def is_recorded(program: Program) -> bool:
+    """Whether the program is a recorded call, whose operator is the cause of each failure."""
+    return bool(program.steps) and all(OPS[step.op].family in (RECORDED, BY_VALUES) for step in program.steps)
+
+
+def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program]]]:
+    """The passes that make the program smaller; none for the usual ones."""
+    return RECORDED_PASSES if is_recorded(program) else ()
 
 
 def died_of(finding: Finding, small: Program) -> Finding:
@@ -461,7 +492,7 @@ def shrink(
 
         hangs = finding.kind == TIMEOUT
         deadly = Trials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
-        return died_of(finding, deadly.smallest(finding.program, CRASH_TRIALS))
+        return died_of(finding, deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding.program)))
 
     def own(candidate: Program, wrong: Sequence[Mismatch]) -> Sequence[Mismatch]:
         left, layer = _unexplained(target, candidate, wrong)
@@ -484,7 +515,7 @@ def shrink(
         cut = mismatches_of(beginning)
         program, wrong = (beginning, cut) if cut else (program, wrong)
     first = leading(wrong)
-    small = attempts.smallest(program, trials)
+    small = attempts.smallest(program, trials, passes_of(program))
     verdict = judge_program(small, target)
     if not verdict.mismatches or verdict.vanished:
         return finding
@@ -492,7 +523,7 @@ def shrink(
     def wrong_at_all(other: Program) -> bool:
         return bool(mismatches_of(other))
 
-    plain = plainer(small, verdict, wrong_at_all)
+    plain = None if is_recorded(small) else plainer(small, verdict, wrong_at_all)
     if plain is not None:
         small, verdict = plain, judge_program(plain, target)
     cause = cause_of(small, verdict, wrong_at_all)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import (
@@ -33,7 +33,6 @@ from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
 from conformance.sources.operator.examine import examined
 from conformance.sources.operator.sides import observed
-from conformance.sources.opinfo.sample_program import Unwritable, encoded
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import names_of
 from conformance.standalone.oracles import Mismatch

@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.capture import Unwritable
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.script import script as program_script
@@ -27,7 +28,7 @@ from conformance.record.sentences import sentence
 from conformance.sources.opinfo import script
 from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import Unwritable, written
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.variants import Call
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, Tolerance, differing

@@ -10,27 +10,26 @@ A call that no program can hold has a reason (`Unwritable`), and runs only as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import torch
 
 from conformance.engine.executor import Executor
 from conformance.engine.loading import reference
-from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of, on_host
 from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError, fresh_names
 from conformance.program.shadow import reference as program_reference
-from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, constant, dtype_name, number, tensor
+from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, tensor
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.variants import Call, draws_numbers
-from conformance.standalone.moving import MARKER, storage_key, tensors
+from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import compare
 
@@ -41,10 +40,6 @@ UNWRITTEN = {"error_inputs": "an input that must raise", "forward_over_backward"
 """Variants that no step calls, with the reason."""
 
 BACKWARD = ("backward", *SPECIALS_BACKWARD)
-
-
-class Unwritable(Exception):
-    """A sample that no program can hold. The message is the reason."""
 
 
 def program_of(case: Case, call: Call) -> Program:
@@ -176,38 +171,6 @@ def forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json])
         yield Step(f"op_db.method{ending}:{name}", args, kwargs)
     if has_method(name, ATTRIBUTE) and not args[1:] and not kwargs:
         yield Step(f"op_db.attribute:{name}", args)
-
-
-def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
-    """Return an argument as JSON; `marker` encodes its tensors. Raises Unwritable."""
-    if isinstance(value, torch.Tensor):
-        return marker(value)
-    if isinstance(value, torch.device):
-        return {"device": 0} if value == MARKER else str(value)
-    for kind, name in ((torch.dtype, "dtype"), (torch.memory_format, "memory_format"), (torch.layout, "layout")):
-        if isinstance(value, kind):
-            return {name: str(value).removeprefix("torch.")}
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) in (float, complex):
-        return number(value)
-    if isinstance(value, numpy.generic):
-        return {"numpy": number(value.item()), "dtype": value.dtype.name}
-    if isinstance(value, slice):
-        return {"slice": [encoded(part, marker) for part in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"ellipsis": 0}
-    if isinstance(value, (tuple, list)):
-        parts = [encoded(part, marker) for part in value]
-        return parts if isinstance(value, list) else {"tuple": parts}
-    raise Unwritable(f"an argument of type {type(value).__name__}")
-
-
-def on_host(value: torch.Tensor) -> Json:
-    """Return a tensor that stays on the CPU as a constant. Raises Unwritable."""
-    if not value.is_contiguous() or value.requires_grad or (value.dim() > 1 and not value.numel()):
-        raise Unwritable("a tensor on the CPU with a layout")
-    return constant(value, host=True)
 
 
 def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) -> Observation:

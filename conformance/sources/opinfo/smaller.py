@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.capture import Unwritable
 from conformance.program.model import Program
 from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
 from conformance.program.verdict import Verdict
@@ -22,7 +23,7 @@ from conformance.record.result import Failure
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import RESULT, Unwritable, program_of
+from conformance.sources.opinfo.sample_program import RESULT, program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
 from conformance.sources.programs.progress import Progress

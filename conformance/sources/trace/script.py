@@ -15,7 +15,7 @@ import torch
 from conformance.engine.loading import load_target
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
-from conformance.program.capture import NotAnInput, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of
 from conformance.program.model import LARGEST_STORAGE, Input, Program, Storage
 from conformance.program.reduce import (
     dense_inputs,
@@ -31,7 +31,6 @@ from conformance.program.steps.op import Json, Step, dtype_name, is_name, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program
 from conformance.record.errors import TargetError, UserError
-from conformance.sources.opinfo.sample_program import Unwritable, encoded
 from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name, named
 from conformance.sources.trace.faults import Fault
 from conformance.standalone.moving import storage_key, tensors, whole_storage

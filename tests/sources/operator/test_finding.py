@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.examine import Request, examination, verdicts
 from conformance.sources.operator.finding import call_of, headline, minimized, program_of, script, smaller_lengths
-from conformance.sources.opinfo.sample_program import Unwritable
 from conformance.standalone.moving import tensors
 from tests.planted.kernels import LIES
 

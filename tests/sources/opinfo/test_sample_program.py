@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
+from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program
 from conformance.program.verdict import judge_program
 from conformance.record.names import LAYOUTS, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import Unwritable, program_of
+from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call
 from conformance.standalone.moving import tensors

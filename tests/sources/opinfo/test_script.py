@@ -59,9 +59,10 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
     """Scripts of the first samples of an op."""
     import torch
 
+    from conformance.program.capture import Unwritable
     from conformance.sources.opinfo import catalog, script
     from conformance.sources.opinfo.judge import JudgedCall
-    from conformance.sources.opinfo.sample_program import Unwritable, program_of
+    from conformance.sources.opinfo.sample_program import program_of
     from conformance.sources.opinfo.sampling import samples
     from conformance.sources.opinfo.variants import VARIANTS
 

@@ -1,0 +1,84 @@
+"""The outcome of recorded models on a target: the rows of the table model x outcome. This module must not import torch.
+
+Defines `ModelRow`, `sentence` and `merged`. A model is a set of distinct operator calls. An operator stops the model if
+a call of it raises, ends its process, or is declared lacking; an operator is wrong if a call of it gives another answer
+than torch CPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+MODELS = "models"
+"""The name of the command and of its files."""
+
+MOST = 4
+"""Number of operators that a row names."""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One recorded model: the number of its distinct calls, the number of those that were compared or stop it, and the
+    calls that stop it and that are wrong, by operator."""
+
+    name: str
+    calls: int
+    compared: int
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    wrong: Mapping[str, int] = field(default_factory=dict)
+    WRITTEN: ClassVar = ("calls", "compared")
+
+    @property
+    def runs(self) -> bool:
+        """Whether at least one call was compared, and none stops the model or is wrong."""
+        return bool(self.compared) and not (self.stopped or self.wrong)
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in words."""
+        if not self.compared:
+            return "not run"
+        parts = [f"stopped by {_named(self.stopped)}"] if self.stopped else []
+        parts += [f"wrong in {_named(self.wrong)}"] if self.wrong else []
+        return "; ".join(parts) or "runs"
+
+
+def _named(operators: Mapping[str, int]) -> str:
+    more = [f"{len(operators) - MOST} more"] if len(operators) > MOST else []
+    return ", ".join([*[f"{name} ({count})" for name, count in [*operators.items()][:MOST]], *more])
+
+
+def sentence(rows: Sequence[ModelRow]) -> str:
+    """Return how many models run, are stopped, and are wrong."""
+    run, stopped, wrong = (sum(map(has, rows)) for has in (_runs, _stopped, _wrong))
+    left = sum(not row.compared for row in rows)
+    said = f"{run} of {len(rows)} models run, {stopped} stopped, {wrong} wrong"
+    return f"{said}, {left} not run" if left else said
+
+
+def _runs(row: ModelRow) -> bool:
+    return row.runs
+
+
+def _stopped(row: ModelRow) -> bool:
+    return bool(row.stopped)
+
+
+def _wrong(row: ModelRow) -> bool:
+    return bool(row.wrong)
+
+
+def merged(parts: Iterable[Sequence[ModelRow]]) -> tuple[ModelRow, ...]:
+    """Join the rows of several shards: add the calls that were compared, stop the model and are wrong."""
+    rows: dict[str, ModelRow] = {}
+    for row in (row for part in parts for row in part):
+        other = rows.get(row.name, ModelRow(row.name, row.calls, 0))
+        stopped, wrong = (
+            dict((Counter(one) + Counter(two)).most_common())
+            for one, two in ((row.stopped, other.stopped), (row.wrong, other.wrong))
+        )
+        rows[row.name] = ModelRow(row.name, row.calls, row.compared + other.compared, stopped, wrong)
+    return tuple(rows.values())

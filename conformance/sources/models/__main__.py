@@ -1,0 +1,94 @@
+"""The command `conformance models`: the recorded operator calls of published models on a target and on torch CPU.
+
+Defines `Models`, the source of recorded calls. Each call is a program of one step on random data, and the campaign of
+drawn programs judges, shrinks and reports it. The table names the models that run on the target, and the operators that
+stop or falsify the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from conformance.declare import expectations
+from conformance.declare import profile as profiles
+from conformance.program.recorded import RECORDED, chosen
+from conformance.record.models import MODELS, sentence
+from conformance.record.result import Run
+from conformance.report.escape import escape_control_characters
+from conformance.run import options, scripts
+from conformance.run.messages import Limits
+from conformance.run.session import Session
+from conformance.run.session import main as run_command
+from conformance.sources.fuzzing import command as fuzzing
+from conformance.sources.fuzzing.plan import Plan
+
+FLAGS = ("target", "seed", "programs", "model", "calls", "shard", "resume", "stop-at-first-failure", "minutes",
+         *options.LIMITS, "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
+         *options.PLACE)  # fmt: skip
+USUAL = {
+    "programs": "all",
+    "minutes": "no limit",
+    "limit": "60",
+    "memory": "8",
+    "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
+    "expectations": options.reports_expectations(MODELS),
+    "model": "all",
+    "calls": "those of the package",
+}
+
+
+class Models(fuzzing.Programs):
+    """The source of recorded calls."""
+
+    title = "recorded models"
+    stem, usual, job_summary = MODELS, Limits(unit=60.0, memory=8.0), False
+
+    def files(self, args: argparse.Namespace) -> list[Path | None]:
+        """Return the file of the calls."""
+        return [args.calls or RECORDED]
+
+    def declarations(self, args: argparse.Namespace) -> Path:
+        """Return the file of declared findings, which is not that of drawn programs. Raises ReportError."""
+        return expectations.file_of(args, expectations.FOLDER / MODELS / f"{profiles.file_name(args.target)}.toml")
+
+    def plan(self, args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
+        """Return the plan of the recorded calls. Raises UserError."""
+        file, models = str(args.calls or RECORDED), tuple(args.model)
+        _, ordered = chosen(file, models)
+        most = len(ordered) if args.programs is None else min(args.programs, len(ordered))
+        return replace(super().plan(args, limits, spec, minutes), recorded=file, models=models, programs=most)
+
+    def summarize(self, session: Session, made: Run) -> None:
+        """Print the table of models behind the findings."""
+        super().summarize(session, made)
+        table = Table(title=sentence(made.models), title_justify="left", box=box.SIMPLE)
+        for head in ("model", "calls", "outcome"):
+            table.add_column(head, overflow="fold")
+        for row in made.models:
+            cells = row.name, f"{row.compared} of {row.calls}", row.outcome
+            table.add_row(*(Text(escape_control_characters(cell)) for cell in cells))
+        session.console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    about = (
+        "Run the recorded operator calls of published models on a target and on torch CPU, and tell which models run "
+        "there, and which operator stops or falsifies each of the others."
+    )
+    parser = options.parser(f"conformance {MODELS}", about, FLAGS, USUAL)
+    parser.set_defaults(**options.defaults({*fuzzing.FLAGS} - {*FLAGS}))
+    parser.set_defaults(steps=fuzzing.STEPS)
+    return run_command(parser, arguments, lambda args: [Models()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The command `conformance record`: write the distinct operator calls of a script's model to a file, without data.
+
+The script runs under the recorder (`recorder.py`), and so do its backward and its optimizer. `conformance models
+--calls FILE` runs the file on a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.record.errors import ReportError, UsageError, UserError
+from conformance.record.result import counted
+from conformance.report.escape import escape_control_characters
+
+SUFFIXES = (".json", ".json.gz")
+LISTED = 8
+"""Number of reasons for excluded calls that the command prints."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0, or 2 for bad usage and for a script that fails. No file is written then."""
+    parser = argparse.ArgumentParser(
+        "conformance record",
+        description="Run a script, and write the distinct operator calls of its model: operators, sizes, strides, "
+        "dtypes and arguments, but no data.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("script", type=Path, metavar="SCRIPT.py", help="a script that trains or runs a model on a CPU")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="its arguments; unknown options are its own")
+    parser.add_argument("-o", "--output", type=Path, default=Path("calls.json"), metavar="FILE",
+                        help="the file, which may end with .json.gz (default: calls.json)")  # fmt: skip
+    parser.add_argument("--name", help="the name of the model (default: that of the script)")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    args, _ = parser.parse_known_args(words)
+    try:
+        return record(args, [word for word in words[words.index(str(args.script)) + 1 :] if word not in _own(args)])
+    except UserError as error:
+        print(f"conformance record: {escape_control_characters(str(error))}", file=sys.stderr)
+        return 2
+
+
+def _own(args: argparse.Namespace) -> set[str]:
+    """Return the words of the command's own options."""
+    return {"-o", "--output", str(args.output), *(("--name", args.name) if args.name else ())}
+
+
+def record(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Record the script of the options, with these arguments, and print a summary. Raises UserError."""
+    script, output = args.script, args.output
+    if not script.is_file():
+        raise UsageError(f"{script}: there is no such file; give the path of a Python script")
+    if not output.name.endswith(SUFFIXES):
+        raise UsageError(f"{output} ends with neither {' nor '.join(SUFFIXES)}: name the file so")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UsageError(f"{output} cannot be written: its folder does not exist, or it is a folder")
+    from conformance.sources.models.recorder import Recorder
+
+    recorder, name = Recorder(), args.name or script.stem
+    with recorder.model(name):
+        _run(script, words)
+    calls = recorder.checked()
+    if not calls.calls:
+        raise UsageError(f"{script} calls no operator that can be recorded, so nothing was written")
+    try:
+        calls.save(output)
+    except ReportError as error:
+        raise UsageError(str(error).replace("--reports", "-o")) from None
+    made = calls.made[name]
+    print(f"{output}: {counted(len(calls.calls), 'distinct call')} of {counted(made, 'call')} of {name}")
+    for reason, count in calls.excluded.most_common(LISTED):
+        print(f"not recorded, {count}: {escape_control_characters(reason)}")
+    return 0
+
+
+def _run(script: Path, words: Sequence[str]) -> None:
+    """Run the script as a main program. Raises UsageError if it fails."""
+    before, path = sys.argv, sys.path[:]
+    sys.argv = [str(script), *words]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise UsageError(f"{script} ended with exit code {stop.code}, so nothing was written") from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = f", line {lines[-1]}" if lines else ""
+        said = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+        raise UsageError(f"{script}{where}, failed by itself, so nothing was written: {said}") from None
+    finally:
+        sys.argv, sys.path[:] = before, path
+        with contextlib.suppress(ValueError):
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

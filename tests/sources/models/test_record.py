@@ -1,0 +1,81 @@
+"""The command `conformance record`: its file, and its answers to bad usage."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from conformance.program.recorded import Calls
+from conformance.sources.models.record import main
+
+TRAINS = """
+    import sys, torch
+    net = torch.nn.Linear(3, int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    net(torch.ones(4, 3)).sum().backward()
+    print("trained", sys.argv[1:], __name__)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script."""
+
+    def write(text: str):
+        path = tmp_path / "net.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+class TestRecord:
+    def test_a_file_of_distinct_calls(self, script, tmp_path, capsys):
+        """The script runs as a main program with its arguments, and the last line counts its calls."""
+        out = tmp_path / "calls.json"
+        assert main([str(script(TRAINS)), "5", "--fast", "-o", str(out)]) == 0
+        calls = Calls.load(out)
+        assert calls.models == ["net"]
+        linear = next(call for call in calls.calls if call.op == "addmm.default")
+        assert [size for _, _, size, _, _ in linear.inputs] == [(5,), (4, 3), (3, 5)]
+        said = capsys.readouterr().out
+        assert "trained ['5', '--fast'] __main__" in said
+        assert f"{len(calls.calls)} distinct calls of {calls.made['net']} calls of net" in said
+
+    def test_the_name_of_the_model(self, script, tmp_path):
+        assert main([str(script(TRAINS)), "-o", str(tmp_path / "calls.json.gz"), "--name", "mine"]) == 0
+        assert Calls.load(tmp_path / "calls.json.gz").models == ["mine"]
+
+    @pytest.mark.parametrize(("text", "said"), [
+        ("import torch\ntorch.ones(2) + torch.ones(3)\n", "line 2, failed by itself, so nothing was written: Runtime"),
+        ("x = (\n", "line 1, failed by itself, so nothing was written: SyntaxError"),
+        ("import torch, sys\ntorch.ones(2)\nsys.exit(3)\n", "ended with exit code 3, so nothing was written"),
+        ("print(1)\n", "calls no operator that can be recorded"),
+    ])  # fmt: skip
+    def test_a_script_that_fails_loses_nothing(self, script, tmp_path, capsys, text, said):
+        """One sentence and exit code 2; the file of an earlier recording stays."""
+        out = tmp_path / "calls.json"
+        assert main([str(script(TRAINS)), "-o", str(out)]) == 0
+        before = out.read_bytes()
+        capsys.readouterr()
+        assert main([str(script(text)), "-o", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+        assert out.read_bytes() == before
+
+    @pytest.mark.parametrize(("words", "said"), [
+        (["gone.py"], "gone.py: there is no such file"), (["{}", "-o", "calls.txt"], "ends with neither .json nor"),
+        (["{}", "-o", "gone/calls.json"], "its folder does not exist"),
+    ])  # fmt: skip
+    def test_bad_usage(self, script, tmp_path, capsys, words, said, monkeypatch):
+        """It is told before the script runs."""
+        monkeypatch.chdir(tmp_path)
+        path = str(script("raise SystemExit('ran')"))
+        assert main([word.format(path) for word in words]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+    def test_a_script_that_ends_well_by_exit(self, script, tmp_path):
+        assert main([str(script(TRAINS + "    sys.exit(0)\n")), "-o", str(tmp_path / "calls.json")]) == 0
