@@ -83,9 +83,14 @@ def row_of(name: str) -> Op:
     """Return the row of this name. Raises KeyError if the kind or torch's function does not exist."""
     kind, _, call = name.partition(":")
     row = KINDS[kind]
-    if not (has_function(call) if row.form is FUNCTION else has_method(call, row.form)):
+    if not callable_as(call, row.form):
         raise KeyError(name)
     return replace(row, name=name, call=call, fatal=FATAL.get(call))
+
+
+def callable_as(call: str, form: Form) -> bool:
+    """Return whether torch has an operator of this name in this form."""
+    return has_function(call) if form is FUNCTION else has_method(call, form)
 
 
 def has_function(path: str) -> bool:
