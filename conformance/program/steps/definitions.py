@@ -428,7 +428,7 @@ def sized(tensor: torch.Tensor, kind: str) -> torch.Tensor:
         return torch.zeros_like(getattr(torch, kind)(size))
     if kind == "new":
         return torch.zeros_like(x.new(size))
-    if kind == "Tensor of numbers":
+    if kind == "numbers":
         return torch.Tensor([*size])
     if kind == "tensor":
         return torch.tensor(size)
@@ -461,7 +461,7 @@ def sized(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     return x.reshape(-1, size[-1]).sum(0) / size[-1]
 
 
-def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], list[Any]]]:
+def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
     """Return functions that record a number in Python objects, by kind, and a function that reads and empties these
     objects."""
     seen: list[int] = []
@@ -577,21 +577,21 @@ def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], list[Any
         for at, value in enumerate(reversed([number, 2, 3])):
             seen.append(at * value)
 
-    def read() -> list[Any]:
+    def read() -> str:
         nonlocal count
-        found = [*seen, count, kept.last, Local.calls, *map(str, known), *map(str, known.values())]
+        found = f"{seen} {count} {kept.last} {Local.calls} {known}"
         seen.clear()
         known.clear()
         count, kept.last, Local.calls = 0, 0, 0
         return found
 
     calls: dict[str, Callable[[int], None]] = {
-        "list": appended,
-        "method": by_method,
-        "method of a kept object": kept.note,
-        "static method": Local.note_static,
-        "class method": Local.note_class,
-        "call": called,
+        "append": appended,
+        "append by a method": by_method,
+        "append by a kept object": kept.note,
+        "append by a staticmethod": Local.note_static,
+        "classmethod": Local.note_class,
+        "append by a call": called,
         "nonlocal": counted,
         "default": with_default,
         "generator": generated,
@@ -617,6 +617,6 @@ def note(tensor: torch.Tensor, kind: str, number: int) -> torch.Tensor:
     return tensor.detach() * 2
 
 
-def noted() -> list[Any]:
+def noted() -> str:
     """Return all that is recorded, and empty the objects."""
     return RECORDERS[1]()

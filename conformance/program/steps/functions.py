@@ -182,6 +182,11 @@ POINTWISE: dict[str, Rest] = {
     "eq": lambda k, t: ([k.choice((0, 1))], {}),
     "gt": lambda k, t: ([k.choice((0, 0.5))], {}),
 }
+PARTIAL = ("log2", "acosh", "log", "sqrt", "rsqrt", "log1p")
+"""Operators that are nan outside of a part of the numbers."""
+
+MAKERS = [op for op in factories.ROWS if op.name.endswith(".new")]
+
 TO_DTYPES = ("cumsum", "cumprod", "sum", "prod")
 LAST: dict[str, Rest] = {
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "argmax", "amax", "any", "all", "cummax"), _dim),
@@ -196,26 +201,22 @@ PAIRS = frozenset({"cummax"})
 
 
 def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
-    makers = [op for op in factories.ROWS if op.name.endswith(".new")]
-    step = k.choice(makers).draw(k)
-    if step is None:
-        raise Refused
-    out = _fresh(k, local=True)
-    if offer(replace(step, out=out)).raises:
-        raise Refused
-    name, count = out[0], k.integer(0, 3)
-    for at in range(count):
-        op = k.choice(tuple(POINTWISE))
-        args, kwargs = POINTWISE[op](k, k[name])
-        name = _made(
-            k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=at < count - 1 or k.chance(2, 3), **kwargs
-        )
-    if k[name].dim() and (count == 0 or k.chance(3, 4)):
-        op = k.choice(TO_DTYPES) if k.chance(1, 3) else k.choice(tuple(LAST))
-        args, kwargs = LAST[op](k, k[name])
-        form = ".many" if op in PAIRS else ""
-        out = k.shadow.fresh(2) if op in PAIRS else _fresh(k)
-        offer(Step(f"{CONSTANTS}{form}:{op}", (tensor(name), *args), kwargs, out))
+    for _ in range(k.choice((2, 1))):
+        step, out = k.choice(MAKERS).draw(k), _fresh(k, local=True)
+        if step is None or offer(replace(step, out=out)).raises:
+            raise Refused
+        name, count = out[0], k.integer(0, 3)
+        ends = count == 0 or k.chance(3, 4)
+        for at in range(count):
+            op = k.choice(PARTIAL) if k.chance(1, 2) else k.choice(tuple(POINTWISE))
+            args, kwargs = POINTWISE[op](k, k[name])
+            local = at < count - 1 or (ends and k.chance(2, 3))
+            name = _made(k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=local, **kwargs)
+        if ends:
+            op = k.choice(TO_DTYPES) if k.chance(1, 3) else k.choice(tuple(LAST))
+            args, kwargs = LAST[op](k, k[name])
+            form, results = (".many", k.shadow.fresh(2)) if op in PAIRS else ("", _fresh(k))
+            offer(Step(f"{CONSTANTS}{form}:{op}", (tensor(name), *args), kwargs, results))
     return []
 
 
@@ -357,6 +358,9 @@ MOVES: dict[str, Rest] = {
     "index_select": lambda k, t: ([0, tensor_of(k.indices(t.size(0), 3))], {}),
     "contiguous": _none,
 }
+INDEXED = ("repeat_interleave", "flip", "roll", "index_select", "tile", "nn.functional.pad", "narrow")
+"""Operators of `MOVES` that read elements at other places than views do."""
+
 METHODS = frozenset({"contiguous"})
 """Operators of `MOVES` that only tensors have."""
 
@@ -372,17 +376,18 @@ def _rearranged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     x, *others = names
     products = [_made(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(one), local=True) for one in others]
     name = _made(k, offer, f"{REARRANGED}:add", *map(tensor, products), local=True)
-    if k.chance(1, 2):
+    if k.chance(2, 3):
         name = _made(k, offer, f"{REARRANGED}:t", tensor(name), local=True)
         name = _made(k, offer, f"{REARRANGED}:flatten", tensor(name), local=True)
-    count = k.integer(1, 4)
-    for at in range(count):
-        if not k[name].dim():
-            break
-        op = k.choice(tuple(MOVES))
-        args, kwargs = MOVES[op](k, k[name])
-        form = f"{REARRANGED}.method" if op in METHODS else REARRANGED
-        name = _made(k, offer, f"{form}:{op}", tensor(name), *args, local=at < count - 1, **kwargs)
+    summed = name
+    for _ in range(k.choice((2, 1))):
+        name, count = summed, k.integer(2, 4)
+        for at in range(count):
+            if k[name].dim():
+                op = k.choice(INDEXED) if k.chance(2, 3) else k.choice(tuple(MOVES))
+                args, kwargs = MOVES[op](k, k[name])
+                form = f"{REARRANGED}.method" if op in METHODS else REARRANGED
+                name = _made(k, offer, f"{form}:{op}", tensor(name), *args, local=at < count - 1, **kwargs)
     return []
 
 
@@ -489,30 +494,33 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 # Derivatives inside the function.
 
-TRANSFORMS = ("jacfwd", "jacrev", "grad", "vmap", "jvp", "vjp", "hessian", "vmap(grad)")
-CALLS = ("prod", "mm", "sum", "mul", "sin", "exp", "tanh", "cumsum", "softmax", "mean", "amax")
+TRANSFORMS = ("jacfwd", "jacrev", "grad", "vmap", "jvp", "vjp", "hessian", "vmap(grad)", "jacfwd", "jacrev")
+REDUCED = ("prod", "sum", "mean", "amax")
+CALLS = ("mm", "mul", "sin", "exp", "tanh", "cumsum", "softmax")
 
 
 def _small(d: Draw, known: Sequence[str]) -> list[Wanted]:
     n = d.choice((3, 2))
     values = [(at + 1) / 10 for at in d.permutation(n * n)]
-    dtype = _dtype(d, ("float32", "float16", "float64", "bfloat16"), known)
+    dtype = _dtype(d, ("float32", "float16", "float64", "bfloat16", "float16"), known)
     return [Wanted(dtype, (n, n), values)]
 
 
 def _derivatives(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
-    calls = [k.choice(CALLS) for _ in range(k.choice((3, 2, 4)))]
-    transform = k.choice(TRANSFORMS)
-    if transform.startswith("vmap"):
-        calls = [call for call in calls if call != "mm"] or ["sin"]
-    offer(Step("derived", (tensor(names[0]), transform, calls), {}, _fresh(k)))
+    for _ in range(k.choice((2, 1, 3))):
+        calls = [k.choice(REDUCED) if k.chance(2, 3) else k.choice(CALLS)]
+        calls += ["mm" if k.chance(1, 2) else k.choice(CALLS) for _ in range(k.choice((2, 1, 3)))]
+        transform = k.choice(TRANSFORMS)
+        if transform.startswith("vmap"):  # its function receives rows
+            calls = [call for call in calls if call != "mm"] or ["sin"]
+        offer(Step("derived", (tensor(names[0]), transform, calls), {}, _fresh(k)))
     return []
 
 
 # Python code: sizes, and side effects that the caller sees.
 
 READS_SIZE = (
-    *("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "new", "Tensor of numbers", "tensor", "stride", "full"),
+    *("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "new", "numbers", "tensor", "stride", "full"),
     *("new_full", "arange", "rows", "half", "product", "pieces", "unpacked", "compared", "concatenated", "mean"),
 )
 RECORDS = tuple(definitions.RECORDERS[0])

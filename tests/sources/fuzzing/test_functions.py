@@ -119,7 +119,7 @@ def _size_as_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loses_an_append() -> Iterator[None]:
-    with mock.patch.dict(definitions.RECORDERS[0], {"method": lambda number: None}):
+    with mock.patch.dict(definitions.RECORDERS[0], {"append by a method": lambda number: None}):
         yield
 
 
