@@ -57,12 +57,6 @@ SPARSE = "sparse"
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 
 
-FOR_COMPILERS = (
-    *("constants", "scalars", "conversions", "indices", "rearranged", "rewritten", "unchanged"),
-    *("derivatives", "sizes", "side effects", "promotion", "dtypes"),
-)
-"""Step families of calls that a compiler, and no kernel, gets wrong (`program/steps/functions.py`)."""
-
 EAGER_ONLY = {"step": frozenset({"conversions", "dtypes"}), "trait": frozenset({"a dtype without a kernel"})}
 """Step families and traits of calls whose answer PyTorch leaves to the device: torch CPU has no kernel for a dtype, or
 a float is outside of an integer's range."""
@@ -85,8 +79,8 @@ class Target:
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
     compiles: bool = False
-    """Whether the target compiles functions of Python code. Only such a target receives the step families of
-    `FOR_COMPILERS`."""
+    """Whether the target compiles functions of Python code. Its programs then have topics of functions, too
+    (`program/steps/functions.py`)."""
     follows_eager: bool = False
     """Whether the target must answer as torch CPU does, also where PyTorch leaves the answer to the device
     (`EAGER_ONLY`)."""
@@ -133,7 +127,6 @@ class Target:
         """Return the names of unsupported parts. `key` is a key of a scope: "step" (families included), "state",
         "trait" or "variant"."""
         declared = frozenset(name for one in self.declarations if one.holds for name in getattr(one.scope, key))
-        declared |= frozenset(FOR_COMPILERS) if key == "step" and not self.compiles else frozenset()
         return declared if self.follows_eager else declared | EAGER_ONLY.get(key, frozenset())
 
     @property

@@ -2,8 +2,8 @@
 
 A compiler evaluates constants itself, promotes dtypes by rules of its own, drops operations that change nothing, and
 applies Python's side effects after the call. A single step on plain inputs shows little of that. So each topic draws
-its own inputs and the few steps that belong together (`TOPICS`). Only a target that compiles functions receives these
-families (`engine.target.FOR_COMPILERS`), in programs of their own.
+its own inputs and the few steps that belong together (`TOPICS`). A campaign on a target that compiles functions has
+programs of these families.
 
 The name of a row is the topic and the operator, such as `constants:softmax`. The table derives it on lookup.
 """

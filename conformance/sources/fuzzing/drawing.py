@@ -175,7 +175,8 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 class Drawing:
     """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
     operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
-    `lacking`, which holds dispatcher names.
+    `lacking`, which holds dispatcher names. With `compiled`, some programs are of topics of functions, which compilers
+    get wrong; without it, only those that `only` asks for.
 
     Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
     `only`."""
@@ -186,6 +187,7 @@ class Drawing:
     dtypes: tuple[str, ...] = DTYPES
     biased: bool = True
     lacking: tuple[str, ...] = ()
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - {*FAMILIES, *OPS})
@@ -281,7 +283,8 @@ class Drawing:
     def topics(self, seed: int, number: int) -> tuple[tuple[str, int], ...]:
         """The topics of a program of functions of this seed, each with its number of earlier turns; none for other
         programs. Each topic has its turn before any has another."""
-        known = [name for name in functions.NAMES if name not in self.without and (not self.only or name in self.only)]
+        asked = self.only or (functions.NAMES if self.compiled else ())
+        known = [name for name in functions.NAMES if name in asked and name not in self.without]
         if op_db.FAMILY in self.without:
             known = [name for name in known if name not in functions.MOST_CONVERTED]
         every = 1 if self.only and {*self.only} <= {*functions.NAMES} else FUNCTIONS_EVERY
@@ -402,7 +405,7 @@ class Drawing:
                 storages, inputs = (*program.storages, *own.storages), (*program.inputs, *moved)
                 program = replace(program, storages=storages, inputs=inputs)
                 drawn.append((topic, [one.name for one in moved], steps))
-        shadow, calls, cells = Shadow(program), list[Step](), list[Cell]()
+        shadow, calls = Shadow(program), list[Step]()
         k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
 
         def offer(step: Step, *, asked: bool = False, unimplemented: bool = False) -> Step:
@@ -411,15 +414,13 @@ class Drawing:
             offered = shadow.offer(step, asked, unimplemented)
             if offered is None:
                 raise functions.Refused
-            if step.names() and step.names()[0] in shadow.env:
-                cells.append(_cell(OPS[step.op], k[step.names()[0]]))
             return offered
 
         for topic, names, steps in drawn:
             if aim and len(shadow.steps) + len(calls) < most and draw_aimed(k, self.families[aim[0]], aim, tally):
                 aim = None
             for _ in range(HAZARD_TRIALS):
-                before = len(shadow.steps), len(cells)
+                before = len(shadow.steps)
                 try:
                     if topic in functions.TOPICS:
                         calls += functions.TOPICS[topic].draw(k, names, offer)
@@ -429,15 +430,13 @@ class Drawing:
                         tally.topics[topic] += 1
                     break
                 except functions.Refused:
-                    del shadow.steps[before[0] :], cells[before[1] :]
+                    del shadow.steps[before:]
                     shadow.rollback()
             else:
                 kept = tuple(one for one in program.inputs if one.name not in names)
                 program = replace(program, inputs=kept)
         for step in calls:
             shadow.offer(step)
-        if tally is not None:
-            tally.cells.update(cells)
         return self._drawn(program, shadow, tally)
 
     def _inputs_of(self, d: Draw, topic: str, turn: int, seed: int, first: int) -> tuple[Program, list[Step]]:

@@ -11,17 +11,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.engine.loading import describe_target, load_target
-from conformance.engine.target import FOR_COMPILERS, Target
+from conformance.engine.target import Target
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.steps import definitions, functions
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.program.verdict import judge_program
+from conformance.run import options
+from conformance.run.messages import Limits
+from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of
 from conformance.sources.fuzzing.drawing import FUNCTIONS_AT, FUNCTIONS_EVERY, Drawing
 from conformance.sources.fuzzing.tally import Tally
 
 aten = torch.ops.aten
+
+DRAWING = Drawing(compiled=True)
 
 PROGRAMS = 2_000
 """Number of programs of a campaign. One in `FUNCTIONS_EVERY` has topics of functions."""
@@ -71,7 +76,7 @@ def _accepts_numbers(mode, op, args, kwargs):
 
 
 def _negative_indices(mode, op, args, kwargs):
-    if op is aten.index_add.default:
+    if op is aten.index_add.default and args[0].dim() and bool((args[2] < 0).any()):
         args = (*args[:2], args[2] % args[0].size(args[1]), *args[3:])
     return op(*args, **kwargs)
 
@@ -165,7 +170,7 @@ class Compiler(Target):
 def of_topic(topic: str) -> Iterator[int]:
     """Numbers of the programs with a topic among the first `PROGRAMS` of seed 0."""
     numbers = range(FUNCTIONS_AT, PROGRAMS, FUNCTIONS_EVERY)
-    return (number for number in numbers if topic in dict(Drawing().topics(0, number)))
+    return (number for number in numbers if topic in dict(DRAWING.topics(0, number)))
 
 
 def fails(target: Target, drawing: Drawing, number: int) -> bool:
@@ -178,8 +183,8 @@ class TestDrawing:
         """Each topic is drawn once before any is drawn again, and nearly all can be drawn."""
         tally, wanted = Tally(), list[tuple[str, int]]()
         for number in range(FUNCTIONS_AT, 16 * 2 * len(functions.NAMES), FUNCTIONS_EVERY):
-            wanted += Drawing().topics(0, number)
-            program = Drawing().numbered(0, number, tally)
+            wanted += DRAWING.topics(0, number)
+            program = DRAWING.numbered(0, number, tally)
             assert len(program.steps) <= functions.STEPS
             reference(program)
         assert {*wanted} == {(name, turn) for name in functions.NAMES for turn in range(len(wanted) // 12)}
@@ -192,19 +197,21 @@ class TestDrawing:
             for number in range(10):
                 assert topic in {OPS[step.op].family for step in drawing.numbered(3, number).steps}
 
-    def test_a_drawing_without_the_topics_has_ordinary_programs(self):
-        """A target that compiles nothing receives none of these families, and one of torch's compilers all of them."""
-        assert {*FOR_COMPILERS} == {*functions.NAMES} <= {*FAMILIES}
-        assert {*functions.NAMES} <= {*unsupported_steps(describe_target("cpu"))}
-        assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager"))}
-        drawing = Drawing(without=functions.NAMES)
-        assert not any(drawing.topics(0, number) for number in range(64))
+    def test_a_target_that_compiles_nothing_has_ordinary_programs(self):
+        """Only the campaign of a compiler has these programs, and `--only` has them for every target."""
+        assert {*functions.NAMES} <= {*FAMILIES}
+        assert not any(Drawing().topics(0, number) for number in range(64))
+        parser = options.parser("conformance fuzz", "", FLAGS, USUAL)
+        for spec, drawn in (("cpu", False), ("aot_eager", True), ("functionalize", False)):
+            plan = plan_of(parser.parse_args(["--target", spec]), Limits(), spec)
+            assert plan.drawing.compiled is drawn
 
     def test_calls_that_another_compiler_may_answer_differently(self):
-        """A compiler of another project must not follow torch CPU in conversions and missing kernels."""
+        """A compiler of another project need not follow torch CPU in conversions and missing kernels."""
         other = Compiler()
         other.follows_eager = False
-        assert {"conversions", "dtypes"} == {*unsupported_steps(other)}
+        assert {"conversions", "dtypes"} == {*unsupported_steps(other)} <= {*functions.NAMES}
+        assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager"))}
 
     def test_a_script_records_what_a_method_appends(self, standalone, tmp_path):
         """The script of a program with side effects needs torch only."""
@@ -219,16 +226,15 @@ class TestPower:
     def test_a_planted_fault_is_found(self, name):
         """An ordinary campaign of `PROGRAMS` programs finds each fault."""
         topic, fault = FAULTS[name]
-        assert any(fails(Compiler(fault), Drawing(), number) for number in of_topic(topic))
+        assert any(fails(Compiler(fault), DRAWING, number) for number in of_topic(topic))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", FAULTS)
     def test_other_programs_do_not_show_it(self, name):
         """Programs without these topics pass, so the topic finds the fault."""
-        drawing = Drawing(without=functions.NAMES)
-        assert not any(fails(Compiler(FAULTS[name][1]), drawing, number) for number in range(BESIDE))
+        assert not any(fails(Compiler(FAULTS[name][1]), Drawing(), number) for number in range(BESIDE))
 
     def test_without_a_fault_nothing_is_found(self):
         """The compiler of these tests passes if it changes nothing."""
         numbers = range(FUNCTIONS_AT, 40 * FUNCTIONS_EVERY, FUNCTIONS_EVERY)
-        assert not any(fails(Compiler(), Drawing(), number) for number in numbers)
+        assert not any(fails(Compiler(), DRAWING, number) for number in numbers)
