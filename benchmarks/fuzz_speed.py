@@ -118,7 +118,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
     target = load_target(args.one)
-    drawing = Drawing(args.steps, without=unsupported_steps(describe_target(args.one)))
+    target = describe_target(args.one)
+    drawing = Drawing(args.steps, without=unsupported_steps(target), compiled=target.compiles)
     way = naively if args.naive else as_a_worker
     for number in range(WARM_UP):
         way(drawing.numbered(args.seed + 1, number), target)

@@ -58,6 +58,11 @@ SPARSE = "sparse"
 """A trait of op_db's samples that a target may declare as unsupported: a tensor that is not strided."""
 
 
+EAGER_ONLY = {"step": frozenset({"conversions", "dtypes"}), "trait": frozenset({"a dtype without a kernel"})}
+"""Step families and traits of calls whose answer PyTorch leaves to the device: torch CPU has no kernel for a dtype, or
+a float is outside of an integer's range."""
+
+
 class Target:
     """A PyTorch device under test. Subclass it, set `name` and `device`, and override the methods that differ.
 
@@ -76,6 +81,12 @@ class Target:
     target's profile and of its missing features are added to those of its class."""
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
+    compiles: bool = False
+    """Whether the target compiles functions of Python code. Its programs then have topics of functions, too
+    (`program/steps/functions.py`)."""
+    follows_eager: bool = False
+    """Whether the target must answer as torch CPU does, also where PyTorch leaves the answer to the device
+    (`EAGER_ONLY`)."""
     differentiates: bool = False
     """Whether `transform` changes gradients. A drawn program then ends with `backward`, outside of the function."""
     lacks: frozenset[str] = frozenset()
@@ -123,7 +134,8 @@ class Target:
     def unsupported(self, key: str) -> frozenset[str]:
         """Return the names of unsupported parts. `key` is a key of a scope: "step" (families included), "state",
         "trait" or "variant"."""
-        return frozenset(name for one in self.declarations if one.holds for name in getattr(one.scope, key))
+        declared = frozenset(name for one in self.declarations if one.holds for name in getattr(one.scope, key))
+        return declared if self.follows_eager else declared | EAGER_ONLY.get(key, frozenset())
 
     @property
     def shows_values(self) -> bool:

@@ -8,7 +8,7 @@ call.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from conformance.engine.executor import StepFailed
 from conformance.program.execute import RunningProgram
 from conformance.program.model import LOOP, Program
-from conformance.program.steps.op import dtype_name
+from conformance.program.steps.op import DEFINED, Json, dtype_name
 from conformance.program.steps.table import OPS
 from conformance.record.patterns import base_operator
 from conformance.record.upstream import Evidence
@@ -77,10 +77,12 @@ def access(tensor: torch.Tensor, writes: bool) -> Access:
 
 
 def evidence_of(program: Program, property: str, layer: str, part: str = "", *, runs: bool = True) -> Evidence:
-    """Return the evidence of a finding. With `runs=False` the program, which may end its process, is not run, and only
-    the names of its steps are known."""
+    """Return the evidence of a finding. A function of `definitions` also counts as the operators that its arguments
+    name. With `runs=False` the program, which may end its process, is not run, and only the names of its steps are
+    known."""
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
     operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
+    operators |= {word for step in steps if OPS[step.op].form is DEFINED for word in _words(step.args)}
     if not runs:
         return Evidence(property, layer, part, operators, (), {one.dtype for one in program.inputs})
     seen, running = Accesses(), RunningProgram(program)
@@ -91,6 +93,12 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
     relations = {*_relations(seen.made), *_to_inputs(given, seen.made)}
     dtypes = {*map(dtype_name, seen.dtypes)}
     return Evidence(property, layer, part, operators | seen.operators, relations, dtypes)
+
+
+def _words(args: Iterable[Json]) -> Iterator[str]:
+    """Yield the words in the arguments of a function of `definitions`, which name the Python code that it runs."""
+    for one in args:
+        yield from one.split() if isinstance(one, str) else _words(one) if isinstance(one, list) else ()
 
 
 def _to_inputs(given: list[Access], made: list[Access]) -> Iterator[str]:

@@ -237,7 +237,8 @@ def functions(program: Program, attempt: Callable[..., Any]) -> dict[str, Callab
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
-    """Return the inputs on the CPU by name."""
+    """Return the inputs on the CPU by name. What an earlier run recorded in Python objects is forgotten."""
+    definitions.noted()
     flats = [storage.make() for storage in program.storages]
     made: dict[str, torch.Tensor] = {}
     for one in program.inputs:

@@ -72,12 +72,12 @@ class Shadow(RunningProgram):
         """Return the names of tensors whose bits must agree: nothing was computed in their storages."""
         return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
 
-    def offer(self, step: Step, asked: bool = False) -> Step | None:
+    def offer(self, step: Step, asked: bool = False, unimplemented: bool = False) -> Step | None:
         """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
 
-        `asked` means that any error of torch CPU is a valid answer. A rejected step is counted in `avoided` by reason
-        and leaves the shadow unchanged. Raises Broken if torch fails after the step. Then the shadow is unusable, and
-        `steps` holds the steps before."""
+        `asked` means that any error of torch CPU is a valid answer; with `unimplemented`, also that it has no kernel
+        for a dtype. A rejected step is counted in `avoided` by reason and leaves the shadow unchanged. Raises Broken if
+        torch fails after the step. Then the shadow is unusable, and `steps` holds the steps before."""
         try:
             if not step.out and OPS[step.op].makes:
                 step = replace(step, out=self.fresh(OPS[step.op].makes))
@@ -98,7 +98,8 @@ class Shadow(RunningProgram):
         except StepFailed as failed:
             raised, after, op, why = failed.__cause__, self.cells(), OPS.get(step.op), ""
             self.rollback()
-            if op is None or not (asked or op.may_raise) or isinstance(raised, NotImplementedError) or raised is None:
+            missing = isinstance(raised, NotImplementedError) and not unimplemented
+            if op is None or not (asked or op.may_raise) or missing or raised is None:
                 why = "error not asked for"
             elif op.settled and not asked and not any(text in str(raised) for text in REFUSALS):
                 why = "an error that other devices need not share"

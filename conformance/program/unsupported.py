@@ -71,13 +71,18 @@ def traits_of(step: Step) -> frozenset[str]:
         return frozenset()
     traits = {"a step that raises"}
     traits |= {"a write that raises"} if op.writes is not None else set()
+    traits |= {NO_KERNEL} if step.raises == "NotImplementedError" else set()
     return frozenset(traits | ({"a refused call"} if not op.may_raise else set()))
 
+
+NO_KERNEL = "a dtype without a kernel"
+"""Trait of a call in a dtype that torch CPU does not implement; another device may implement it."""
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: _has(program, "a step that raises"),
     "a write that raises": lambda program: _has(program, "a write that raises"),
     "a refused call": lambda program: _has(program, "a refused call"),
+    NO_KERNEL: lambda program: _has(program, NO_KERNEL),
     "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),

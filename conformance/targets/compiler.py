@@ -67,7 +67,7 @@ class CompileTarget(Target):
     """
 
     name = "compile"
-    transforms_program = True
+    transforms_program = compiles = True
     oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
     # `backward` is supported, and so is a step that raises: one compiled function ends there and the next begins.
     declarations = (
@@ -96,6 +96,7 @@ class CompileTarget(Target):
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
         self.siblings = tuple(f"compile:{name}{f',dynamic={dynamic}' * (dynamic != 'no')}" for name in every)
         self.without_backend = () if self.of_torch else self.siblings
+        self.follows_eager = self.of_torch
 
     @property
     def of_torch(self) -> bool:

@@ -193,6 +193,13 @@ class TestErrors:
         for expected in (observe(error=RuntimeError("shape")), missing, observe(1)):
             assert "never a pass" in compare(expected, missing)[0].detail
 
+    def test_a_dtype_without_a_kernel_may_be_refused_by_both(self):
+        """Both sides may refuse a dtype. A target that refuses it alone, or lacks the operator, fails."""
+        refused = observe(error=NotImplementedError("\"exp_cpu\" not implemented for 'Bool'"))
+        assert not compare(refused, observe(error=NotImplementedError("\"exp_vml\" not implemented for 'Bool'")))
+        assert compare(observe(1), refused)
+        assert compare(refused, observe(error=NotImplementedError("no kernel")))
+
 
 class TestGrads:
     def test_gradients_are_compared(self):

@@ -386,3 +386,237 @@ def add_to_all(every: list[torch.Tensor], other: torch.Tensor) -> None:
 def shares_memory(one: torch.Tensor, two: torch.Tensor) -> list[bool]:
     """Return whether two names are one tensor, and whether they have one storage."""
     return [one is two, one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()]
+
+
+def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
+    """Return a transform of torch.func of a small function at the tensor. `calls` are the function's operations."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        made = x
+        for call in calls:
+            if call in ("sum", "prod", "mean", "amax"):
+                made = getattr(x, call)() + made
+            elif call == "mm":
+                made = made @ (x.sum() + x)
+            elif call == "mul":
+                made = made * x
+            elif call in ("cumsum", "softmax"):
+                made = getattr(made, call)(-1)
+            else:
+                made = getattr(made, call)()
+        return made
+
+    def scalar(x: torch.Tensor) -> torch.Tensor:
+        return function(x).sum()
+
+    if transform in ("grad", "hessian"):
+        return getattr(torch.func, transform)(scalar)(tensor)
+    if transform == "vmap(grad)":
+        return torch.func.vmap(torch.func.grad(scalar))(tensor)
+    if transform == "jvp":
+        return torch.func.jvp(function, (tensor,), (torch.ones_like(tensor),))[1]
+    if transform == "vjp":
+        pulled = torch.func.vjp(function, tensor)
+        return pulled[1](torch.ones_like(pulled[0]))[0]
+    return getattr(torch.func, transform)(function)(tensor)
+
+
+def sized(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return a tensor that depends on the size of another one. `kind` names the Python code that reads the size."""
+    size, x = tensor.size(), tensor.detach()
+    if kind in ("Tensor", "FloatTensor", "LongTensor", "BoolTensor"):
+        return torch.zeros_like(getattr(torch, kind)(size))
+    if kind == "new":
+        return torch.zeros_like(x.new(size))
+    if kind == "numbers":
+        return torch.Tensor([*size])
+    if kind == "tensor":
+        return torch.tensor(size)
+    if kind == "stride":
+        return torch.tensor(x.stride())
+    if kind == "full":
+        return torch.full(size, x.dim())
+    if kind == "new_full":
+        return x.new_full(size[:1], x.numel() % 7)
+    if kind == "arange":
+        return torch.arange(x.numel()).view(size)
+    if kind == "rows":
+        made = torch.zeros(size[1:])
+        for at in range(size[0]):
+            made = made + x[at] * (at + 1)
+        return made
+    if kind == "half":
+        return x[: size[0] // 2].sum(0) + (1 if size[0] > 2 else 2)
+    if kind == "product":
+        return torch.ones(size.numel()).cumsum(0)
+    if kind == "pieces":
+        return torch.cat([part.sum(0, keepdim=True) for part in x.split(max(size[0] // 2, 1))])
+    if kind == "unpacked":
+        first, *others = x.shape
+        return torch.zeros(first, *others) + len(others)
+    if kind == "compared":
+        return x + 1 if x.shape == torch.Size(list(size)) and isinstance(size, tuple) else x + 2
+    if kind == "concatenated":
+        return torch.zeros((*size, 2)) + len((*size[1:], 3))
+    return x.reshape(-1, size[-1]).sum(0) / size[-1]
+
+
+def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
+    """Return functions that record a number in Python objects, by kind, and a function that reads and empties these
+    objects."""
+    seen: list[int] = []
+    known: dict[str, Any] = {}
+    count = 0
+
+    class Local:
+        last, calls = 0, 0
+
+        def note(self, number: int) -> None:
+            seen.append(number)
+
+        @staticmethod
+        def note_static(number: int) -> None:
+            seen.append(number)
+
+        @classmethod
+        def note_class(cls, number: int) -> None:
+            cls.calls += number
+
+        def __call__(self, number: int) -> None:
+            seen.append(number)
+
+        def __setitem__(self, key: str, number: int) -> None:
+            known[key] = number
+
+        def __enter__(self) -> None:
+            seen.append(1)
+
+        def __exit__(self, *error: Any) -> None:
+            seen.append(2)
+
+        @property
+        def value(self) -> int:
+            return self.last
+
+        @value.setter
+        def value(self, number: int) -> None:
+            self.last = number
+            seen.append(self.last)
+
+    kept = Local()
+
+    def appended(number: int) -> None:
+        seen.append(number)
+
+    def by_method(number: int) -> None:
+        Local().note(number)
+
+    def called(number: int) -> None:
+        Local()(number)
+
+    def counted(number: int) -> None:
+        nonlocal count
+        count += number
+
+    def with_default(number: int, to: list[int] = seen) -> None:
+        to.append(number)
+
+    def generated(number: int) -> None:
+        def numbers() -> Iterator[int]:
+            for at in range(3):
+                seen.append(at)
+                yield at + number
+
+        known["sum"] = sum(numbers())
+
+    def caught(number: int) -> None:
+        try:
+            seen.append(number)
+            raise ValueError(number)
+        except ValueError:
+            seen.append(-number)
+        finally:
+            seen.append(0)
+
+    def inside(number: int) -> None:
+        with kept:
+            seen.append(number)
+
+    def decorated(number: int) -> None:
+        def wrapper(call: Callable[[int], None]) -> Callable[[int], None]:
+            def wrapped(number: int) -> None:
+                call(number)
+                seen.append(0)
+
+            return wrapped
+
+        wrapper(with_default)(number)
+
+    def rearranged(number: int) -> None:
+        seen.extend([number, 3, 1])
+        seen.sort()
+        seen.insert(1, seen.pop())
+        seen[:1] = [7, 8]
+        seen.reverse()
+
+    def kept_by_key(number: int) -> None:
+        known.setdefault("list", []).append(number)
+        known.update({"b": number, "a": 1})
+        known["c"] = known.pop("b")
+
+    def set_attribute(number: int) -> None:
+        kept.last = number
+
+    def set_property(number: int) -> None:
+        kept.value = number
+
+    def set_item(number: int) -> None:
+        kept["item"] = number
+
+    def looped(number: int) -> None:
+        for at, value in enumerate(reversed([number, 2, 3])):
+            seen.append(at * value)
+
+    def read() -> str:
+        nonlocal count
+        found = f"{seen} {count} {kept.last} {Local.calls} {known}"
+        seen.clear()
+        known.clear()
+        count, kept.last, Local.calls = 0, 0, 0
+        return found
+
+    calls: dict[str, Callable[[int], None]] = {
+        "append": appended,
+        "append by a method": by_method,
+        "append by a kept object": kept.note,
+        "append by a staticmethod": Local.note_static,
+        "classmethod": Local.note_class,
+        "append by a call": called,
+        "nonlocal": counted,
+        "default": with_default,
+        "generator": generated,
+        "exception": caught,
+        "context": inside,
+        "decorator": decorated,
+        "rearranged": rearranged,
+        "dict": kept_by_key,
+        "attribute": set_attribute,
+        "property": set_property,
+        "item": set_item,
+        "loop": looped,
+    }
+    return calls, read
+
+
+RECORDERS = recorders()
+
+
+def note(tensor: torch.Tensor, kind: str, number: int) -> torch.Tensor:
+    """Record a number in a Python object of this kind, and return a new tensor."""
+    RECORDERS[0][kind](number)
+    return tensor.detach() * 2
+
+
+def noted() -> str:
+    """Return all that is recorded, and empty the objects."""
+    return RECORDERS[1]()

@@ -398,6 +398,10 @@ IMPORTS = {
 """Import lines that functions of `definitions` need, by the pattern of their use."""
 
 
+VALUES = {"RECORDERS": definitions.recorders}
+"""Values of `definitions` that its functions use, each with the function that makes it."""
+
+
 def _function(name: str) -> Callable[..., Any]:
     """Return the Python function of this name in `definitions`; of a custom operator, its implementation."""
     return inspect.unwrap(implementation(getattr(definitions, name)))
@@ -411,7 +415,10 @@ def definitions_of(names: Iterable[str]) -> list[str]:
     for name in names:
         function = _function(name)
         for needed in (*function.__code__.co_names, name):
-            if inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
+            if needed in VALUES:
+                made = f"{inspect.getsource(VALUES[needed])}\n\n{needed} = {VALUES[needed].__name__}()"
+                sources[needed] = made
+            elif inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
                 sources[needed] = inspect.getsource(_function(needed)).rstrip()
     texts = list(sources.values())
     imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]

@@ -104,9 +104,14 @@ def row_of(name: str) -> Op:
         family = BY_VALUES if by_values else RECORDED
         return replace(RECORDED_KINDS[kind], name=name, call=f"ops.aten.{call}", family=family)
     row = KINDS[kind]
-    if not (has_function(call) if row.form is FUNCTION else has_method(call, row.form)):
+    if not callable_as(call, row.form):
         raise KeyError(name)
     return replace(row, name=name, call=call, fatal=FATAL.get(call))
+
+
+def callable_as(call: str, form: Form) -> bool:
+    """Return whether torch has an operator of this name in this form."""
+    return has_function(call) if form is FUNCTION else has_method(call, form)
 
 
 def has_function(path: str) -> bool:

@@ -188,6 +188,7 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
             (*args.without, *declared),
             held(dtypes, target),
             lacking=target.profile.operators if target.profile else (),
+            compiled=target.compiles,
         ),
         args.jobs,
         Path(args.reports),

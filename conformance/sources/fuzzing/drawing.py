@@ -29,9 +29,9 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.program.execute import Broken
-from conformance.program.model import Program
+from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import ROUNDED, Shadow
-from conformance.program.steps import edges, factories, fusion, hazards, op_db, stateful, states
+from conformance.program.steps import edges, factories, functions, fusion, hazards, op_db, stateful, states
 from conformance.program.steps.draw import Draw, DrawContext, Source
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
@@ -39,7 +39,7 @@ from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
-from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs
+from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted
 from conformance.sources.fuzzing.tally import Tally
 
 DTYPES = (
@@ -111,13 +111,16 @@ STATE_EVERY, STATE_AT = 8, 5
 HAZARDS_EVERY, HAZARDS_AT = 8, 3
 """Period and offset of programs of hazards. If `only` names this family alone, every program is one."""
 
+FUNCTIONS_EVERY, FUNCTIONS_AT = 16, 7
+"""Period and offset of programs of topics of functions. If `only` names such families alone, every program is one."""
+
 HAZARD_TRIALS = 8
-"""Number of times to draw a hazard before its cell is given up."""
+"""Number of times to draw a hazard or a topic before it is given up."""
 
 KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
 """The dtypes and family weights of each kind of programs."""
 
-APART = (STATE, edges.NAME, hazards.NAME)
+APART = (STATE, edges.NAME, hazards.NAME, *functions.NAMES)
 """Families with programs of their own."""
 
 STEPS = (1, 8)
@@ -173,7 +176,8 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 class Drawing:
     """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
     operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
-    `lacking`, which holds dispatcher names.
+    `lacking`, which holds dispatcher names. With `compiled`, some programs are of topics of functions, which compilers
+    get wrong; without it, only those that `only` asks for.
 
     Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
     `only`."""
@@ -184,6 +188,7 @@ class Drawing:
     dtypes: tuple[str, ...] = DTYPES
     biased: bool = True
     lacking: tuple[str, ...] = ()
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - KNOWN["step"])
@@ -230,6 +235,8 @@ class Drawing:
         wanted = self.hazard_cells(seed, number)
         if wanted:
             return self.of_hazards(wanted, source, tally, self.aim(seed, number))
+        if topics := self.topics(seed, number):
+            return self.of_functions(topics, source, seed, tally, self.aim(seed, number))
         return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
 
     def kind(self, number: int) -> str:
@@ -273,6 +280,22 @@ class Drawing:
         cells, first = _hazards(self.without), number // every * hazards.PER_PROGRAM
         turns = (divmod(at, len(cells)) for at in range(first, first + hazards.PER_PROGRAM))
         return tuple(_shuffled(cells, f"{seed}:hazards:{turn}")[at] for turn, at in turns)
+
+    def topics(self, seed: int, number: int) -> tuple[tuple[str, int], ...]:
+        """The topics of a program of functions of this seed, each with its number of earlier turns; none for other
+        programs. Each topic has its turn before any has another."""
+        asked = self.only or (functions.NAMES if self.compiled else ())
+        known = [name for name in functions.NAMES if name in asked and name not in self.without]
+        if op_db.FAMILY in self.without:
+            known = [name for name in known if name not in functions.MOST_CONVERTED]
+        every = 1 if self.only and {*self.only} <= {*functions.NAMES} else FUNCTIONS_EVERY
+        if not self.biased or not known or number % every != FUNCTIONS_AT % every:
+            return ()
+        first, count = number // every * functions.PER_PROGRAM, min(functions.PER_PROGRAM, len(known))
+        turns = (divmod(at, len(known)) for at in range(first, first + count))
+        return tuple(
+            (random.Random(f"{seed}:functions:{turn}").sample(known, len(known))[at], turn) for turn, at in turns
+        )
 
     @property
     def can_fuse(self) -> bool:
@@ -357,6 +380,75 @@ class Drawing:
         if tally is not None:
             tally.cells.update(cells)
         return self._drawn(program, shadow, tally)
+
+    def of_functions(
+        self,
+        wanted: Sequence[tuple[str, int]],
+        source: Source,
+        seed: int = 0,
+        tally: Tally | None = None,
+        aim: Cell | None = None,
+    ) -> Program:
+        """The program with these topics, each with the number of its turn. Each topic has its own inputs. The caller's
+        calls of all topics come last.
+
+        If `aim` is a cell, the first input and at most one step beside the topics are aimed at it."""
+        d, most = Draw(source), functions.STEPS if self.steps == STEPS else self.steps[1]
+        layout = LAYOUTS[aim[1]](d) if aim else Layout((2, 3), (3, 1))
+        dtype = aim[2] if aim else self.dtypes[0]
+        start = Input("a", 0, dtype, layout.size, layout.stride, layout.offset)
+        program = Program((Storage(dtype, layout.cells),), (start,))
+        drawn: list[tuple[str, list[str], list[Step]]] = []
+        for topic, turn in wanted:
+            with contextlib.suppress(functions.Refused):
+                own, steps = self._inputs_of(d, topic, turn, seed, len(program.inputs))
+                moved = [replace(one, storage=one.storage + len(program.storages)) for one in own.inputs]
+                storages, inputs = (*program.storages, *own.storages), (*program.inputs, *moved)
+                program = replace(program, storages=storages, inputs=inputs)
+                drawn.append((topic, [one.name for one in moved], steps))
+        shadow, calls = Shadow(program), list[Step]()
+        k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
+
+        def offer(step: Step, *, asked: bool = False, unimplemented: bool = False) -> Step:
+            if {step.op, OPS[step.op].family} & {*self.without} or len(shadow.steps) + len(calls) >= most:
+                raise functions.Refused
+            offered = shadow.offer(step, asked, unimplemented)
+            if offered is None:
+                raise functions.Refused
+            return offered
+
+        for topic, names, steps in drawn:
+            if aim and len(shadow.steps) + len(calls) < most and draw_aimed(k, self.families[aim[0]], aim, tally):
+                aim = None
+            for _ in range(HAZARD_TRIALS):
+                before = len(shadow.steps)
+                try:
+                    if topic in functions.TOPICS:
+                        calls += functions.TOPICS[topic].draw(k, names, offer)
+                    for step in steps:
+                        offer(replace(step, out=shadow.fresh(len(step.out))), asked=True, unimplemented=True)
+                    if tally is not None:
+                        tally.topics[topic] += 1
+                    break
+                except functions.Refused:
+                    del shadow.steps[before:]
+                    shadow.rollback()
+            else:
+                kept = tuple(one for one in program.inputs if one.name not in names)
+                program = replace(program, inputs=kept)
+        for step in calls:
+            shadow.offer(step)
+        return self._drawn(program, shadow, tally)
+
+    def _inputs_of(self, d: Draw, topic: str, turn: int, seed: int, first: int) -> tuple[Program, list[Step]]:
+        """The inputs of a topic, and the steps that are planned with them. Raises functions.Refused."""
+        if topic in functions.TOPICS:
+            return draw_wanted(d, functions.TOPICS[topic].inputs(d, self.dtypes), first), []
+        from conformance.sources.fuzzing.op_db import converted, inputs_of  # op_db takes seconds to import
+
+        most = functions.MOST_CONVERTED[topic]
+        planned = list(converted(d, topic, self.dtypes, seed, turn, first, most))
+        return inputs_of(planned), [replace(one.step, out=("",) * one.results) for one in planned]
 
     @staticmethod
     def _drawn(program: Program, shadow: Shadow, tally: Tally | None) -> Program:

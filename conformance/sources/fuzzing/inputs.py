@@ -6,13 +6,16 @@ Sometimes two inputs share a storage.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from conformance.program.model import Input, Program, Storage, fresh_names
-from conformance.program.steps import edges, hazards
+from conformance.program.steps import edges, functions, hazards
 from conformance.program.steps.draw import Draw
-from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout
+from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, cells_of, laid_out
 from conformance.program.steps.op import Json, dtype_of
 
 MOST_SEEDED = 64
@@ -73,6 +76,29 @@ def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None) 
         inputs.append(Input(next(names), len(storages), aim[2], layout.size, layout.stride, layout.offset))
         storages.append(Storage(aim[2], layout.cells))
     return Program(tuple(storages), tuple(inputs))
+
+
+def draw_wanted(d: Draw, wanted: Sequence[functions.Wanted], first: int) -> Program:
+    """Draw the inputs that a topic wants, each on its own storage. The names begin with the name of number `first`."""
+    names = itertools.islice(fresh_names({}), first, None)
+    layouts = [laid_out(d, one.size, d.choice(hazards.PLACES)) for one in wanted]
+    storages = [filled(one.dtype, one.values, layout) for one, layout in zip(wanted, layouts, strict=True)]
+    inputs = [
+        Input(next(names), at, one.dtype, layout.size, layout.stride, layout.offset)
+        for at, (one, layout) in enumerate(zip(wanted, layouts, strict=True))
+    ]
+    return Program(tuple(storages), tuple(inputs))
+
+
+def filled(dtype: str, values: Json, layout: Layout) -> Storage:
+    """A storage with these values at the elements of the layout, in their order, or with generated values."""
+    if not isinstance(values, (list, tuple)):
+        return Storage(dtype, layout.cells, values)
+    cells: list[Json] = [values[0] if values else 0] * layout.cells
+    places = cells_of(torch.empty(layout.cells, device="meta").as_strided(layout.size, layout.stride, layout.offset))
+    for place, value in zip(places, values, strict=False):
+        cells[place] = value
+    return Storage(dtype, len(cells), cells)
 
 
 def draw_layout(d: Draw) -> Layout:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,12 @@ import torch
 
 from conformance.program.model import Input, Program, Storage, fresh_names
 from conformance.program.shadow import Shadow
+from conformance.program.steps import functions
 from conformance.program.steps.draw import Draw, Source
-from conformance.program.steps.layouts import Layout, cells_of, laid_out, layout_class
-from conformance.program.steps.op import Json, Step, dtype_of, number
+from conformance.program.steps.layouts import Layout, laid_out, layout_class
+from conformance.program.steps.op import Json, Step, decode, dtype_of, number
 from conformance.program.unsupported import operators_of
+from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
     OUT,
@@ -51,6 +54,9 @@ ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
 
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
 """The layout classes without elements that share memory."""
+
+NOT_CONVERTED = ("linalg", "fft", "factories", "casts", "signal windows", "sparse", "random")
+"""Families of entries whose dtypes are not changed: slow ones, and ones without operands."""
 
 NAMED = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Dtypes that a result may have only if the drawing includes them."""
@@ -100,7 +106,7 @@ def _placed(
             storages[at] = _longer(storages[at], layout.cells)
         else:
             at = len(storages)
-            storages.append(_filled(one, layout))
+            storages.append(filled(one.dtype, one.values, layout))
         name = _name(first + len(inputs))
         wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
         inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
@@ -110,15 +116,6 @@ def _placed(
 @functools.cache
 def _name(at: int) -> str:
     return next(itertools.islice(fresh_names({}), at, None))
-
-
-def _filled(one: Operand, layout: Layout) -> Storage:
-    """A storage with the operand's values at the elements of the layout."""
-    cells: list[Json] = [one.values[0] if one.values else 0] * layout.cells
-    places = cells_of(torch.empty(layout.cells, device="meta").as_strided(layout.size, layout.stride, layout.offset))
-    for place, value in zip(places, one.values, strict=False):
-        cells[place] = value
-    return Storage(one.dtype, len(cells), cells)
 
 
 def _longer(storage: Storage, cells: int) -> Storage:
@@ -259,6 +256,71 @@ class Operators:
         if needs:
             raise NeedsLacking(min(needs))
         return offered
+
+
+def converted(
+    d: Draw, topic: str, dtypes: Sequence[str], seed: int, turn: int, first: int, most: int
+) -> Iterator[Planned]:
+    """Yield at most `most` calls of entries with operands of another dtype than op_db's, as steps of the topic.
+
+    The topic PROMOTION changes one operand of a binary operator. DTYPES changes one operand or all, and yields only
+    calls that torch CPU refuses. The entries take turns in an order that depends on the seed. The names of the inputs
+    begin with the name of number `first`."""
+    binary = topic == functions.PROMOTION
+    known = _families_of(binary)
+    order = random.Random(f"{topic}:{seed}:{turn * most // len(known)}").sample(known, len(known))
+    count, start = 0, turn * most % len(known)
+    for key in (*order[start:], *order[:start])[: 4 * most]:
+        held = [name for name in dict.fromkeys(dtypes) if dtype_of(name) in opinfo(key).dtypes]
+        calls = calls_of(key, FORWARD, d.choice(held)) if held else ()
+        if not calls or count == most:
+            continue
+        planned = _converted(d, topic, d.choice(calls), dtypes, first)
+        if planned is not None and (binary or planned.raises):
+            count, first = count + 1, first + len(planned.inputs)
+            yield planned
+
+
+@functools.cache
+def _families_of(binary: bool) -> list[Key]:
+    """The entries of binary operators, or all others whose dtypes are changed."""
+    families = {key: catalog.family(opinfo(key)) for key in entries()}
+    return [key for key, name in families.items() if name not in NOT_CONVERTED and (name == "binary") is binary]
+
+
+def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: int) -> Planned | None:
+    """The call with another dtype, or None if it cannot be a step of the topic."""
+    form, _, name = call.step.op.removeprefix("op_db").removeprefix(".").partition(":")
+    operands = list(call.operands)
+    if form not in functions.FORMS or form == "inplace" or len(operands) < (2 if topic == functions.PROMOTION else 1):
+        return None
+    at, every = d.integer(0, len(operands) - 1), topic == functions.DTYPES and d.chance(2, 3)
+    before = operands[0 if every else at].dtype
+    to = d.choice([name for name in dict.fromkeys(dtypes) if name != before] or [before])
+    for place, one in enumerate(operands):
+        if place == at or (every and one.dtype == before):
+            operands[place] = replace(one, dtype=to, values=tuple(_number(value, to) for value in one.values))
+    step = replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
+    places = [(one, laid_out(d, one.size, d.choice(DISTINCT) if d.chance(1, 3) else "contiguous")) for one in operands]
+    planned = _placed(step, places, d, (topic, "", "", to), call.results, False, first)
+    shadow = Shadow(Program(planned.storages, planned.inputs))
+    try:
+        out = shadow.fresh(planned.results)
+        offered = shadow.offer(replace(planned.step, out=out), asked=True, unimplemented=True)
+    except Exception:  # the results are not tensors, or cannot be observed
+        return None
+    if offered is None or (not offered.raises and any(name not in shadow.env for name in out)):
+        return None
+    return replace(planned, raises=offered.raises is not None)
+
+
+def _number(value: Json, dtype: str) -> Json:
+    """The value as a number of the dtype; 1 in place of an integer 0, by which another operand may be divided."""
+    plain = complex(decode(value, {}, torch.device("cpu"))).real
+    if dtype_of(dtype).is_floating_point or dtype_of(dtype).is_complex:
+        return number(plain)
+    whole = int(plain) if math.isfinite(plain) else 1
+    return bool(whole) if dtype == "bool" else min(abs(whole), 100) or 1
 
 
 def _target(d: Draw, result: Operand, dtypes: Sequence[str]) -> Operand:

@@ -27,6 +27,8 @@ class Tally:
     """Calls of op_db's entries, by entry, variant, layout class and dtype, joined by `|`."""
     hazards: Counter[str] = field(default_factory=Counter)
     """Hazards drawn, by write, relation, step between and use of the result, joined by `|`."""
+    topics: Counter[str] = field(default_factory=Counter)
+    """Topics of functions drawn, by name."""
     arguments: Counter[str] = field(default_factory=Counter)
     """Changed arguments, by step, place, variant and outcome, joined by `|`. The outcome is `accepted`, or torch CPU's
     error."""

@@ -1,0 +1,570 @@
+"""Topics of whole functions: programs of calls that a compiler, and no kernel, gets wrong.
+
+A compiler evaluates constants itself, promotes dtypes by rules of its own, drops operations that change nothing, and
+applies Python's side effects after the call. A single step on plain inputs shows little of that. So each topic draws
+its own inputs and the few steps that belong together (`TOPICS`). A campaign on a target that compiles functions has
+programs of these families.
+
+The name of a row is the topic and the operator, such as `constants:softmax`. The table derives it on lookup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from conformance.program.steps import definitions, factories
+from conformance.program.steps.draw import Draw, DrawContext, tensor_of
+from conformance.program.steps.op import (
+    COMPUTE,
+    DEFINED,
+    FUNCTION,
+    LOSSY,
+    METHOD,
+    QUERY,
+    Form,
+    Json,
+    Op,
+    Step,
+    number,
+    tensor,
+)
+
+CONSTANTS, SCALARS, CONVERSIONS, INDICES = "constants", "scalars", "conversions", "indices"
+REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
+DERIVATIVES, SIZES, SIDE_EFFECTS = "derivatives", "sizes", "side effects"
+PROMOTION, DTYPES = "promotion", "dtypes"
+"""Names of the topics, which are step families. The last two take their calls from op_db (`sources/fuzzing`)."""
+
+FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
+NUMBERS = (*FLOATS, *INTEGERS)
+
+PER_PROGRAM = 3
+"""Number of topics of a program."""
+
+STEPS = 24
+"""Most number of steps of such a program."""
+
+DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",
+                      "logical_not", "eq", "gt", "isnan", "isinf", "bool", "long"})  # fmt: skip
+"""Operators whose answer a rounding error could change."""
+
+COMPUTING = Op("", "", COMPUTE, lambda k: None, FUNCTION, fits=lambda t: False, may_raise=True)
+LOSING = replace(COMPUTING, effect=LOSSY)
+ROWS_OF = {
+    CONSTANTS: LOSING,
+    SCALARS: COMPUTING,
+    CONVERSIONS: COMPUTING,
+    INDICES: replace(COMPUTING, settled=True),
+    REARRANGED: COMPUTING,
+    REWRITTEN: replace(COMPUTING, may_raise=False),
+    UNCHANGED: COMPUTING,
+    PROMOTION: replace(LOSING, settled=True),
+    DTYPES: replace(LOSING, settled=True),
+}
+"""The row of each topic whose rows are derived from their names."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    "method": {"form": METHOD},
+    "inplace": {"form": METHOD, "writes": 0},
+    "many": {"results": 0},
+    "method.many": {"form": METHOD, "results": 0},
+}
+"""The fields of a row by the form in its name, as in the names of op_db's rows."""
+
+
+def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
+    """Return the row of this name, or None if it names no topic. Raises KeyError for an unknown form, or if
+    `callable_as` denies the operator."""
+    kind, _, call = name.partition(":")
+    topic, _, form = kind.partition(".")
+    if topic not in ROWS_OF:
+        return None
+    made = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
+    if not callable_as(call, made.form):
+        raise KeyError(name)
+    return replace(made, settled=made.settled or call.rpartition(".")[2].rstrip("_") in DECIDING)
+
+
+class Refused(Exception):
+    """A step of a topic is rejected, or the topic cannot be drawn."""
+
+
+class Wanted(NamedTuple):
+    """An input of a topic: its dtype, its size, and its values in element order, or a generator of `Storage`."""
+
+    dtype: str
+    size: tuple[int, ...]
+    values: Json = "arange"
+
+
+class Offer(Protocol):
+    """Offers a step to the shadow, and returns it as recorded. Raises Refused if the step is rejected."""
+
+    def __call__(self, step: Step, *, asked: bool = False) -> Step: ...
+
+
+class Topic(NamedTuple):
+    """A topic: a rule for its inputs, given the dtypes to draw, and a rule for its steps, given the names of the
+    inputs. The second rule offers the steps, and returns those of the caller. Both raise Refused."""
+
+    inputs: Callable[[Draw, Sequence[str]], list[Wanted]]
+    draw: Callable[[DrawContext, list[str], Offer], list[Step]]
+
+
+def _dtype(d: Draw, among: Sequence[str], known: Sequence[str]) -> str:
+    names = [name for name in among if name in known]
+    if not names:
+        raise Refused
+    return d.choice(names)
+
+
+def _plain_size(d: Draw) -> tuple[int, ...]:
+    inner = d.choice((3, 2, 4, 8, 17, 33))
+    return (inner,) if d.chance(1, 3) else (d.choice((2, 3, 4)), inner)
+
+
+def _plain(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    return [Wanted(_dtype(d, NUMBERS, known), _plain_size(d))]
+
+
+def _fresh(k: DrawContext, local: bool = False) -> tuple[str, ...]:
+    (name,) = k.shadow.fresh(1)
+    return (f"_{name}" if local else name,)
+
+
+def _made(k: DrawContext, offer: Offer, op: str, *args: Json, local: bool = False, **kwargs: Json) -> str:
+    """Offer a step with one result, and return the name of the result. Raises Refused."""
+    out = _fresh(k, local)
+    if offer(Step(op, args, kwargs, out)).raises or out[0] not in k.shadow.env:
+        raise Refused
+    return out[0]
+
+
+Rest = Callable[[DrawContext, torch.Tensor], tuple[list[Json], dict[str, Json]]]
+"""Rule for the arguments after the first tensor."""
+
+
+def _none(k: DrawContext, t: torch.Tensor) -> tuple[list[Json], dict[str, Json]]:
+    return [], {}
+
+
+def _dim(k: DrawContext, t: torch.Tensor) -> tuple[list[Json], dict[str, Json]]:
+    return [k.dim(t)], {}
+
+
+def _dim_to(k: DrawContext, t: torch.Tensor) -> tuple[list[Json], dict[str, Json]]:
+    """Draw a dimension and the dtype of the result."""
+    return [k.dim(t)], {"dtype": {"dtype": _dtype(k, (*FLOATS, "int64", "int32"), k.dtypes)}} if k.chance(2, 3) else {}
+
+
+def _args(*args: Json) -> Rest:
+    return lambda k, t: ([*args], {})
+
+
+# Constants: a factory, pointwise operators, and mostly a reduction or scan.
+
+POINTWISE: dict[str, Rest] = {
+    **dict.fromkeys(("log2", "acosh", "log", "exp", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "square"), _none),
+    **dict.fromkeys(("tanh", "sigmoid", "relu", "expm1", "log1p", "atan", "erf", "sign", "floor", "round"), _none),
+    **dict.fromkeys(("logical_not", "isnan", "isinf", "nn.functional.gelu", "nn.functional.softplus"), _none),
+    "add": lambda k, t: ([k.choice((1, 0.5, -1, number(math.inf)))], {}),
+    "mul": lambda k, t: ([k.choice((0, 2, -1, 0.5, number(math.nan)))], {}),
+    "div": lambda k, t: ([k.choice((2, 0.5, 3.0))], {}),
+    "pow": lambda k, t: ([k.choice((2, 0.5, 0, 3))], {}),
+    "clamp": lambda k, t: ([k.choice((0, -1)), k.choice((0.5, 2, number(math.inf)))], {}),
+    "eq": lambda k, t: ([k.choice((0, 1))], {}),
+    "gt": lambda k, t: ([k.choice((0, 0.5))], {}),
+}
+PARTIAL = ("log2", "acosh", "log", "sqrt", "rsqrt", "log1p")
+"""Operators that are nan outside of a part of the numbers."""
+
+MAKERS = [op for op in factories.ROWS if op.name.endswith(".new")]
+
+TO_DTYPES = ("cumsum", "cumprod", "sum", "prod")
+LAST: dict[str, Rest] = {
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "argmax", "amax", "any", "all", "cummax"), _dim),
+    **dict.fromkeys(TO_DTYPES, _dim_to),
+    **dict.fromkeys(("mean", "var", "norm"), _none),
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "repeat_interleave": _args(2),
+    "tril": _none,
+}
+PAIRS = frozenset({"cummax"})
+"""Operators of `LAST` with two results."""
+
+
+def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1))):
+        step, out = k.choice(MAKERS).draw(k), _fresh(k, local=True)
+        if step is None or offer(replace(step, out=out)).raises:
+            raise Refused
+        name, count = out[0], k.integer(0, 3)
+        ends = count == 0 or k.chance(3, 4)
+        for at in range(count):
+            op = k.choice(PARTIAL) if k.chance(1, 2) else k.choice(tuple(POINTWISE))
+            args, kwargs = POINTWISE[op](k, k[name])
+            local = at < count - 1 or (ends and k.chance(2, 3))
+            name = _made(k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=local, **kwargs)
+        if ends:
+            op = k.choice(TO_DTYPES) if k.chance(1, 3) else k.choice(tuple(LAST))
+            args, kwargs = LAST[op](k, k[name])
+            form, results = (".many", k.shadow.fresh(2)) if op in PAIRS else ("", _fresh(k))
+            offer(Step(f"{CONSTANTS}{form}:{op}", (tensor(name), *args), kwargs, results))
+    return []
+
+
+# Scalars: Python numbers at the ends of a dtype, and beyond.
+
+
+def _scalar(k: DrawContext, dtype: torch.dtype, divides: bool = False) -> Json:
+    if dtype.is_floating_point:
+        floats = torch.finfo(dtype)
+        ends = (floats.max, floats.min, floats.tiny, 1e39, -1e39, 1e300, 65520.0, 3.4e38)
+        return number(k.choice((*ends, math.nan, math.inf, -math.inf, -0.0, 2**31, 0, 1)))
+    info = torch.iinfo(dtype)
+    whole = (info.max, info.min, info.max + 1, info.min - 1, 2 * info.max + 2, 256, 300, -129, 2**31, 2**40, 2**63 - 1)
+    if divides:  # the least integer by -1, and anything by 0, end the process
+        return k.choice([n for n in whole if n > 1 and n % (2 * info.max + 2) not in (0, 2 * info.max + 1)])
+    return number(k.choice((*whole, -(2**63), 1.5, -0.5, 1e10, math.nan, math.inf, 0, 1)))
+
+
+SCALED: dict[str, Callable[[Json], tuple[list[Json], dict[str, Json]]]] = {
+    **dict.fromkeys(("add", "sub", "mul", "rsub", "eq", "ne", "lt", "gt", "le", "ge"), lambda n: ([n], {})),
+    **dict.fromkeys(("clamp_min", "clamp_max", "fmod", "remainder", "floor_divide", "div"), lambda n: ([n], {})),
+    "clamp": lambda n: ([], {"max": n}),
+    "clip": lambda n: ([n], {}),
+    "nn.functional.threshold": lambda n: ([n, 0], {}),
+    "nn.functional.hardtanh": lambda n: ([], {"max_val": n}),
+    "nn.functional.pad": lambda n: ([[1, 1], "constant", n], {}),
+    "nan_to_num": lambda n: ([], {"nan": n}),
+    "full_like": lambda n: ([n], {}),
+    "masked_fill": lambda n: ([tensor_of(True, torch.bool), n], {}),
+    "xlogy": lambda n: ([n], {}),
+    "copysign": lambda n: ([n], {}),
+}
+"""Arguments after the tensor for one Python number, by function."""
+
+FILLED = ("add_", "mul_", "fill_", "clamp_max_", "sub_")
+DIVIDING = ("fmod", "remainder", "floor_divide", "div")
+
+
+def _scalars(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    name = names[0]
+    for _ in range(k.choice((2, 3, 1))):
+        if k.chance(1, 4):
+            op = k.choice(FILLED)
+            offer(Step(f"{SCALARS}.inplace:{op}", (tensor(name), _scalar(k, k[name].dtype))), asked=True)
+            continue
+        op = k.choice(tuple(SCALED))
+        args, kwargs = SCALED[op](_scalar(k, k[name].dtype, op in DIVIDING))
+        offer(Step(f"{SCALARS}:{op}", (tensor(name), *args), kwargs, _fresh(k)), asked=True)
+    return []
+
+
+# Conversions of floats outside of an integer's range. A kernel wraps: it converts to int32 first.
+
+OUTSIDE = (300.0, -300.0, 128.0, -129.5, 255.9, 256.0, 40000.0, -40000.0, 70000.5, 1e6, -1e6, -1.5, 3.5)
+SMALL_INTEGERS = ("int8", "uint8", "int16")
+
+
+def _outside(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    if not {*SMALL_INTEGERS} & {*known}:
+        raise Refused
+    size = (d.choice((40, 3, 17, 64, 33)),)
+    return [Wanted(_dtype(d, ("float32", "float64"), known), size, [d.choice(OUTSIDE) for _ in range(size[0])])]
+
+
+def _conversions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    name = names[0]
+    if k.chance(1, 3):
+        name = _made(k, offer, f"{CONVERSIONS}:{k.choice(('neg', 'abs'))}", tensor(name), local=True)
+    to = {"dtype": _dtype(k, SMALL_INTEGERS, k.dtypes)}
+    op = k.choice(("to", "to", "type"))
+    made = _made(k, offer, f"{CONVERSIONS}.method:{op}", tensor(name), to)
+    if k.chance(1, 3):
+        args: tuple[Json, ...] = ({"dtype": "int64"},)
+        _made(k, offer, f"{CONVERSIONS}.method:to", tensor(made), *args)
+    return []
+
+
+# Indices: negative ones, and ones out of range. torch CPU accepts some and refuses others.
+
+
+def _indexed_inputs(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    return [Wanted(_dtype(d, ("float32", "int64"), known), (d.choice((3, 4, 5)), d.choice((2, 3))))]
+
+
+def _indices(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    """Draw a call with an index that is negative or out of range."""
+    name = names[0]
+    t = k[name]
+    n, columns = t.size(0), t.size(1)
+    at = [*k.indices(n, 1), k.choice((-1, -n, -n - 1, n, n + 7))]
+    flat = tensor_of(at)
+    grid = tensor_of([[one] * columns for one in at])
+    rows = k.constant((2, columns), t.dtype)
+    calls: dict[str, tuple[Json, ...]] = {
+        "index_add": (0, flat, rows),
+        "index_copy": (0, flat, rows),
+        "index_fill": (0, flat, 1),
+        "index_select": (0, flat),
+        "index_reduce": (0, flat, rows, "amax"),
+        "gather": (0, grid),
+        "scatter": (0, grid, rows),
+        "scatter_add": (0, grid, rows),
+        "scatter_reduce": (0, grid, rows, "sum"),
+        "take": (flat,),
+        "take_along_dim": (grid, 0),
+        "index_put": ({"tuple": [flat]}, rows),
+        "select": (0, at[1]),
+        "narrow": (0, at[1], 1),
+        "unflatten": (0, [at[1], 1]),
+        "roll": (at[1], 0),
+        "diagonal": (at[1],),
+        "tril": (at[1],),
+    }
+    op = k.choice(tuple(calls))
+    offer(Step(f"{INDICES}:{op}", (tensor(name), *calls[op]), {}, _fresh(k)), asked=True)
+    return []
+
+
+# Rearranged products: a sum of products, then operators that move elements.
+
+MOVES: dict[str, Rest] = {
+    "t": _none,
+    "flatten": _none,
+    "ravel": _none,
+    "repeat_interleave": lambda k, t: ([2], {} if k.chance(1, 2) else {"dim": k.dim(t)}),
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "roll": lambda k, t: ([1, k.dim(t)], {}),
+    "cumsum": _dim,
+    "sum": _dim,
+    "unsqueeze": lambda k, t: ([k.integer(0, t.dim())], {}),
+    "reshape": lambda k, t: ([[-1]] if k.chance(1, 2) else [[*reversed(t.size())]], {}),
+    "permute": lambda k, t: ([k.permutation(t.dim())], {}),
+    "nn.functional.pad": lambda k, t: ([[1, 1]], {}),
+    "narrow": lambda k, t: ([0, t.size(0) // 2, t.size(0) - t.size(0) // 2], {}),
+    "tile": _args([2]),
+    "diagonal": _none,
+    "tril": _none,
+    "amax": _dim,
+    "index_select": lambda k, t: ([0, tensor_of(k.indices(t.size(0), 3))], {}),
+    "contiguous": _none,
+}
+INDEXED = ("repeat_interleave", "flip", "roll", "index_select", "tile", "nn.functional.pad", "narrow")
+"""Operators of `MOVES` that read elements at other places than views do."""
+
+METHODS = frozenset({"contiguous"})
+"""Operators of `MOVES` that only tensors have."""
+
+
+def _factors(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    dtype, rows, inner = _dtype(d, ("float32", "float64", "int64"), known), d.choice((4, 8, 3)), d.choice((6, 2, 5))
+    columns = rows if d.chance(1, 2) else d.choice((2, 7))
+    seeds = [{"seed": d.integer(0, 99)} for _ in range(3)]
+    return [Wanted(dtype, (rows, inner), seeds[0]), *(Wanted(dtype, (inner, columns), one) for one in seeds[1:])]
+
+
+def _rearranged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    x, *others = names
+    products = [_made(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(one), local=True) for one in others]
+    name = _made(k, offer, f"{REARRANGED}:add", *map(tensor, products), local=True)
+    if k.chance(2, 3):
+        name = _made(k, offer, f"{REARRANGED}:t", tensor(name), local=True)
+        name = _made(k, offer, f"{REARRANGED}:flatten", tensor(name), local=True)
+    summed = name
+    for _ in range(k.choice((2, 1))):
+        name, count = summed, k.integer(2, 4)
+        for at in range(count):
+            if k[name].dim():
+                op = k.choice(INDEXED) if k.chance(2, 3) else k.choice(tuple(MOVES))
+                args, kwargs = MOVES[op](k, k[name])
+                form = f"{REARRANGED}.method" if op in METHODS else REARRANGED
+                name = _made(k, offer, f"{form}:{op}", tensor(name), *args, local=at < count - 1, **kwargs)
+    return []
+
+
+# Rewritten: a tensor is written with a rearrangement of itself, twice.
+
+SELVES: dict[str, Rest] = {
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "roll": lambda k, t: ([1, k.dim(t)], {}),
+    "add": _args(1),
+    "mul": _args(2),
+    "neg": _none,
+    "cumsum": _dim,
+    "rot90": lambda k, t: ([2], {}),
+    "index_select": lambda k, t: ([0, tensor_of(k.permutation(t.size(0)))], {}),
+    "maximum": lambda k, t: ([k.constant(t.size()[-1:], t.dtype)], {}),
+}
+SELF_WRITES: dict[str, Callable[[DrawContext, torch.Tensor, Json], list[Json]]] = {
+    "index_put_": lambda k, t, value: [{"tuple": [tensor_of(k.permutation(t.size(0)))]}, value],
+    "index_copy_": lambda k, t, value: [0, tensor_of(k.permutation(t.size(0))), value],
+    "index_add_": lambda k, t, value: [0, tensor_of(k.permutation(t.size(0))), value],
+    **dict.fromkeys(("add_", "copy_", "mul_", "sub_"), lambda k, t, value: [value]),
+}
+
+
+def _self_inputs(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    size = (d.choice((3, 2, 4)), d.choice((5, 3, 16, 2, 33)))
+    return [
+        Wanted(_dtype(d, ("float32", "int64", "float64", "int32", "float16"), known), size, {"seed": d.integer(0, 99)})
+    ]
+
+
+def _rewritten(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    (name,) = names
+    if k.chance(1, 4):  # an intermediate result is written in place of an input
+        name = _made(k, offer, f"{REWRITTEN}:add", tensor(name), 1)
+    for _ in range(k.choice((2, 2, 3))):
+        op, written = k.choice(tuple(SELVES)), k.choice(tuple(SELF_WRITES))
+        args, kwargs = SELVES[op](k, k[name])
+        value = _made(k, offer, f"{REWRITTEN}:{op}", tensor(name), *args, local=True, **kwargs)
+        offer(Step(f"{REWRITTEN}.inplace:{written}", (tensor(name), *SELF_WRITES[written](k, k[name], tensor(value)))))
+    return []
+
+
+# Unchanged: operations that change nothing, whose result the caller writes.
+
+
+def _as(value: float) -> Rest:
+    return lambda k, t: ([tensor_of(value if t.is_floating_point() else int(value), t.dtype)], {})
+
+
+NOTHING: dict[str, Rest] = {
+    "mul": lambda k, t: k.choice((_as(1.0), _args(1)))(k, t),
+    "add": lambda k, t: k.choice((_as(0.0), _args(0)))(k, t),
+    "sub": lambda k, t: k.choice((_as(0.0), _args(0)))(k, t),
+    "div": _args(1),
+    "pow": _args(1),
+    "reshape": lambda k, t: ([[*t.size()]], {}),
+    "cat": lambda k, t: ([], {}),
+    "tile": lambda k, t: ([[1] * t.dim()], {}),
+    "roll": lambda k, t: ([0, 0], {}),
+    "flip": _args([]),
+    "clamp": lambda k, t: (
+        [],
+        {"min": number(-math.inf)} if t.is_floating_point() else {"min": torch.iinfo(t.dtype).min},
+    ),
+    "where": lambda k, t: ([], {}),
+    "masked_fill": lambda k, t: ([tensor_of(False, torch.bool), 0], {}),
+    "lerp": lambda k, t: ([k.constant(t.size(), t.dtype), 0.0], {}),
+    "nn.functional.pad": _args([0, 0]),
+    "nn.functional.dropout": lambda k, t: ([0.0], {"training": True}),
+    "index_select": lambda k, t: ([0, tensor_of([*range(t.size(0))])], {}),
+    "narrow": lambda k, t: ([0, 0, t.size(0)], {}),
+    "permute": lambda k, t: ([[*range(t.dim())]], {}),
+    "expand_copy": lambda k, t: ([[*t.size()]], {}),
+    "view_copy": lambda k, t: ([[*t.size()]], {}),
+    "squeeze_copy": _none,
+    "repeat_interleave": _args(1, 0),
+    "diff": _args(0),
+    "to": lambda k, t: ([{"dtype": str(t.dtype).removeprefix("torch.")}], {}),
+    "type_as": lambda k, t: ([k.constant((1,), t.dtype)], {}),
+    "contiguous": _none,
+    "clone": _none,
+}
+NOTHING_METHODS = frozenset({"to", "type_as", "contiguous"})
+
+
+def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    start = name = names[0]
+    if k.chance(1, 3):
+        start = name = _made(k, offer, f"{UNCHANGED}:add", tensor(name), 1)
+    for _ in range(k.choice((1, 1, 2))):
+        op = k.choice(tuple(NOTHING))
+        args, kwargs = NOTHING[op](k, k[name])
+        given: list[Json] = [tensor(name), *args]
+        if op == "cat":
+            given = [[tensor(name)]]
+        elif op == "where":
+            given = [tensor_of(True, torch.bool), tensor(name), k.constant(k[name].size(), k[name].dtype)]
+        form = f"{UNCHANGED}.method" if op in NOTHING_METHODS else UNCHANGED
+        name = _made(k, offer, f"{form}:{op}", *given, **kwargs)
+    written = k.choice((name, name, start))
+    return [Step(k.choice(("add_", "mul_", "fill_")), (tensor(written), 2), after=True)]
+
+
+# Derivatives inside the function.
+
+TRANSFORMS = ("jacfwd", "jacrev", "grad", "vmap", "jvp", "vjp", "hessian", "vmap(grad)", "jacfwd", "jacrev")
+REDUCED = ("prod", "sum", "mean", "amax")
+CALLS = ("mm", "mul", "sin", "exp", "tanh", "cumsum", "softmax")
+
+
+def _small(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    n = d.choice((3, 2))
+    values = [(at + 1) / 10 for at in d.permutation(n * n)]
+    dtype = _dtype(d, ("float32", "float16", "float64", "bfloat16", "float16"), known)
+    return [Wanted(dtype, (n, n), values)]
+
+
+def _derivatives(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1, 3))):
+        calls = [k.choice(REDUCED) if k.chance(2, 3) else k.choice(CALLS)]
+        calls += ["mm" if k.chance(1, 2) else k.choice(CALLS) for _ in range(k.choice((2, 1, 3)))]
+        transform = k.choice(TRANSFORMS)
+        if transform.startswith("vmap"):  # its function receives rows
+            calls = [call for call in calls if call != "mm"] or ["sin"]
+        offer(Step("derived", (tensor(names[0]), transform, calls), {}, _fresh(k)))
+    return []
+
+
+# Python code: sizes, and side effects that the caller sees.
+
+READS_SIZE = (
+    *("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "new", "numbers", "tensor", "stride", "full"),
+    *("new_full", "arange", "rows", "half", "product", "pieces", "unpacked", "compared", "concatenated", "mean"),
+)
+RECORDS = tuple(definitions.RECORDERS[0])
+
+
+def _matrix(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    return [Wanted(_dtype(d, ("float32",), known), (d.choice((2, 3, 4)), d.choice((3, 2, 5))))]
+
+
+def _sizes(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1, 3))):
+        offer(Step("sized", (tensor(names[0]), k.choice(READS_SIZE)), {}, _fresh(k)))
+    return []
+
+
+def _side_effects(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((1, 2, 3))):
+        offer(Step("note", (tensor(names[0]), k.choice(RECORDS), k.integer(3, 99)), {}, _fresh(k)))
+    return [Step("noted", after=True)]
+
+
+TOPICS: dict[str, Topic] = {
+    CONSTANTS: Topic(lambda d, known: [], _constants),
+    SCALARS: Topic(_plain, _scalars),
+    CONVERSIONS: Topic(_outside, _conversions),
+    INDICES: Topic(_indexed_inputs, _indices),
+    REARRANGED: Topic(_factors, _rearranged),
+    REWRITTEN: Topic(_self_inputs, _rewritten),
+    UNCHANGED: Topic(_plain, _unchanged),
+    DERIVATIVES: Topic(_small, _derivatives),
+    SIZES: Topic(_matrix, _sizes),
+    SIDE_EFFECTS: Topic(_plain, _side_effects),
+}
+"""The topics whose calls are tables of this module."""
+
+NAMES = (*TOPICS, PROMOTION, DTYPES)
+"""All topics."""
+
+MOST_CONVERTED = {PROMOTION: 4, DTYPES: 2}
+"""Largest number of calls of the topics with calls of op_db."""
+
+ROWS = [
+    Op("derived", DERIVATIVES, LOSSY, lambda k: None, DEFINED, fits=lambda t: False),
+    Op("sized", SIZES, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
+    Op("note", SIDE_EFFECTS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
+    Op("noted", SIDE_EFFECTS, QUERY, lambda k: None, DEFINED, fits=lambda t: False),
+]

@@ -1,0 +1,240 @@
+"""Programs of topics of functions: their shares, and detection of planted faults that only such programs show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
+from conformance.program.script import script
+from conformance.program.shadow import reference
+from conformance.program.steps import definitions, functions
+from conformance.program.steps.table import FAMILIES, OPS
+from conformance.program.unsupported import unsupported_reason, unsupported_steps
+from conformance.program.verdict import judge_program
+from conformance.run import options
+from conformance.run.messages import Limits
+from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of
+from conformance.sources.fuzzing.drawing import FUNCTIONS_AT, FUNCTIONS_EVERY, Drawing
+from conformance.sources.fuzzing.tally import Tally
+
+aten = torch.ops.aten
+
+DRAWING = Drawing(compiled=True)
+
+PROGRAMS = 2_000
+"""Number of programs of a campaign. One in `FUNCTIONS_EVERY` has topics of functions."""
+
+BESIDE = 150
+"""Number of other programs that must not show a fault."""
+
+
+class _Operators(TorchDispatchMode):
+    """Calls `fault(op, args, kwargs)` in place of each operator. `seen` are the operators called before."""
+
+    def __init__(self, fault: Callable[..., object]) -> None:
+        super().__init__()
+        self.fault, self.seen, self.kept = fault, set(), None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = self.fault(self, func, args, kwargs or {})
+        self.seen.add(func)
+        return made
+
+
+def _saturates(mode, op, args, kwargs):
+    dtype = kwargs.get("dtype")
+    if op is aten._to_copy.default and dtype in (torch.int8, torch.uint8, torch.int16) and args[0].is_floating_point():
+        args = (args[0].clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max), *args[1:])
+    return op(*args, **kwargs)
+
+
+def _keeps_the_first_dtype(mode, op, args, kwargs):
+    made = op(*args, **kwargs)
+    return made.to(args[0].dtype) if op in (aten.atan2.default, aten.fmax.default, aten.hypot.default) else made
+
+
+def _ignores_dtype(mode, op, args, kwargs):
+    if op is aten.cumsum.default and mode.seen & {aten.full.default, aten.ones.default, aten.arange.default}:
+        kwargs = {}
+    return op(*args, **kwargs)
+
+
+def _accepts_numbers(mode, op, args, kwargs):
+    try:
+        return op(*args, **kwargs)
+    except RuntimeError as error:
+        if "overflow" in str(error):
+            return args[0].clone()
+        raise
+
+
+def _negative_indices(mode, op, args, kwargs):
+    if op is aten.index_add.default and args[0].dim() and bool((args[2] < 0).any()):
+        args = (*args[:2], args[2] % args[0].size(args[1]), *args[3:])
+    return op(*args, **kwargs)
+
+
+def _computes_in_float(mode, op, args, kwargs):
+    try:
+        return op(*args, **kwargs)
+    except NotImplementedError:
+        return op(*(one.float() if isinstance(one, torch.Tensor) else one for one in args), **kwargs)
+
+
+def _flips_nothing(mode, op, args, kwargs):
+    products = {aten.mm.default, aten.add.Tensor, aten.t.default}
+    return args[0].clone() if op is aten.flip.default and mode.seen >= products else op(*args, **kwargs)
+
+
+def _reads_before_the_write(mode, op, args, kwargs):
+    if op in (aten.index_put_.default, aten.index_copy_.default):
+        mode.kept = args[0].clone()
+    if op in (aten.flip.default, aten.roll.default) and mode.kept is not None and mode.kept.shape == args[0].shape:
+        args = (mode.kept, *args[1:])
+    return op(*args, **kwargs)
+
+
+def _returns_its_operand(mode, op, args, kwargs):
+    alone = op is aten.cat.default and len(args[0]) == 1
+    padded = op is aten.constant_pad_nd.default and not any(args[1])
+    return args[0][0] if alone else args[0] if padded else op(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _transposed_jacobian() -> Iterator[None]:
+    def wrong(function):
+        return lambda x: torch.func.jacrev(function)(x).mT
+
+    with mock.patch.object(torch.func, "jacfwd", wrong):
+        yield
+
+
+@contextlib.contextmanager
+def _size_as_numbers() -> Iterator[None]:
+    with mock.patch.object(torch, "FloatTensor", lambda size: torch.tensor([*size])):
+        yield
+
+
+@contextlib.contextmanager
+def _loses_an_append() -> Iterator[None]:
+    with mock.patch.dict(definitions.RECORDERS[0], {"append by a method": lambda number: None}):
+        yield
+
+
+FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
+    "a conversion saturates": (functions.CONVERSIONS, _saturates),
+    "a binary operator keeps the first dtype": (functions.PROMOTION, _keeps_the_first_dtype),
+    "a scan of constants ignores dtype=": (functions.CONSTANTS, _ignores_dtype),
+    "numbers beyond the dtype are accepted": (functions.SCALARS, _accepts_numbers),
+    "index_add counts from the end": (functions.INDICES, _negative_indices),
+    "a dtype without a kernel is computed": (functions.DTYPES, _computes_in_float),
+    "the flip of a sum of products is lost": (functions.REARRANGED, _flips_nothing),
+    "a rearrangement reads what was before a write": (functions.REWRITTEN, _reads_before_the_write),
+    "an operation that changes nothing returns its operand": (functions.UNCHANGED, _returns_its_operand),
+    "jacfwd returns a transposed Jacobian": (functions.DERIVATIVES, _transposed_jacobian),
+    "a legacy constructor takes a size as numbers": (functions.SIZES, _size_as_numbers),
+    "an append by a method is lost": (functions.SIDE_EFFECTS, _loses_an_append),
+}
+"""Planted faults of a compiler: the topic that shows each, and the fault in operators or in Python."""
+
+
+class Compiler(Target):
+    """A compiler on torch CPU with a fault; without one, it changes nothing."""
+
+    name, transforms_program, compiles, follows_eager = "faulty compiler", True, True, True
+
+    def __init__(self, fault: Callable[..., object] | None = None) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def transform(self, function):
+        def transformed(*inputs):
+            with self.mode():
+                return function(*inputs)
+
+        return transformed
+
+    def mode(self):
+        if self.fault is None:
+            return contextlib.nullcontext()
+        return self.fault() if hasattr(self.fault, "__wrapped__") else _Operators(self.fault)
+
+
+def of_topic(topic: str) -> Iterator[int]:
+    """Numbers of the programs with a topic among the first `PROGRAMS` of seed 0."""
+    numbers = range(FUNCTIONS_AT, PROGRAMS, FUNCTIONS_EVERY)
+    return (number for number in numbers if topic in dict(DRAWING.topics(0, number)))
+
+
+def fails(target: Target, drawing: Drawing, number: int) -> bool:
+    program = drawing.numbered(0, number)
+    return not unsupported_reason(program, target) and bool(judge_program(program, target, locate=False).mismatches)
+
+
+class TestDrawing:
+    def test_topics_take_turns(self):
+        """Each topic is drawn once before any is drawn again, and nearly all can be drawn."""
+        tally, wanted = Tally(), list[tuple[str, int]]()
+        for number in range(FUNCTIONS_AT, 16 * 2 * len(functions.NAMES), FUNCTIONS_EVERY):
+            wanted += DRAWING.topics(0, number)
+            program = DRAWING.numbered(0, number, tally)
+            assert len(program.steps) <= functions.STEPS
+            reference(program)
+        assert {*wanted} == {(name, turn) for name in functions.NAMES for turn in range(len(wanted) // 12)}
+        assert tally.topics.total() >= len(wanted) - 2
+
+    def test_a_topic_alone(self):
+        """`--only` a topic makes every program one of this topic."""
+        for topic in (functions.CONSTANTS, functions.SIDE_EFFECTS):
+            drawing = Drawing(only=(topic,))
+            for number in range(10):
+                assert topic in {OPS[step.op].family for step in drawing.numbered(3, number).steps}
+
+    def test_a_target_that_compiles_nothing_has_ordinary_programs(self):
+        """Only the campaign of a compiler has these programs, and `--only` has them for every target."""
+        assert {*functions.NAMES} <= {*FAMILIES}
+        assert not any(Drawing().topics(0, number) for number in range(64))
+        parser = options.parser("conformance fuzz", "", FLAGS, USUAL)
+        for spec, drawn in (("cpu", False), ("aot_eager", True), ("functionalize", False)):
+            plan = plan_of(parser.parse_args(["--target", spec]), Limits(), spec)
+            assert plan.drawing.compiled is drawn
+
+    def test_calls_that_another_compiler_may_answer_differently(self):
+        """A compiler of another project need not follow torch CPU in conversions and missing kernels."""
+        other = Compiler()
+        other.follows_eager = False
+        assert {"conversions", "dtypes"} == {*unsupported_steps(other)} <= {*functions.NAMES}
+        assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager"))}
+
+    def test_a_script_records_what_a_method_appends(self, standalone, tmp_path):
+        """The script of a program with side effects needs torch only."""
+        number = next(of_topic(functions.SIDE_EFFECTS))
+        program = Drawing(only=(functions.SIDE_EFFECTS,)).numbered(0, number)
+        ran = standalone(script(program, load_target("compile:eager")))
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+
+class TestPower:
+    @pytest.mark.parametrize("name", FAULTS)
+    def test_a_planted_fault_is_found(self, name):
+        """An ordinary campaign of `PROGRAMS` programs finds each fault."""
+        topic, fault = FAULTS[name]
+        assert any(fails(Compiler(fault), DRAWING, number) for number in of_topic(topic))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", FAULTS)
+    def test_other_programs_do_not_show_it(self, name):
+        """Programs without these topics pass, so the topic finds the fault."""
+        assert not any(fails(Compiler(FAULTS[name][1]), Drawing(), number) for number in range(BESIDE))
+
+    def test_without_a_fault_nothing_is_found(self):
+        """The compiler of these tests passes if it changes nothing."""
+        numbers = range(FUNCTIONS_AT, 40 * FUNCTIONS_EVERY, FUNCTIONS_EVERY)
+        assert not any(fails(Compiler(), DRAWING, number) for number in numbers)
