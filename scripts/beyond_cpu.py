@@ -284,16 +284,15 @@ def _compared(case: Case, results: list[Any], expected: list[Any], drawn: bool) 
 
 
 def table(verdicts: dict[Case, tuple[str, str]], most: int) -> list[str]:
-    """Markdown of the counts by dtype and direction, for at most `most` samples per case."""
-    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    """Markdown of the counts by direction, for at most `most` samples per case."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for case, (word, _) in verdicts.items():
-        counts[str(case.dtype)[6:], "backward" if case.backward else "forward"][word] += 1
-    head = f"| dtype | direction | {' | '.join(VERDICTS)} |"
-    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (2 + len(VERDICTS)) + "|"]
-    for (dtype, direction), words in sorted(counts.items()):
-        lines.append(f"| {dtype} | {direction} | {' | '.join(str(words[w] or '') for w in VERDICTS)} |")
-    total = Counter(word for word, _ in verdicts.values())
-    return [*lines, f"| all | | {' | '.join(str(total[w]) for w in VERDICTS)} |"]
+        counts["backward" if case.backward else "forward"][word] += 1
+    head = f"| direction | {' | '.join(VERDICTS)} |"
+    lines = [f"OpInfos by what they are, at most {most} samples each:", "", head, "| --- " * (1 + len(VERDICTS)) + "|"]
+    for direction, words in sorted(counts.items()):
+        lines.append(f"| {direction} | {' | '.join(str(words[w] or '') for w in VERDICTS)} |")
+    return lines
 
 
 def main() -> int:
