@@ -82,11 +82,11 @@ class Target:
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
     compiles: bool = False
-    """Whether the target compiles functions of Python code. Its programs then have topics of functions, too
+    """Whether the target compiles Python code. Its programs then have topics of functions, too
     (`program/steps/functions.py`)."""
     follows_eager: bool = False
-    """Whether the target must answer as torch CPU does, also where PyTorch leaves the answer to the device
-    (`EAGER_ONLY`)."""
+    """Whether the target must answer `EAGER_ONLY` calls as torch CPU does. PyTorch leaves these answers to each
+    device."""
     differentiates: bool = False
     """Whether `transform` changes gradients. A drawn program then ends with `backward`, outside of the function."""
     lacks: frozenset[str] = frozenset()
