@@ -120,11 +120,11 @@ def status(found: Finding) -> str:
 
 
 def entry(found: Finding) -> str:
-    """Paragraph of a finding: heading, summary, both answers, and links."""
-    answers = f"Expected {found.expected}, got {found.got}." if found.expected else ""
-    script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
-    end = ", ".join(part for part in (script, links(found)) if part) + "."
-    return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)
+    """Paragraph of a finding: heading, summary, both answers, and links. The wrong answer links the data file."""
+    file = f"({FOLDER.name}/{found.name}.toml)"
+    answers = f"Expected {found.expected}, [got {found.got}]{file}." if found.expected else f"[Notes]{file}."
+    issues = f"{links(found)}." if found.issues else ""
+    return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, issues) if part)
 
 
 def section(layer: str, findings: Sequence[Finding]) -> str:

@@ -78,6 +78,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _variants(op: Any) -> frozenset[str]:
+    only: frozenset[str] = getattr(op, "only", frozenset())
+    if only:
+        return only
     has = {
         "forward": True,
         "reference_inputs": True,

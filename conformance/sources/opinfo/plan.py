@@ -15,7 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.record.errors import UsageError
-from conformance.record.names import CHANGED, DIFFERENTIATED, DTYPES, GROUPS, LAYOUTS, TIERS, VARIANTS, nearest
+from conformance.record.names import (
+    ARGUMENTS,
+    CHANGED,
+    DIFFERENTIATED,
+    DTYPES,
+    ENDS,
+    GROUPS,
+    LAYOUTS,
+    TIERS,
+    VARIANTS,
+    nearest,
+)
 from conformance.record.result import Named, Outcome, Result
 from conformance.run import options
 
@@ -80,11 +91,13 @@ class Selection:
 BESIDE = ("_foreach*", "ops.aten.*")
 """Globs of the names of entries outside op_db: foreach operators, and overloads that op_db does not call."""
 
+INTEGERS = ("int64", "int32", "int16", "int8")
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
 # Named suites. "main" fits two cores and a quarter of an hour: 20 samples for a float32 forward run, as usual, and
 # fewer where the same shapes come again in another dtype, in place, or with a gradient. "sweep" is the whole of op_db:
 # every dtype, and every variant and layout in float32. "overloads" holds the entries outside op_db. "arguments" changes
-# each argument of each op in turn.
+# each argument of each op in turn, and "ends" all of its tensors. "internals" changes the arguments of entries outside
+# op_db: operators that torch calls inside others, and that need not check their arguments.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
@@ -101,7 +114,11 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
         Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
         Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
     ),
-    "arguments": (Selection(variants=CHANGED, samples=None), Selection(("*",), ("int64",), CHANGED, samples=None)),
+    "arguments": (Selection(variants=ARGUMENTS, samples=None), Selection(("*",), ("int64",), ARGUMENTS, samples=None)),
+    "ends": tuple(
+        Selection(ops, dtypes, tuple(ENDS), samples=None) for ops in ((), BESIDE) for dtypes in (("float32",), INTEGERS)
+    ),
+    "internals": tuple(Selection(BESIDE, (dtype,), CHANGED, samples=None) for dtype in ("float32", "int64")),
     "overloads": (
         Selection(ops=BESIDE, dtypes=("float32", "int64", "bool")),
         Selection(ops=BESIDE, variants=("inplace", "backward")),
