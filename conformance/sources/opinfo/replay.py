@@ -23,10 +23,10 @@ from conformance.sources.opinfo.plan import Selection
 
 
 def replay(
-    words: Sequence[str], target: str | None, oracle: str | None, run: Callable[[str, Sequence[Selection]], Run]
+    words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run], oracle: str | None = None
 ) -> int:
     """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
-    target. Returns the exit code; raises UsageError for an unknown id.
+    target, which `oracle` judges. Returns the exit code; raises UsageError for an unknown id.
     """
     *files, word = words
     if len(files) > 1:

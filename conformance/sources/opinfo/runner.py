@@ -299,7 +299,7 @@ def instead(args: argparse.Namespace) -> int | None:
     )
     place = place_of(args)
     again = lambda target, these: run(target, selections=these, limits=limits, lacking=True, place=place)  # noqa: E731
-    return replay(args.replay, args.target, args.oracle, again)
+    return replay(args.replay, args.target, again, args.oracle)
 
 
 def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
