@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 
 import torch
 
-from conformance.record.names import CHANGED
+from conformance.record.names import ARGUMENTS
 from conformance.sources.opinfo import arguments, catalog
 from conformance.sources.opinfo.sampling import samples
 
@@ -33,7 +33,7 @@ def pairs(glob: str, dtype: torch.dtype) -> tuple[dict[tuple[str, str], Counter[
         full = f"{name}.{overload}".removesuffix(".")
         if dtype not in op.dtypes or not fnmatch.fnmatchcase(full, glob):
             continue
-        for variant in CHANGED:
+        for variant in ARGUMENTS:
             for sample in samples(op, variant, dtype, "as_sampled", None):
                 assert sample.origin is not None
                 found[full, arguments.shown(sample.origin.place)][variant] += 1
@@ -60,7 +60,7 @@ def main() -> int:
             print(f"{op} {place}: {', '.join(f'{name} {count}' for name, count in variants.items())}")
         return 0
     print("| variant | ops | pairs of op and argument | calls |", "|---|---|---|---|", sep="\n")
-    for variant in CHANGED:
+    for variant in ARGUMENTS:
         of = {pair: counts[variant] for pair, counts in found.items() if counts[variant]}
         print(f"| {variant} | {len({op for op, _ in of}):,} | {len(of):,} | {sum(of.values()):,} |")
     calls = sum(counts.total() for counts in found.values())

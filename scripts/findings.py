@@ -121,14 +121,16 @@ def status(found: Finding) -> str:
 
 
 def entry(found: Finding) -> str:
-    """Paragraph of a finding: heading, summary, both answers, and links.
+    """Paragraph of a finding: heading, summary, both answers, and links. The wrong answer links the data file.
 
     If a call raises, its answers are in the finding's file only: the title and the kind say what happens."""
+    file = f"({FOLDER.name}/{found.name}.toml)"
     shown = found.expected and found.kind not in ("crash", "error", "missing error")
-    answers = f"Expected {found.expected}, got {found.got}." if shown else ""
-    script = f"[{'Script' if found.scripts else 'Notes'}]({FOLDER.name}/{found.name}.toml)"
-    end = ", ".join(part for part in (script, links(found)) if part) + "."
-    return f"### {found.title}\n\n" + " ".join(part for part in (found.summary, answers, end) if part)
+    answers = f"Expected {found.expected}, [got {found.got}]{file}." if shown else ""
+    script = "" if shown else f"[{'Script' if found.scripts else 'Notes'}]{file}."
+    issues = f"{links(found)}." if found.issues else ""
+    parts = found.summary, answers, script, issues
+    return f"### {found.title}\n\n" + " ".join(part for part in parts if part)
 
 
 def section(layer: str, findings: Sequence[Finding]) -> str:

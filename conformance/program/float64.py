@@ -25,10 +25,11 @@ from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
+from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, walk
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import OPS
-from conformance.standalone.moving import storage_key
+from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, differing
 from conformance.standalone.torch_compat import version_of
@@ -70,7 +71,7 @@ class JudgedProgram(ProgramSubject):
         mismatched tensor changed on the CPU after the last step at which the float64 run was valid."""
         if any(mismatch.where in self.exact for mismatch in found):
             return None
-        narrow, wide = truth_of(concerning(self.program, _subjects(found)))
+        narrow, wide = truth_of(concerning(self.program, subjects_of(found)))
         settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
         return Execution((wide,)) if settled else None
 
@@ -80,7 +81,7 @@ class JudgedProgram(ProgramSubject):
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
         changes the answer much, or flips a decision, rounding explains the difference. A result that is observed to be
         equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
-        program = concerning(self.program, _subjects(found))
+        program = concerning(self.program, subjects_of(found))
         try:
             known = _agreed(program, expected, actual)
             return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
@@ -98,7 +99,8 @@ def _names_the_cpu(step: Step) -> bool:
 UP, DOWN = "up", "down"
 
 
-def _subjects(found: Sequence[Mismatch]) -> set[str]:
+def subjects_of(found: Sequence[Mismatch]) -> set[str]:
+    """Return the names of the tensors that the mismatches are about."""
     return {mismatch.where.removeprefix("grad of ") for mismatch in found}
 
 
@@ -130,15 +132,18 @@ def _named(step: Step) -> set[str]:
 
 
 def truth_of(
-    program: Program, sway: str | int | None = None, known: Collection[tuple[int, str]] = ()
+    program: Program, sway: str | int | None = None, known: Collection[tuple[int, str]] = (), inputs: bool = False
 ) -> tuple[Observation, Observation]:
     """Return the CPU observations of the program in its own dtypes and in float64, up to the last common step.
 
     The runs end before the first step that takes another path, or fails, in float64. With `sway`, float64 results that
     the original dtype cannot represent are moved by one unit in its last place. The direction is up, down, or random
-    with an integer as the seed. Results in `known`, by step and name, take their rounded values instead."""
+    with an integer as the seed. Results in `known`, by step and name, take their rounded values instead. With `inputs`,
+    the inputs move too."""
     alike = sum(1 for _ in _while_alike(program, *_begun(program)))
     narrow, wide = _begun(program)
+    if inputs and sway is not None:
+        _move_inputs(narrow, wide, sway)
     for number, step in enumerate(program.steps[:alike]):
         _both(narrow, wide, step)
         if sway is not None and step.op in OPS and OPS[step.op].effect in (COMPUTE, LOSSY):
@@ -179,12 +184,33 @@ def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.
     """Return the value. Elements that the narrow dtype cannot represent move by one unit in its last place."""
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
-    signs = torch.full_like(value, -1.0 if sway == DOWN else 1.0)
-    if isinstance(sway, int):
-        drawn = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(sway))
-        signs = drawn.to(value.dtype) * 2 - 1
+    signs = _signs(value, sway)
     rounds = (value.detach().to(narrow.dtype).to(value.dtype) != value.detach()) & value.detach().isfinite()
     return value + (signs * value.detach().abs() * torch.finfo(narrow.dtype).eps).where(rounds, 0.0)
+
+
+def _signs(value: torch.Tensor, sway: str | int) -> torch.Tensor:
+    if isinstance(sway, int):
+        drawn = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(sway))
+        return drawn.to(value.dtype) * 2 - 1
+    return torch.full_like(value, -1.0 if sway == DOWN else 1.0)
+
+
+def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) -> None:
+    """Move the elements of floating inputs by one unit in the last place of the inputs' dtype.
+
+    An expanded input becomes dense, so that its elements move apart."""
+    done = set[int]()
+    for name, one in wide.env.items():
+        if not one.is_floating_point() or storage_key(one) in done:
+            continue
+        epsilon = torch.finfo(narrow.env[name].dtype).eps
+        if layouts.overlaps_itself(one):
+            wide.env[name] = one + _signs(one.detach(), sway) * one.detach().abs() * epsilon
+            continue
+        done.add(storage_key(one))
+        flat = whole_storage(one.detach())
+        flat += _signs(flat, sway) * flat.abs() * epsilon
 
 
 def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:

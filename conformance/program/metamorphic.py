@@ -15,9 +15,9 @@ from conformance.engine.executor import Execution, Executor, StepFailed, Watch
 from conformance.engine.judge import Terms, judge
 from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
-from conformance.program.float64 import JudgedProgram
+from conformance.program.float64 import JudgedProgram, concerning, subjects_of, truth_of
 from conformance.program.model import Program, ProgramError
-from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, read_by_strides, related, seen_steps
+from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, related, seen_steps, strides_read
 from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
 from conformance.program.unsupported import lacking_operator, unsupported_reason
@@ -45,8 +45,15 @@ class RelatedProgram(JudgedProgram):
         return super().in_float64(found, self.cpu)
 
     def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return the answers in float64 with moved results."""
-        return super().swayed(found, self.cpu, actual)
+        """Return the answers in float64 with moved results, and with moved inputs.
+
+        An operator that cancels its operands depends on their last bits."""
+        program = concerning(self.program, subjects_of(found))
+        try:
+            moved = [truth_of(program, seed, inputs=True)[1] for seed in range(1, 5)]
+        except (StepFailed, StepError, RuntimeError):
+            moved = []
+        return [*super().swayed(found, self.cpu, actual), *moved]
 
 
 def judge_program(
@@ -95,20 +102,21 @@ def _applies(program: Program, name: str, expected: Reference, seen: Sequence[Se
         answer = _answer(other, reference(other.program).observation)
     except (ProgramError, StepError, StepFailed, RuntimeError):
         return None
-    strided = read_by_strides(program)
-    same = _metadata(answer, answer, strided) == _metadata(expected.observation, answer, strided)
-    return other if same else None
+    strides = strides_read(seen)
+    if strides:  # a later step depends on them
+        numbered = [replace(one, number=other.numbers[one.number - 1]) for one in _seen(other.program)]
+        if strides_read([one for one in numbered if one.number]) != strides:
+            return None
+    return other if _metadata(answer, answer) == _metadata(expected.observation, answer) else None
 
 
-def _metadata(seen: Observation, like: Observation, strided: Collection[str]) -> dict[str, object]:
-    """Return the facts that must not depend on a rewriting, of the tensors that `like` has. The strides of `strided`
-    are among them, since a later step depends on them."""
+def _metadata(seen: Observation, like: Observation) -> dict[str, object]:
+    """Return the facts that must not depend on a rewriting, of the tensors that `like` has."""
     tensors = {name: one for name, one in seen.tensors.items() if name in like.tensors}
     owners: dict[str, str] = {}
     made: dict[str, object] = {}
     for name, one in tensors.items():
-        geometry = (one.stride, one.storage_offset) if name in strided else None
-        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad, geometry
+        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad
     return made | {name: type(other) for name, other in seen.others.items()}
 
 

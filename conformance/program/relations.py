@@ -26,6 +26,7 @@ from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, VIEW, Json, Step,
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import runs_tagged
 from conformance.record.names import RELATIONS as NAMES
+from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import storage_key, whole_storage
 
 LAYOUT, BATCH, REPETITION, ORDER, UNUSED = NAMES
@@ -82,7 +83,9 @@ class Seen:
         return {storage_key(one) for one in (*self.reads.values(), *self.made.values())} | self.written
 
 
-BY_STRIDES = re.compile(r"as_strided|\bview(_as|_as_complex)?$|_unsafe_view|resize|set_|unfold\.range")
+BY_STRIDES = re.compile(
+    r"as_strided|\bview(_as|_as_complex)?$|_unsafe_view|resize|set_|is_contiguous|same_base|new_tensors_lie"
+)
 """Operators whose documentation says that strides decide about their answer, or whether they raise."""
 
 APART = re.compile(r"as_strided|empty|\.state$|\.here$|random|bernoulli|_host_view|shares_memory|backward")
@@ -93,10 +96,14 @@ UNREPRODUCIBLE = {"linalg.lstsq": "lstsq-uninitialized-pivots"}
 """Operators whose answer on torch CPU depends on memory that it does not initialize, with the finding of docs/."""
 
 
-def read_by_strides(program: Program) -> set[str]:
-    """Return the names of the tensors whose strides decide the answer of a step."""
-    steps = [inner for step in program.steps for inner in (step, *step.body)]
-    return {name for step in steps if BY_STRIDES.search(step.op) for name in step.names()}
+def strides_read(seen: Sequence[Seen]) -> list[tuple[object, ...]]:
+    """Return the geometries of the tensors whose strides decide the answer of a step, with the numbers of the steps."""
+    return [
+        (one.number, name, t.stride(), t.storage_offset())
+        for one in seen
+        if any(BY_STRIDES.search(step.op) for step in (one.step, *one.step.body))
+        for name, t in one.reads.items()
+    ]
 
 
 def related(program: Program, name: str, seen: Sequence[Seen] | None = None) -> Related | None:
@@ -193,7 +200,7 @@ def _laid_out(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
 
 def _strided(t: torch.Tensor) -> bool:
     """Whether a contiguous clone of the tensor has another geometry."""
-    return t.numel() > 0 and (not t.is_contiguous() or t.storage_offset() > 0)
+    return t.numel() > 0 and (list(t.stride()) != contiguous_stride(t.shape) or t.storage_offset() > 0)
 
 
 def _rewritable(one: Seen, name: str) -> bool:

@@ -28,6 +28,9 @@ different one."""
 MOVE = "the move of the inputs"
 """The failing step of a program that fails before its first step."""
 
+ON_CPU, ON_TARGET = "torch CPU, not the target", "the target"
+"""The sides on which a call may end its process."""
+
 SEVERITY = (
     ("crash", "timeout", "memory", "device"),
     ("aliasing",),

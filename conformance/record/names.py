@@ -118,13 +118,23 @@ REFUSED = {
     "refused_device": "a tensor without values",
 }
 """Variants like `KINDS`, with arguments that torch mostly refuses."""
-CHANGED = (*KINDS, *REFUSED)
+ENDS = {
+    "end_values": "the ends of the dtype, -1 and 1 in all integer tensors",
+    "end_sizes": "no elements along the dimensions of one size",
+    "end_strides": "one element along the dimensions of one size, with a stride of 0, or a large one",
+}
+"""Variants like `KINDS` that change all tensors of a call together."""
+ARGUMENTS = (*KINDS, *REFUSED)
+"""Variants that change one argument."""
+CHANGED = (*ARGUMENTS, *ENDS)
 VARIANTS |= {name: f"the function, with one argument changed: {what}" for name, what in (KINDS | REFUSED).items()}
+VARIANTS |= {name: f"the function, with its tensors changed: {what}" for name, what in ENDS.items()}
 GROUPS: dict[str, Iterable[str]] = {
     "specials": SPECIALS,
     "specials_backward": SPECIALS_BACKWARD,
     "argument_kinds": KINDS,
     "refused": REFUSED,
+    "ends": ENDS,
 }
 """Variants with a common name."""
 DIFFERENTIATED = ("backward", "forward_over_backward", *SPECIALS_BACKWARD)

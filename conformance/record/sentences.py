@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from conformance.record.finding import with_signal_number
+from conformance.record.finding import ON_CPU, ON_TARGET, with_signal_number
 from conformance.record.names import MEASURED
 from conformance.record.result import Result
 
@@ -168,7 +168,7 @@ def _memory(one: Difference) -> str:
 
 def _death(one: Difference) -> str:
     """The sentence about a death, whose text is a predicate, such as `killed its process with SIGSEGV`."""
-    if one.where in ("the target", "torch CPU, not the target"):
+    if one.where in (ON_TARGET, ON_CPU):
         return f"{one.where} {with_signal_number(one.actual)}"
     return f"the target {with_signal_number(one.actual)} at {_named(one)}"
 

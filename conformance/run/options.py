@@ -175,9 +175,7 @@ FLAGS: Mapping[str, Flag] = {
         f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
     "oracle": Flag(
-        "target",
-        "judge the target by relations between its own answers, without torch CPU: metamorphic",
-        arguments={"type": oracle, "metavar": "NAME"},
+        "target", "judge without torch CPU, by relations: metamorphic", arguments={"type": oracle, "metavar": "NAME"}
     ),
     "env": Flag(
         "target",

@@ -36,7 +36,7 @@ from conformance.program.steps.op import (
 )
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import traits_of
-from conformance.record.names import CHANGED
+from conformance.record.names import ARGUMENTS
 from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import arguments, undefined
 from conformance.sources.opinfo.arguments import Change, Place
@@ -158,7 +158,7 @@ def _options(step: Step, tree: dict[str, Any]) -> Iterator[tuple[Place, Change]]
             continue
         if isinstance(value, torch.Tensor) and value.requires_grad:
             continue
-        for variant in CHANGED:
+        for variant in ARGUMENTS:
             if undefined.faulty(op.call or op.name, variant):
                 continue
             for change in arguments.table()[variant].get(kind, ()):

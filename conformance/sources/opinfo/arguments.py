@@ -42,7 +42,10 @@ class Change:
         import numpy
         import torch
 
+        from conformance.standalone.ends import emptied, single, with_ends
+
         scope = {"x": x, "torch": torch, "numpy": numpy, "math": math}
+        scope |= {"with_ends": with_ends, "emptied": emptied, "single": single}
         try:
             with torch.no_grad():
                 if not eval(self.when, scope):  # noqa: S307 - an expression of arguments.toml
@@ -138,5 +141,7 @@ def written(place: Place) -> str:
 
 def shown(place: Place) -> str:
     """Return the place in words: `args[0]`, `dim`, `input`."""
+    if not place:
+        return "all tensors"
     name, *rest = place[1:] if place[0] == "kwargs" else place
     return str(name) + written(tuple(rest))

@@ -75,6 +75,9 @@ def find(case: Case) -> Any:
 
 
 def _variants(op: Any) -> frozenset[str]:
+    only: frozenset[str] = getattr(op, "only", frozenset())
+    if only:
+        return only
     has = {
         "forward": True,
         "reference_inputs": True,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from conformance.record.errors import UserError
+from conformance.record.finding import ON_CPU, ON_TARGET
 from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
@@ -20,7 +21,7 @@ from conformance.run.execution_place import LOCAL, Place, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.arguments import Origin
-from conformance.sources.opinfo.plan import Case, Entry
+from conformance.sources.opinfo.plan import Case, Entry, is_beside
 from conformance.sources.opinfo.sample_script import from_op_db
 
 OUTCOMES = {
@@ -117,10 +118,10 @@ class Cases(PlacedPool):
         finding = f"{outcome}: {death.said}"
         script = (
             ""
-            if oracle == "harness"
+            if oracle == "harness" or is_beside(case.op)  # op_db does not have its samples
             else from_op_db(case, self.setup, sample, finding, lacks=self.lacks, origin=origin)
         )
-        where = {"CPU": "torch CPU, not the target", "target": "the target"}.get(phase, phase or "the worker")
+        where = {"CPU": ON_CPU, "target": ON_TARGET}.get(phase, phase or "the worker")
         detail = f"while running sample {sample}{f': {origin}' * (origin is not None)}"
         failure = Failure(oracle, where, "an answer", death.said, detail, sample=sample, script=script)
         seconds = self.limits.unit if outcome is Outcome.TIMEOUT else 0.0

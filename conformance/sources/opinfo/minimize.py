@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.record.causes import pattern_of_result
+from conformance.record.finding import ON_CPU, ON_TARGET
 from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
@@ -81,7 +82,7 @@ def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
     for result in sorted(run.results, key=_plainest):
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
-            if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where == "the target"):
+            if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where in (ON_CPU, ON_TARGET)):
                 found.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
     return dict(found.values())
 

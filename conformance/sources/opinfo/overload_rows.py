@@ -45,6 +45,19 @@ def _layer(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
     return t(5, 2, 3), states, weights, True, 1, 0.0, False, False, False
 
 
+def _attention(t: Make) -> tuple[Any, ...]:
+    """Return a query, a key and a value of 5 rows, with 2 heads of 4 columns."""
+    return t(1, 2, 5, 4), t(1, 2, 5, 4), t(1, 2, 5, 4)
+
+
+def _attended(t: Make) -> tuple[Any, ...]:
+    """Return the arguments of the gradient of attention: its result's gradient, its arguments and its results."""
+    given = _attention(t)
+    with torch.no_grad():
+        made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(one.cpu() for one in given))
+    return t(1, 2, 5, 4), *given, *(one.to(given[0].device) for one in made), 0.0, False
+
+
 def _packed(t: Make, gates: int, states: Any) -> tuple[Any, ...]:
     """Return the same over packed rows of 3 and 2 steps: data, batch_sizes, states, parameters and the other
     arguments.
@@ -102,6 +115,7 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "upsample_bilinear2d.vec": lambda t: (t(1, 2, 3, 3), [5, 4], False, None),
     "upsample_nearest2d.vec": lambda t: (t(1, 2, 3, 3), None, [2.0, 1.5]),
     # normalization, activations, attention
+    "batch_norm_update_stats": lambda t: (t(4, 3), t(3), t(3) + 1, 0.1),
     "_batch_norm_with_update_functional": lambda t: (t(4, 3), t(3), t(3), t(3), t(3) + 1, 0.1, 1e-5),
     "_native_batch_norm_legit_functional": lambda t: (t(4, 3), t(3), t(3), t(3), t(3) + 1, True, 0.1, 1e-5),
     "_batch_norm_impl_index_backward": lambda t: (
@@ -109,6 +123,8 @@ ROWS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     ),
     "_masked_softmax": lambda t: (t(2, 3), t(2, 3) > 1, 1),
     "_masked_softmax_backward": lambda t: (t(2, 3), t(2, 3), t(2, 3) > 1, 1),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attended,
     "glu_jvp": lambda t: (t(2, 2), t(2, 4), t(2, 4), 1),
     "glu_backward_jvp": lambda t: (t(2, 4), t(2, 2), t(2, 4), t(2, 2), t(2, 4), 1),
     # recurrent layers

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from conformance.record.names import CHANGED
 from conformance.sources.opinfo.overload_rows import ROWS
 from conformance.sources.opinfo.seeding import seed
 from conformance.standalone.moving import MARKER, leaves
@@ -67,6 +68,8 @@ class Overload:
     decorators: tuple[Any, ...] = ()
     aliases: tuple[Any, ...] = ()
     has_nondeterministic_output: bool = False
+    only: frozenset[str] = frozenset()
+    """The only variants that are called; empty for all that apply."""
 
     def supported_backward_dtypes(self, device: str) -> frozenset[torch.dtype]:
         """Return an empty set: an overload is called as the dispatcher's table has it, without a gradient."""
@@ -99,7 +102,30 @@ def infos() -> dict[str, Any]:
         op = overload(name)
         if op is not None:
             made[PREFIX + name] = Overload(PREFIX + name, op, *source_of(op, source))
+    for name, source in TABLE["internals"].items():
+        op = overload(name)
+        if op is not None:
+            dtypes, calls = source_of(op, source, crossed=True)
+            distinct = functools.partial(of_distinct_modes, calls)
+            made[PREFIX + name] = Overload(PREFIX + name, op, dtypes, distinct, only=frozenset(CHANGED))
     return made
+
+
+def of_distinct_modes(calls: Callable[[torch.dtype], Iterator[Arguments]], dtype: torch.dtype) -> Iterator[Arguments]:
+    """Yield the first call of each mode. An internal operator may check its arguments in some modes only."""
+    seen = set[tuple[str, ...]]()
+    for args, kwargs in calls(dtype):
+        mode = mode_of((args, kwargs))
+        if mode not in seen:
+            seen.add(mode)
+            yield args, kwargs
+
+
+def mode_of(tree: Any) -> tuple[str, ...]:
+    """Return the mode of a call: its arguments beside tensors and floats, and the ranks of its tensors."""
+    return tuple(
+        str(one.dim() if isinstance(one, torch.Tensor) else one) for one in leaves(tree) if type(one) is not float
+    )
 
 
 def _narrowed(foreach: Any) -> Any:
@@ -120,7 +146,9 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet, None), rest or "default", None)
 
 
-def source_of(op: Any, source: str) -> tuple[frozenset[torch.dtype], Callable[[torch.dtype], Iterator[Arguments]]]:
+def source_of(
+    op: Any, source: str, crossed: bool = False
+) -> tuple[frozenset[torch.dtype], Callable[[torch.dtype], Iterator[Arguments]]]:
     source, _, names = source.partition("; ")
     dtypes = frozenset(getattr(torch, name) for name in names.split(", "))
     how, _, rest = source.partition(" ")
@@ -134,7 +162,7 @@ def source_of(op: Any, source: str) -> tuple[frozenset[torch.dtype], Callable[[t
         return dtypes & given.dtypes, lambda dtype: samples_of(op, given, dtype)
     backward = entry.endswith(" backward")
     held = given.supported_backward_dtypes("cpu") if backward else given.dtypes
-    return dtypes & held, lambda dtype: calls_below(given, overload(below), dtype, backward)
+    return dtypes & held, lambda dtype: calls_below(given, overload(below), dtype, backward, crossed)
 
 
 @functools.cache
@@ -161,16 +189,37 @@ def samples_of(op: Any, entry: Any, dtype: torch.dtype) -> Iterator[Arguments]:
             yield args, kwargs
 
 
-def calls_below(entry: Any, below: Any, dtype: torch.dtype, backward: bool) -> Iterator[Arguments]:
-    """Yield the arguments of calls of an operator below autograd while op_db's entry is called and differentiated."""
+def calls_below(
+    entry: Any, below: Any, dtype: torch.dtype, backward: bool, crossed: bool = False
+) -> Iterator[Arguments]:
+    """Yield the arguments of calls of an operator below autograd while op_db's entry is called and differentiated.
+
+    With `crossed`, each sample also takes the words and bools that other samples give to the same keyword."""
+    words = _words(entry, dtype) if crossed else []
     for sample in _seeded(entry.sample_inputs_func(entry, MARKER, dtype, backward)):
-        recorder = Recorder(below)
-        with recorder:
-            made = entry.op(sample.input, *sample.args, **sample.kwargs)
-            found = [one for one in leaves(made) if isinstance(one, torch.Tensor) and one.requires_grad]
-            if backward and found:
-                torch.autograd.backward(found, [torch.ones_like(one) for one in found])
-        yield from recorder.calls[:CALLS_OF_A_SAMPLE]
+        for kwargs in _crossed(sample.kwargs, words):
+            recorder = Recorder(below)
+            with recorder, contextlib.suppress(*[Exception] * crossed):
+                made = entry.op(sample.input, *sample.args, **kwargs)
+                found = [one for one in leaves(made) if isinstance(one, torch.Tensor) and one.requires_grad]
+                if backward and found:
+                    torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+            yield from recorder.calls[:CALLS_OF_A_SAMPLE]
+
+
+def _crossed(kwargs: dict[str, Any], words: Sequence[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the keyword arguments of a sample, and those with one of the words."""
+    yield kwargs
+    for name, value in words:
+        if kwargs.get(name) != value:
+            yield {**kwargs, name: value}
+
+
+def _words(entry: Any, dtype: torch.dtype) -> list[tuple[str, Any]]:
+    """Return the words and bools of the keyword arguments of an entry's samples."""
+    drawn = _seeded(entry.sample_inputs_func(entry, MARKER, dtype, False))
+    found = [(name, value) for sample in drawn for name, value in sample.kwargs.items() if type(value) in (str, bool)]
+    return list(dict.fromkeys(found))
 
 
 @dataclass

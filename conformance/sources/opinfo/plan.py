@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import fnmatch
 import statistics
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from conformance.record.errors import UsageError
-from conformance.record.names import CHANGED, DIFFERENTIATED, DTYPES, GROUPS, LAYOUTS, TIERS, VARIANTS, nearest
+from conformance.record.names import (
+    ARGUMENTS,
+    CHANGED,
+    DIFFERENTIATED,
+    DTYPES,
+    ENDS,
+    GROUPS,
+    LAYOUTS,
+    TIERS,
+    VARIANTS,
+    nearest,
+)
 from conformance.record.result import Named, Outcome, Result
 from conformance.run import options
 
@@ -54,6 +67,10 @@ class Case(Named):
         return Result(**{name: getattr(self, name) for name in names}, outcome=outcome, **rest)
 
 
+SHOWN = 6
+"""Largest number of operators that the words of a selection name."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """A choice of cases: globs of ops (empty: all of op_db) crossed with dtypes, variants and layouts, and a limit on
@@ -68,7 +85,8 @@ class Selection:
 
     def __str__(self) -> str:
         """Return the selection in words; runs with the same words can be compared over time."""
-        names = (self.ops or ("all ops",), self.dtypes, self.variants, self.layouts)
+        ops = self.ops if len(self.ops) <= SHOWN else (*self.ops[:SHOWN], f"{len(self.ops) - SHOWN} others")
+        names = (ops or ("all ops",), self.dtypes, self.variants, self.layouts)
         return "; ".join([*(",".join(each) for each in names), self.most])
 
     @property
@@ -77,14 +95,26 @@ class Selection:
         return "all samples" if self.samples is None else f"{self.samples} samples"
 
 
+OVERLOADS = Path(__file__).parent / "overloads.toml"
 BESIDE = ("_foreach*", "ops.aten.*")
 """Globs of the names of entries outside op_db: foreach operators, and overloads that op_db does not call."""
 
+
+def _internals() -> tuple[str, ...]:
+    """Return the operators that op_db calls inside others, and those that it never calls in any form."""
+    table = tomllib.loads(OVERLOADS.read_text(encoding="utf-8"))
+    alone = (n for n, source in table["calls"].items() if source.startswith(("row", "schema")) and "." not in n)
+    return tuple(f"ops.aten.{name}" for name in (*table["internals"], *(n for n in alone if not n.endswith("_"))))
+
+
+INTERNALS = _internals()
+INTEGERS = ("int64", "int32", "int16", "int8")
 _QUICK_OPS = ("add", "mm", "sum", "as_strided", "index_put", "nn.functional.conv2d")
 # Named suites. "main" fits two cores and a quarter of an hour: 20 samples for a float32 forward run, as usual, and
 # fewer where the same shapes come again in another dtype, in place, or with a gradient. "sweep" is the whole of op_db:
 # every dtype, and every variant and layout in float32. "overloads" holds the entries outside op_db. "arguments" changes
-# each argument of each op in turn.
+# each argument of each op in turn, and "ends" all of its tensors. "internals" changes the arguments of operators that
+# torch calls inside others, and that need not check their arguments.
 SUITES: Mapping[str, tuple[Selection, ...]] = {
     "main": (
         Selection(),
@@ -101,7 +131,11 @@ SUITES: Mapping[str, tuple[Selection, ...]] = {
         Selection(ops=_QUICK_OPS, dtypes=("float32", "int64", "bool"), samples=2),
         Selection(ops=_QUICK_OPS, variants=("inplace", "backward"), samples=2),
     ),
-    "arguments": (Selection(variants=CHANGED, samples=None), Selection(("*",), ("int64",), CHANGED, samples=None)),
+    "arguments": (Selection(variants=ARGUMENTS, samples=None), Selection(("*",), ("int64",), ARGUMENTS, samples=None)),
+    "ends": tuple(
+        Selection(ops, dtypes, tuple(ENDS), samples=None) for ops in ((), BESIDE) for dtypes in (("float32",), INTEGERS)
+    ),
+    "internals": tuple(Selection(INTERNALS, (dtype,), CHANGED, samples=None) for dtype in ("float32", "int64")),
     "overloads": (
         Selection(ops=BESIDE, dtypes=("float32", "int64", "bool")),
         Selection(ops=BESIDE, variants=("inplace", "backward")),

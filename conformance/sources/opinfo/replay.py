@@ -26,7 +26,7 @@ def replay(
     words: Sequence[str], target: str | None, run: Callable[[str, Sequence[Selection]], Run], oracle: str | None = None
 ) -> int:
     """Run the case of `words` again (an id, or a result file and an id in it), and show it. `run` runs selections on a
-    target. Returns the exit code; raises UsageError for an unknown id.
+    target, which `oracle` judges. Returns the exit code; raises UsageError for an unknown id.
     """
     *files, word = words
     if len(files) > 1:

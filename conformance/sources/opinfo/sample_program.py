@@ -90,6 +90,22 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
     raise Unwritable(reason or "a call without a public name")
 
 
+def unrun(case: Case, call: Call) -> Program:
+    """Return a call that ends the process, as a program of one step without results. Nothing runs.
+
+    Raises Unwritable."""
+    names = _Names(call)
+    args = tuple(encoded(value, names.marker) for value in (call.tree["input"], *call.tree["args"]))
+    kwargs = {key: encoded(value, names.marker) for key, value in call.tree["kwargs"].items()}
+    try:
+        storages, inputs = inputs_of(names.tensors)
+    except NotAnInput as error:
+        raise Unwritable(str(error)) from error
+    for step in _calls(case, catalog.find(case), "", args, kwargs):
+        return Program(storages, inputs, (step,), note=f"{case.id}, sample {call.sample.index}")
+    raise Unwritable("a call without a public name")
+
+
 class _Names:
     """Names of a call's tensors in the program, in the order of the call's arguments."""
 

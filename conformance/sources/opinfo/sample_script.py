@@ -98,7 +98,18 @@ def from_op_db(
     text = "\n".join([*inputs, *wrapped, f"{around}("])
     helpers = [
         word
-        for word in ("placed", "replaced", "sent", "moved", "with_gaps", *AROUND.values(), "processed")
+        for word in (
+            "placed",
+            "replaced",
+            "with_ends",
+            "emptied",
+            "single",
+            "sent",
+            "moved",
+            "with_gaps",
+            *AROUND.values(),
+            "processed",
+        )
         if f"{word}(" in text
     ]
     draw = (

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from conformance.record.names import CHANGED, DIFFERENTIATED, TIERS
 from conformance.sources.opinfo import arguments, catalog, seeding
 from conformance.sources.opinfo.arguments import ONE_SAMPLE, Origin
+from conformance.sources.opinfo.overloads import mode_of
 from conformance.sources.opinfo.plan import ADDING_UP, takes_specials
 from conformance.standalone import specials
 from conformance.standalone.layouts import laid_out
@@ -124,20 +125,28 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
 SEARCHED = 20
 """Number of samples of an OpInfo whose arguments are changed. Each argument of a kind is changed in one of them."""
 
+WHOLE = 8
+"""Number of samples whose tensors are changed together."""
+
 
 def _changed(op: Any, variant: str, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
     """Yield the samples of a variant that changes one argument, first of the function, then of the in-place form."""
-    wanted, number, seen = os.environ.get(ONE_SAMPLE), itertools.count(), set[tuple[arguments.Place, str]]()
+    wanted, number, seen = os.environ.get(ONE_SAMPLE), itertools.count(), set[tuple[Any, ...]]()
     for base in _unchanged(op, dtype, layout):
-        for place, kind, value in arguments.places(base.tree):
-            if (place, kind) in seen:
+        whole: tuple[arguments.Place, str, Any] = ((), "call", base.tree)
+        for place, kind, value in (*arguments.places(base.tree), *[whole] * (base.index < WHOLE)):
+            key = (place, kind, mode_of(base.tree) if getattr(op, "only", ()) else ())
+            if key in seen and place:
                 continue
-            seen.add((place, kind))
+            seen.add(key)
             for change in arguments.table()[variant].get(kind, ()):
                 made = arguments.changed(base.tree, place, change)
                 if made is None or (variant == "refused_device" and len(tensors(base.tree)) < 2):
                     continue
                 kept = {*base.kept}
+                if not place:
+                    pairs = zip(tensors(base.tree), tensors(made[0]), strict=True)
+                    kept |= {storage_key(new) for old, new in pairs if _stays(old, base.kept)}
                 if isinstance(made[1], torch.Tensor) and (change.host or _stays(value, base.kept)):
                     kept.add(storage_key(made[1]))
                 forms = ("", "inplace") if _has_inplace(op, place, change) else ("",)

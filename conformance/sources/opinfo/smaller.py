@@ -18,12 +18,12 @@ from conformance.program.capture import Unwritable
 from conformance.program.model import Program
 from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
 from conformance.program.verdict import Verdict
-from conformance.record.finding import property_of
+from conformance.record.finding import ON_CPU, property_of
 from conformance.record.result import Failure
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import RESULT, program_of
+from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
 from conformance.sources.programs.progress import Progress
@@ -57,6 +57,9 @@ class Minimizer:
         if self.late:
             return ""
         start = NOTHING
+        if self.failure.where == ON_CPU:  # the reference itself ends its process, so no smaller program can be judged
+            programs, reason = self._programs()
+            return self._failure(programs[0]) if programs else f"it cannot be written as a program: {reason}"
         if not self.trials.progress.best:
             programs, reason = self._programs()
             if not programs:
@@ -108,10 +111,11 @@ class Minimizer:
     def _programs(self) -> tuple[list[Program], str]:
         """Return the failing sample's calls as programs, and the reason if none of them can be written."""
         made, reason = list[Program](), "a sample without a call"
+        written = unrun if self.failure.where == ON_CPU else program_of
         for call in self._calls():
             if not call.note or self.failure.oracle in DEATHS or f"({call.note})" in self.failure.where:
                 try:
-                    made.append(program_of(self.case, call))
+                    made.append(written(self.case, call))
                 except Unwritable as error:
                     reason = str(error)
         return made, reason

@@ -28,6 +28,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "str": ["mean"],
     "dtype": [torch.float16],
     "list": [[2, 3], (4, 4), [2]],
+    "call": [{"input": torch.zeros(2, 3, 4, 5, dtype=torch.int32), "args": (), "kwargs": {}}],
 }
 """Arguments by kind. Each change of the table applies to one of them."""
 
@@ -63,7 +64,7 @@ class TestTable:
 
     def test_every_variant_has_changes(self) -> None:
         """The table has the variants of `names.CHANGED`, each with changes, and names are unique."""
-        assert {*arguments.table()} == {*names.CHANGED} == {*names.KINDS, *names.REFUSED}
+        assert {*arguments.table()} == {*names.CHANGED} == {*names.KINDS, *names.REFUSED, *names.ENDS}
         for kinds in arguments.table().values():
             for changes in kinds.values():
                 assert len({change.name for change in changes}) == len(changes) > 0
@@ -124,6 +125,43 @@ class TestCalls:
         """Accepted and refused calls agree. A refused call counts as a comparison."""
         result = run_case(cpu, op, variant)
         assert result.outcome in (Outcome.PASS, Outcome.SKIP), result.failures
+
+
+class TestWholeCalls:
+    def test_tensors_that_stay_on_the_cpu(self) -> None:
+        """A change of all tensors leaves those on the CPU that OpInfo keeps there."""
+        from conformance.sources.opinfo import catalog
+        from conformance.sources.opinfo.sampling import samples
+        from conformance.standalone.moving import storage_key
+
+        op = catalog.by_name()["tensor_split", ""]
+        drawn = [*samples(op, "end_sizes", torch.float32, "as_sampled", None)]
+        indices = [(s.args[0], s.kept) for s in drawn if isinstance(s.args[0], torch.Tensor)]
+        assert any(index.numel() == 0 for index, _ in indices)
+        assert all(storage_key(index) in kept for index, kept in indices)
+
+    def test_a_divisor_of_minus_one(self) -> None:
+        """The least integer meets -1 in some sample of a division."""
+        from conformance.sources.opinfo import catalog
+        from conformance.sources.opinfo.sampling import samples
+
+        op, least = catalog.by_name()["div", "trunc_rounding"], -(2**31)
+        drawn = [*samples(op, "end_values", torch.int32, "as_sampled", None)]
+        pairs = [(s.input, s.args[0]) for s in drawn if s.input.shape == s.args[0].shape]
+        assert any(bool(((a == least) & (b == -1)).any()) for a, b in pairs)
+
+    def test_memory_beside_an_operand(self, cpu: Any) -> None:
+        """A stride without a meaning makes torch CPU read beside the operand, which is a finding of torch CPU."""
+        case = plan.Case("ops.aten._int_mm", "", "other", "float32", "end_strides", "as_sampled", None)
+        from conformance.sources.opinfo.case import run_case
+
+        result = run_case(case, cpu)
+        assert (result.outcome, result.oracles) == (Outcome.FAIL, ("value",))
+
+    def test_suites_of_their_own(self) -> None:
+        """The suite `arguments` and the changed steps of drawn programs have the variants of one argument only."""
+        assert {v for one in plan.SUITES["arguments"] for v in one.variants} == {*names.KINDS, *names.REFUSED}
+        assert {v for one in plan.SUITES["ends"] for v in one.variants} == {*names.ENDS}
 
 
 class TestFaults:

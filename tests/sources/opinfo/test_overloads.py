@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from conformance.record.result import Outcome
+from conformance.record import names
+from conformance.record.finding import ON_CPU
+from conformance.record.result import Failure, Outcome
 from conformance.sources.opinfo import catalog, overloads, plan
 from conformance.sources.opinfo.case import run_case
-from conformance.sources.opinfo.plan import Selection
+from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.sampling import samples
+from conformance.sources.opinfo.smaller import Minimizer
+from conformance.sources.programs.progress import Progress
 from conformance.standalone.torch_compat import TorchDispatchMode
 from conformance.targets.cpu import CpuTarget
 
@@ -93,6 +98,32 @@ class TestEntries:
         op = [*overloads.infos().values()][number]
         dtypes = sorted(op.dtypes, key=str) if isinstance(op, overloads.Overload) else [torch.float32]
         assert all(next(samples(op, "forward", dtype, "as_sampled", 1), None) for dtype in dtypes)
+
+    def test_internal_operators_have_changed_arguments_only(self):
+        """No suite calls an internal operator with right arguments, so the suite `overloads` is as before."""
+        entries = {entry.op: entry for entry in catalog.entries(beside=True)}
+        internal = [name for name, op in overloads.infos().items() if getattr(op, "only", ())]
+        assert "ops.aten.nll_loss2d_backward" in internal and len(internal) > 100
+        assert all(entries[name].variants == {*names.CHANGED} for name in internal)
+        chosen = {case.op for case in plan.select([*entries.values()], plan.SUITES["overloads"])}
+        assert not chosen & {*internal}
+
+    def test_modes_of_an_internal_operator(self):
+        """Keywords are crossed among samples: each reduction reaches the operator, with one call of each mode."""
+        op = overloads.infos()["ops.aten.nll_loss2d_backward"]
+        calls = [*op.calls(torch.float32)]
+        assert {args[4] for args, _ in calls} == {0, 1, 2}
+        assert len({overloads.mode_of(call) for call in calls}) == len(calls)
+
+    def test_a_crash_of_torch_cpu_has_a_script(self):
+        """A call that ends the reference's process is written as a script without being run."""
+        case = Case("ops.aten.nll_loss2d_backward", "", "other", "float32", "refused_index", "as_sampled", None)
+        op = overloads.infos()[case.op]
+        index = next(s.index for s in samples(op, case.variant, torch.float32, "as_sampled", None) if s.args[3] == 0)
+        failure = Failure("crash", ON_CPU, "an answer", "killed its process with SIGSEGV", sample=index)
+        made = Minimizer(CpuTarget(), case, failure, time.time() + 60, Progress()).smallest()
+        assert isinstance(made, Failure), made
+        assert "torch.ops.aten.nll_loss2d_backward(a, b, c, " in made.script
 
     def test_one_sample_alone_is_the_same(self, monkeypatch):
         op = overloads.infos()["ops.aten.special_erfc"]
