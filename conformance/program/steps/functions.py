@@ -134,6 +134,12 @@ def _plain(d: Draw, known: Sequence[str]) -> list[Wanted]:
     return [Wanted(_dtype(d, NUMBERS, known), _plain_size(d))]
 
 
+def _special(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw an input that holds nan, infinities or the ends of its dtype in half of the cases."""
+    (one,) = _plain(d, known)
+    return [one._replace(values={"special": d.integer(0, 99)}) if d.chance(1, 2) else one]
+
+
 def _fresh(k: DrawContext, local: bool = False) -> tuple[str, ...]:
     (name,) = k.shadow.fresh(1)
     return (f"_{name}" if local else name,)
@@ -544,7 +550,7 @@ def _side_effects(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 TOPICS: dict[str, Topic] = {
     CONSTANTS: Topic(lambda d, known: [], _constants),
-    SCALARS: Topic(_plain, _scalars),
+    SCALARS: Topic(_special, _scalars),
     CONVERSIONS: Topic(_outside, _conversions),
     INDICES: Topic(_indexed_inputs, _indices),
     REARRANGED: Topic(_factors, _rearranged),
