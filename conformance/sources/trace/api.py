@@ -19,7 +19,7 @@ from conformance.record.errors import UsageError
 from conformance.record.names import TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
-from conformance.sources.trace.compiled import Compiled
+from conformance.sources.trace.compiled import SECONDS, Compiled
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
 from conformance.sources.trace.places import PHASES
@@ -82,9 +82,13 @@ class Trace:
             with self.mode.paused():
                 self.seconds = monotonic() - self._began
 
+    def attribute(self, seconds: float = SECONDS) -> None:
+        """Find the wrong nodes of wrong graphs, and add them to the faults. After `seconds` no further node is
+        compiled."""
+        self.compiled.attribute(seconds)
+
     def write_scripts(self) -> None:
-        """Find the wrong nodes of wrong graphs, minimize the smallest wrong call of each fault, and keep its script."""
-        self.compiled.attribute()
+        """Minimize the smallest wrong call of each fault, and keep its script."""
         ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
         most = max(map(len, ranked), default=0)
         order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
@@ -108,7 +112,7 @@ class Trace:
                 told = fault.told(self.loss)
                 yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
                 yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
-                yield f"    {sentence(fault.mismatch)}"
+                yield f"    {sentence(fault.mismatch).partition('; ')[0]}"
         yield from self.notes()
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()
@@ -122,6 +126,7 @@ class Trace:
             unjudged += tally.unjudged
         for reason, count in unjudged.most_common(5):
             yield f"{counted(count, 'call')} not judged: {reason}"
+        yield from self.compiled.notes
 
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
@@ -183,6 +188,7 @@ def trace(
     )
     with made.active():
         yield made
+    made.attribute()
     made.write_scripts()
 
 

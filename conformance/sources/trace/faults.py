@@ -100,10 +100,10 @@ class Faults:
         return fault
 
     def insert(self, fault: Fault) -> None:
-        """Add a fault that is complete, or add its wrong calls to those of the same operator, phase and line."""
+        """Add a fault that is complete, or join it with that of the same operator, phase and line."""
         known = self.found.setdefault((fault.name, fault.phase, fault.place), fault)
         if known is not fault:
-            known.wrong += fault.wrong
+            known.wrong = max(known.wrong, fault.wrong)
             known.error = max(known.error, fault.error)
 
     def measure(

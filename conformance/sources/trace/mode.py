@@ -96,13 +96,14 @@ class Tracing(TorchDispatchMode):
         kwargs = kwargs or {}
         if getattr(self._state, "paused", False):
             return func(*args, **kwargs)
+        if func is torch.ops.aten.ones_like.default:
+            with self.paused():
+                self._note_loss(args[0], sys._getframe(1))
         device = self._device(args, kwargs)
         if device is None or not isinstance(func, OVERLOAD) or in_compiled_backward():
             return func(*args, **kwargs)
         with self._lock, self.paused():
             self.faults.attach(self.outside)
-            if func is torch.ops.aten.ones_like.default:
-                self._note_loss(args[0], sys._getframe(1))
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
             judged = self.selects(str(func), tally)

@@ -90,6 +90,26 @@ def test_ctrl_c_keeps_the_findings(traced, tmp_path):
     assert "interrupted" in ran.stderr and model.load(tmp_path / "reports/trace.json").interrupted == 2
 
 
+COMPILED = """
+import sys, torch
+sys.path.insert(0, ROOT)
+import tests.planted.lying_compilers
+loss = torch.compile(lambda x: (torch.relu(x) * x).sum(), backend="negates_relu")
+loss(torch.ones(3))
+"""
+
+
+def test_a_wrong_compiler_fails_the_run(tmp_path, monkeypatch, capfd):
+    """The wrong node of a compiled graph is a finding of the command, without a device."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(COMPILED.replace("ROOT", repr(str(ROOT))))
+    assert main(["--check-scripts", "0", "train.py"]) == 1
+    out = capfd.readouterr().out
+    assert "forward: 1 operator is wrong\n  torch.relu, train.py:5: loss = torch.compile(" in out
+    (result,) = model.load(Path("reports/trace.json")).unexpected
+    assert result.op == "compiled graph 1" and "torch.compile(backend='negates_relu'" in result.failures[0].script
+
+
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
