@@ -18,7 +18,8 @@ from urllib.parse import quote
 from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
-from conformance.record.names import DTYPES, VARIANTS
+from conformance.record.names import DTYPES, TRACE, VARIANTS
+from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
@@ -62,6 +63,10 @@ class _Names:
         return self.numbers.setdefault(text, len(self.numbers))
 
 
+WHOLE = (OPERATOR, TRACE)
+"""Commands that run one case again as the whole run."""
+
+
 def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     """The data of the page's script: rows by column, strings as numbers, and details of rows."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
@@ -74,14 +79,17 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         more = (r.arbitrated, r.host, *(getattr(r, name) for name in summary.COMPILED))
         said = (names(", ".join(r.oracles)), names(r.remark))
         rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, *more])
+    whole = run.measures in WHOLE
+    usual = f"conformance {run.measures}" if run.measures else "python -m conformance.opinfo_runner"
+    again = run.command if whole else f"{usual} --target {run.target}"
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": (f"conformance {run.measures}" if run.measures else "python -m conformance.opinfo_runner")
-        + f" --target {escape_control_characters(run.target)}",
+        "command": escape_control_characters(again),
         "measures": bool(run.measures),
+        "whole": whole,
     }
 
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ended = _run_script(args.script, args.arguments, made)
         made.attribute(0.0 if ended.signal else SECONDS)
         run = made.run()
-        run.command, run.environment = shlex.join([parser.prog, *words]), run.environment | machine()
+        run.command, run.environment = f"{parser.prog} {shlex.join(words)}", run.environment | machine()
         run.complete, run.interrupted = not ended.said, ended.signal
         if not made.judged and not made.faults:
             print(f"{parser.prog}: {ended.said or _nothing(args.script, made)}", file=sys.stderr)

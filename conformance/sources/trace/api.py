@@ -24,6 +24,7 @@ from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
 from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
+from conformance.standalone.modes import move_to_top
 
 MOST_SCRIPTS = 20
 """Number of faults that get a script, the worst of each phase first."""
@@ -36,6 +37,7 @@ class Trace:
         self.mode = Tracing(target, options, lambda mode: progress(self))
         self.compiled = Compiled(self.mode, lambda: progress(self))
         self.options = options
+        self._entered = target.entered if target is not None else contextlib.nullcontext
         self.started, self._began, self.seconds = datetime.now(UTC).isoformat(timespec="seconds"), monotonic(), 0.0
 
     @property
@@ -73,8 +75,11 @@ class Trace:
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
-            with self.compiled.traced(), self.mode:
-                yield
+            with self._entered(), self.compiled.traced(), self.mode:
+                try:
+                    yield
+                finally:
+                    move_to_top(self.mode)  # a device may push modes of its own when the script imports it
         finally:
             for hook in hooks:
                 hook.remove()

@@ -26,6 +26,7 @@ from conformance.sources.trace.call import TracedCall, leaves_by_name, named, tr
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
+from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
@@ -133,10 +134,11 @@ class Tracing(TorchDispatchMode):
             return made
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
         there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
-        if judged:
-            self._judge(call, got, there, target, tally, place, phase)
-        if self.divergence is not None:
-            self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
+        with without_modes():  # those of a device act on torch CPU, too
+            if judged:
+                self._judge(call, got, there, target, tally, place, phase)
+            if self.divergence is not None:
+                self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
         return made
 
     def _judge(

@@ -8,6 +8,7 @@ import pytest
 
 from conformance.record import result as model
 from conformance.record.result import SHOWS, Outcome
+from conformance.report.html import page_data
 from conformance.sources.trace.__main__ import main
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +35,7 @@ def traced(standalone, tmp_path):
         command = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
+from conformance.report.html import page_data
 from conformance.sources.trace.__main__ import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
@@ -128,3 +130,12 @@ def test_bad_usage_is_one_sentence(script, words, said, tmp_path, monkeypatch, c
     assert main([*words, "train.py"]) == 2
     err = capfd.readouterr().err
     assert said in err and "Traceback" not in err
+
+
+def test_the_page_names_the_whole_command(tmp_path, monkeypatch, capfd):
+    """No option runs a single row again, so each row has the command of the run."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch; torch.ones(3).neg()")
+    assert main(["--target", "cpu", "train.py"]) == 0
+    data = page_data(model.load(Path("reports/trace.json")), None)
+    assert data["whole"] and data["command"] == "conformance trace --target cpu train.py"
