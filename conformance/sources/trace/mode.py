@@ -135,10 +135,15 @@ class Tracing(TorchDispatchMode):
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
         there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
         with without_modes():  # those of a device act on torch CPU, too
-            if judged:
-                self._judge(call, got, there, target, tally, place, phase)
-            if self.divergence is not None:
-                self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
+            try:
+                if judged:
+                    self._judge(call, got, there, target, tally, place, phase)
+                if self.divergence is not None:
+                    device = args, kwargs, made
+                    self.divergence.follow(call, device, got.last, target, place, phase, self.faults.in_order)
+            except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
+                tally.unjudged[_line(error)] += 1
+        call.wide = None
         return made
 
     def _judge(

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 import conformance
+from conformance.sources.trace.call import TracedCall
 from tests.sources.trace.planting import planted
 
 
@@ -72,6 +73,18 @@ def test_the_trace_changes_no_answer():
     with conformance.trace("cpu"):
         got = step()
     assert all(map(torch.equal, want, got))
+
+
+def test_a_failure_of_the_judge_ends_no_script(monkeypatch):
+    """A call that cannot be compared is counted with the reason, and the script goes on."""
+
+    def fails(*args):
+        raise TypeError("no such comparison")
+
+    monkeypatch.setattr(TracedCall, "judged", fails)
+    with conformance.trace("cpu") as found:
+        assert torch.ones(3).neg().tolist() == [-1, -1, -1]
+    assert "calls not judged: TypeError: no such comparison" in str(found)
 
 
 class Writes(TorchDispatchMode):
