@@ -125,7 +125,9 @@ class Tracing(TorchDispatchMode):
         try:
             made = func(*args, **kwargs)
         except Exception as error:
-            self._judge(call, Execution((Observation(error=Raised.of(error)),)), {}, target, tally, place, phase)
+            with contextlib.suppress(Exception):  # the script gets the device's error, whatever the judge does
+                got = Execution((Observation(error=Raised.of(error)),))
+                self._judge(call, got, {}, target, tally, place, phase)
             raise
         try:
             got = call.by_device(args, kwargs, made, target)
