@@ -139,7 +139,7 @@ class TestTranscripts:
     def test_which_there_are(self) -> None:
         """The list of pages with transcripts is fixed, because a page whose transcripts lose their command would not be
         run."""
-        assert [page.name for page in self.WITH] == ["README.md", "compilers.md", "reading.md", "start.md"]
+        assert [page.name for page in self.WITH] == ["README.md", "checks.md", "compilers.md", "reading.md", "start.md"]
 
     @pytest.mark.parametrize(
         ("shown", "printed", "same"),

@@ -20,7 +20,8 @@ from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
-from conformance.record.names import DTYPES, VARIANTS
+from conformance.record.names import DTYPES, TRACE, VARIANTS
+from conformance.record.operator import OPERATOR
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
@@ -64,6 +65,10 @@ class _Names:
         return self.numbers.setdefault(text, len(self.numbers))
 
 
+WHOLE = (OPERATOR, TRACE)
+"""Commands that run one case again as the whole run."""
+
+
 def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     """The data of the page's script: rows by column, strings as numbers, and details of rows."""
     names, before = _Names(), {result.id: result for result in baseline.results} if baseline else {}
@@ -77,15 +82,18 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         old = before[r.id].measurements if r.id in before and before[r.id].samples == r.samples else Measurements()
         measured = [[r.measurements.get(name), r.measurements.most.get(name), old.get(name)] for name in measures]
         rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, measured])
+    whole = run.table in WHOLE
+    usual = f"conformance {run.table}" if run.table else "python -m conformance.opinfo_runner"
+    again = run.command if whole else f"{usual} --target {run.target}"
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),
         "outcomes": [str(outcome) for outcome in Outcome],
         "details": _details(results),
-        "command": (f"conformance {run.table}" if run.table else "python -m conformance.opinfo_runner")
-        + f" --target {escape_control_characters(run.target)}",
+        "command": escape_control_characters(again),
         "table": bool(run.table),
         "measures": [{**vars(one), "watched": one.rise is Rise.REGRESSION} for one in run.measures],
+        "whole": whole,
     }
 
 

@@ -47,6 +47,13 @@ def without_modes() -> Iterator[None]:
         _push(*modes)
 
 
+def move_to_top(mode: Any) -> None:
+    """Move an active dispatch mode above the modes that were pushed after it, so that it can be left. The other modes
+    stay active."""
+    functions, modes = _taken(0, 0)
+    _push(functions, [*(one for one in modes if one is not mode), mode])
+
+
 def _taken(functions: int, dispatches: int) -> tuple[list[Any], list[Any]]:
     pushed = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[functions:]][::-1]
     return pushed, [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]

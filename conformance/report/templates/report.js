@@ -143,6 +143,7 @@ function toggle(line, open) {
   if (isOpen) next.remove(); else line.after(detail(line.row));
 }
 function rerun(row) {
+  if (data.whole) return data.command;
   const r = row.r, quoted = text => /^[\w.,/:=-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
   const failing = (data.details[row.i]?.failures || []).map(f => f.sample + 1), most = Math.max(1, r[SAMPLES] + r[SKIPPED], ...failing);
   const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");

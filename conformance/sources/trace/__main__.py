@@ -23,6 +23,7 @@ from conformance.run import options, scripts, terminal
 from conformance.run.messages import Limits
 from conformance.run.session import machine
 from conformance.sources.trace.api import Trace, device_target
+from conformance.sources.trace.compiled import SECONDS
 from conformance.sources.trace.mode import Options
 from conformance.sources.trace.places import is_of_user
 
@@ -49,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _progress(console, args.script.name) as progress:
             made = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
             ended = _run_script(args.script, args.arguments, made)
+        made.attribute(0.0 if ended.signal else SECONDS)
         run = made.run()
-        run.command, run.environment = shlex.join([parser.prog, *words]), run.environment | machine()
+        run.command, run.environment = f"{parser.prog} {shlex.join(words)}", run.environment | machine()
         run.complete, run.interrupted = not ended.said, ended.signal
         if not made.judged and not made.faults:
             print(f"{parser.prog}: {ended.said or _nothing(args.script, made)}", file=sys.stderr)

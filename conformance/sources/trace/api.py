@@ -19,11 +19,12 @@ from conformance.record.errors import UsageError
 from conformance.record.names import TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
-from conformance.sources.trace.compiled import Compiled
+from conformance.sources.trace.compiled import SECONDS, Compiled
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
 from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
+from conformance.standalone.modes import move_to_top
 
 MOST_SCRIPTS = 20
 """Number of faults that get a script, the worst of each phase first."""
@@ -36,6 +37,7 @@ class Trace:
         self.mode = Tracing(target, options, lambda mode: progress(self))
         self.compiled = Compiled(self.mode, lambda: progress(self))
         self.options = options
+        self._entered = target.entered if target is not None else contextlib.nullcontext
         self.started, self._began, self.seconds = datetime.now(UTC).isoformat(timespec="seconds"), monotonic(), 0.0
 
     @property
@@ -73,8 +75,11 @@ class Trace:
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
-            with self.compiled.traced(), self.mode:
-                yield
+            with self._entered(), self.compiled.traced(), self.mode:
+                try:
+                    yield
+                finally:
+                    move_to_top(self.mode)  # a device may push modes of its own when the script imports it
         finally:
             for hook in hooks:
                 hook.remove()
@@ -82,9 +87,13 @@ class Trace:
             with self.mode.paused():
                 self.seconds = monotonic() - self._began
 
+    def attribute(self, seconds: float = SECONDS) -> None:
+        """Find the wrong nodes of wrong graphs, and add them to the faults. After `seconds` no further node is
+        compiled."""
+        self.compiled.attribute(seconds)
+
     def write_scripts(self) -> None:
-        """Find the wrong nodes of wrong graphs, minimize the smallest wrong call of each fault, and keep its script."""
-        self.compiled.attribute()
+        """Minimize the smallest wrong call of each fault, and keep its script."""
         ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
         most = max(map(len, ranked), default=0)
         order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
@@ -108,7 +117,7 @@ class Trace:
                 told = fault.told(self.loss)
                 yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
                 yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
-                yield f"    {sentence(fault.mismatch)}"
+                yield f"    {sentence(fault.mismatch).partition('; ')[0]}"
         yield from self.notes()
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()
@@ -122,6 +131,7 @@ class Trace:
             unjudged += tally.unjudged
         for reason, count in unjudged.most_common(5):
             yield f"{counted(count, 'call')} not judged: {reason}"
+        yield from self.compiled.notes
 
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
@@ -183,6 +193,7 @@ def trace(
     )
     with made.active():
         yield made
+    made.attribute()
     made.write_scripts()
 
 

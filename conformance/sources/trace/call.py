@@ -59,7 +59,8 @@ Tree = Any
 class TracedCall:
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
-    `names` are the tensors of the arguments by name, and `written` the names that the schema declares as written."""
+    `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as written.
+    `wide` is the answer in float64, if it was needed."""
 
     func: Any
     args: tuple[Any, ...]

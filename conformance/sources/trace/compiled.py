@@ -31,7 +31,7 @@ from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, na
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
-from conformance.standalone.moving import copied_to_host, map_leaves, rebuild, storage_key, tensors
+from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import compile_wrappers
@@ -161,6 +161,7 @@ class Compiled:
     def __init__(self, mode: Tracing, progress: Callable[[], None]) -> None:
         self.mode, self.progress, self.active = mode, progress, False
         self.graphs: list[Graph] = []
+        self.notes: list[str] = []
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
@@ -241,14 +242,18 @@ class Compiled:
             self.mode.faults.attach(self.mode.outside)
         self.progress()
 
-    def attribute(self) -> None:
-        """Find the wrong nodes of the wrong graphs, and add them to the faults of the trace."""
-        until = time.monotonic() + SECONDS
+    def attribute(self, seconds: float) -> None:
+        """Find the wrong nodes of the wrong graphs, and add them to the faults of the trace. After `seconds` no further
+        node is compiled, and a graph without a wrong node so far is a fault as a whole."""
+        until = time.monotonic() + seconds
         with self.mode.paused():
             for graph in self.graphs:
                 for call, fault in graph.wrong.values():
-                    for found in Search(graph, call, fault, until).faults():
+                    search = Search(graph, call, fault, until)
+                    for found in search.faults():
                         self.mode.faults.insert(found)
+                    if search.untried:
+                        self.notes.append(f"{search.untried} nodes of {graph.name} not compiled alone: time was over")
 
 
 class _Backward:
@@ -298,12 +303,14 @@ class Search:
     def __init__(self, graph: Graph, call: GraphCall, fault: Fault, until: float) -> None:
         self.graph, self.call, self.fault, self.until = graph, call, fault, until
         self.nodes = [node for node in graph.right.graph.nodes if node.op in CALLS]
+        self.untried = 0
 
     def faults(self) -> list[Fault]:
         """Return a fault for each node that is wrong by itself; else one for the last node of the shortest wrong
-        beginning; else one for the whole graph."""
+        beginning; else one for the whole graph. Wrong gradients of a graph with wrong results may follow from these, so
+        only nodes count whose own gradient is wrong."""
         found = list(self._alone())
-        if found:
+        if found or (self.fault.phase == BACKWARD and FORWARD in self.graph.wrong):
             return found
         node = self._beginning()
         if node is None:
@@ -313,12 +320,15 @@ class Search:
     def _alone(self) -> Iterator[Fault]:
         """Compile each node by itself on the inputs that it has in eager torch CPU."""
         values: dict[torch.fx.Node, Any] = {}
+        backward = self.fault.phase == BACKWARD
         given = iter(rebuild(self.call.args, copied_to_host))
         originals = {node.name: node for node in self.graph.original.graph.nodes}
         for node in self.graph.right.graph.nodes:
             if node.op == "placeholder":
                 value = next(given)
-                values[node] = value.detach() if isinstance(value, torch.Tensor) else value
+                if isinstance(value, torch.Tensor):  # no leaf, so that a node may write it
+                    value = value.clone() if backward and value.requires_grad else value.detach()
+                values[node] = value
                 continue
             if node.op == "output":
                 return
@@ -326,6 +336,7 @@ class Search:
                 values[node] = _attribute(self.graph.right, node.target)
                 continue
             args, kwargs = _valued((node.args, node.kwargs), values)
+            self.untried += time.monotonic() >= self.until
             if time.monotonic() < self.until and tensors((args, kwargs)):
                 before = rebuild((args, kwargs), copied_to_host)
                 pair = [_only(self.graph.right, node), _only(self.graph.original, originals[node.name])]
@@ -334,7 +345,8 @@ class Search:
                     call = NodeCall(name_of(node), *before)
                     place = place_of(originals[node.name])
                     yield replace(self.fault, name=name_of(node), place=place, mismatch=wrong, call=call)
-            values[node] = _run_node(self.graph.right, node, args, kwargs)
+            with torch.set_grad_enabled(backward):
+                values[node] = getattr(torch.fx.Interpreter(self.graph.right), node.op)(node.target, args, kwargs)
 
     def _beginning(self) -> torch.fx.Node | None:
         """Return the last node of the shortest wrong beginning of the graph, by bisection."""
@@ -346,7 +358,7 @@ class Search:
             return self._compared(pair, self.call.args) is not None
 
         right, bad = 0, len(self.nodes)
-        if not bad or not wrong(bad):
+        if not bad or time.monotonic() >= self.until or not wrong(bad):
             return None
         while bad - right > 1 and time.monotonic() < self.until:
             middle = (right + bad) // 2
@@ -358,12 +370,10 @@ class Search:
         and the part for the graph's device."""
         right, original = pair
         names = [node.name for node in right.graph.nodes if node.op == "placeholder"]
-        copies = rebuild(list(args), copied_to_host)
         backward = self.fault.phase == BACKWARD
-        wanted = frozenset(
-            name for name, one in zip(names, copies) if backward and isinstance(one, torch.Tensor)
-            and (one.is_floating_point() or one.is_complex())
-        )  # fmt: skip
+        copies = rebuild(map_tensors(list(args), torch.Tensor.detach), copied_to_host)
+        differentiable = (isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+        wanted = frozenset(name for name, one in zip(names, differentiable) if backward and one)
         call = GraphCall(right, copies, names, wanted)
         want = call.by_cpu()
         if want.last.error is not None or call.draws:
@@ -411,11 +421,6 @@ def _attribute(graph: torch.fx.GraphModule, path: Any) -> Any:
 
 def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
     return torch.fx.node.map_arg(tree, lambda node: values[node])
-
-
-def _run_node(graph: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-    with torch.no_grad():
-        return getattr(torch.fx.Interpreter(graph), node.op)(node.target, args, kwargs)
 
 
 def _inputs_of(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> list[Any]:

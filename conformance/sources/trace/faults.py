@@ -29,9 +29,9 @@ class Fault:
     """A wrong operator at one line in one phase, over all its wrong calls.
 
     `mismatch` is the difference of the first wrong call. `error` is the largest relative error of a result, infinite
-    for a wrong fact other than values. `group` is the compiled graph that contains the operator, and
-    `compiler` its backend, if any. `effect` is the largest change of the loss, None if no gradient flows into a
-    wrong result. `call` is the wrong call with the fewest input elements."""
+    for a wrong fact other than values. `effect` is the largest change of the loss, infinite for nan, None if no
+    gradient flows into a wrong result. `call` is the wrong call with the fewest input elements. `group` is the compiled
+    graph that contains the operator, and `compiler` its backend, if any."""
 
     name: str
     phase: str
@@ -52,7 +52,7 @@ class Fault:
         if math.isinf(self.error) and self.effect is None:
             return 0, 0.0
         if self.effect is not None:
-            return 1, -(math.inf if math.isnan(self.effect) else self.share(loss))
+            return 1, -self.share(loss)
         return 2, -self.error
 
     def share(self, loss: float | None) -> float:
@@ -100,10 +100,10 @@ class Faults:
         return fault
 
     def insert(self, fault: Fault) -> None:
-        """Add a fault that is complete, or add its wrong calls to those of the same operator, phase and line."""
+        """Add a fault that is complete, or join it with that of the same operator, phase and line."""
         known = self.found.setdefault((fault.name, fault.phase, fault.place), fault)
         if known is not fault:
-            known.wrong += fault.wrong
+            known.wrong = max(known.wrong, fault.wrong)
             known.error = max(known.error, fault.error)
 
     def measure(
@@ -112,19 +112,17 @@ class Faults:
         """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
         of the call on the device, by name."""
         for one in found:
-            sides = [subject(one, side.last) for side in (want, got)]
-            if one.oracle not in VALUES or None in sides or sides[0].shape != sides[1].shape:  # type: ignore[union-attr]
+            right, wrong = (subject(one, side.last) for side in (want, got))
+            if one.oracle not in VALUES or right is None or wrong is None or right.shape != wrong.shape:
                 fault.error = math.inf
                 continue
-            right, wrong = (side.to(torch.complex128 if side.is_complex() else torch.float64) for side in sides)  # type: ignore[union-attr]
-            error = wrong - right
+            kind = torch.complex128 if right.is_complex() or wrong.is_complex() else torch.float64
+            error = wrong.to(kind) - right.to(kind)
             norm = float(error.norm())
             relative = norm / float(right.norm()) if norm else 0.0
             fault.error = max(fault.error, math.inf if math.isnan(relative) else relative)
             tensor = there.get(one.where)
-            if tensor is None or tensor.shape != error.shape:
-                continue
-            if fault.phase == BACKWARD:
+            if tensor is None or tensor.shape != error.shape or fault.phase == BACKWARD:
                 continue
             if tensor.is_leaf and tensor.grad is not None:
                 note(fault, error, tensor.grad)
@@ -145,4 +143,4 @@ def note(fault: Fault, error: torch.Tensor, grad: torch.Tensor) -> None:
     """Note the change of the loss that an error causes, from the gradient of the loss in its tensor."""
     flow = grad.detach().cpu().to(error.dtype).resolve_conj()
     effect = abs(float((flow * error).real.sum() if error.is_complex() else (flow * error).sum()))
-    fault.effect = max(fault.effect or 0.0, effect)
+    fault.effect = max(fault.effect or 0.0, math.inf if math.isnan(effect) else effect)

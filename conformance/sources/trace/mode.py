@@ -26,6 +26,7 @@ from conformance.sources.trace.call import TracedCall, leaves_by_name, named, tr
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
+from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
@@ -96,13 +97,14 @@ class Tracing(TorchDispatchMode):
         kwargs = kwargs or {}
         if getattr(self._state, "paused", False):
             return func(*args, **kwargs)
+        if func is torch.ops.aten.ones_like.default:
+            with self.paused():
+                self._note_loss(args[0], sys._getframe(1))
         device = self._device(args, kwargs)
         if device is None or not isinstance(func, OVERLOAD) or in_compiled_backward():
             return func(*args, **kwargs)
         with self._lock, self.paused():
             self.faults.attach(self.outside)
-            if func is torch.ops.aten.ones_like.default:
-                self._note_loss(args[0], sys._getframe(1))
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
             judged = self.selects(str(func), tally)
@@ -123,7 +125,9 @@ class Tracing(TorchDispatchMode):
         try:
             made = func(*args, **kwargs)
         except Exception as error:
-            self._judge(call, Execution((Observation(error=Raised.of(error)),)), {}, target, tally, place, phase)
+            with contextlib.suppress(Exception):  # the script gets the device's error, whatever the judge does
+                got = Execution((Observation(error=Raised.of(error)),))
+                self._judge(call, got, {}, target, tally, place, phase)
             raise
         try:
             got = call.by_device(args, kwargs, made, target)
@@ -132,10 +136,16 @@ class Tracing(TorchDispatchMode):
             return made
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
         there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
-        if judged:
-            self._judge(call, got, there, target, tally, place, phase)
-        if self.divergence is not None:
-            self.divergence.follow(call, (args, kwargs, made), got.last, target, place, phase, self.faults.in_order)
+        with without_modes():  # those of a device act on torch CPU, too
+            try:
+                if judged:
+                    self._judge(call, got, there, target, tally, place, phase)
+                if self.divergence is not None:
+                    device = args, kwargs, made
+                    self.divergence.follow(call, device, got.last, target, place, phase, self.faults.in_order)
+            except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
+                tally.unjudged[_line(error)] += 1
+        call.wide = None
         return made
 
     def _judge(

@@ -12,6 +12,10 @@ Step = Callable[[], Tensor]
 """A training step: forward, backward and optimizer. Returns the loss."""
 
 
+Wrap = Callable[[nn.Module], nn.Module]
+"""What is done with a model before its first step, such as compiling it."""
+
+
 class Block(nn.Module):
     """A transformer block: causal attention and a network of two layers."""
 
@@ -98,10 +102,10 @@ class UNet(nn.Module):
         return self.last(torch.cat([high, F.interpolate(low, scale_factor=2.0)], 1))
 
 
-def gpt2(device: str) -> Step:
+def gpt2(device: str, wrap: Wrap = lambda net: net) -> Step:
     """A step of GPT-2 with AdamW and clipped gradients."""
     torch.manual_seed(0)
-    net = Gpt2().to(device)
+    net = wrap(Gpt2().to(device))
     tokens = torch.randint(0, 32, (2, 9)).to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 
@@ -117,10 +121,10 @@ def gpt2(device: str) -> Step:
     return step
 
 
-def resnet(device: str) -> Step:
+def resnet(device: str, wrap: Wrap = lambda net: net) -> Step:
     """A step of the ResNet with momentum."""
     torch.manual_seed(0)
-    net = ResNet().to(device)
+    net = wrap(ResNet().to(device))
     images, labels = torch.randn(3, 3, 8, 8).to(device), torch.tensor([0, 4, 2]).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
@@ -134,10 +138,10 @@ def resnet(device: str) -> Step:
     return step
 
 
-def unet(device: str) -> Step:
+def unet(device: str, wrap: Wrap = lambda net: net) -> Step:
     """A step of the UNet with Adam."""
     torch.manual_seed(0)
-    net = UNet().to(device)
+    net = wrap(UNet().to(device))
     images, noise = torch.randn(2, 3, 8, 8).to(device), torch.randn(2, 3, 8, 8).to(device)
     times = torch.tensor([0.3, 0.8]).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
@@ -153,4 +157,4 @@ def unet(device: str) -> Step:
     return step
 
 
-MODELS: dict[str, Callable[[str], Step]] = {"gpt2": gpt2, "resnet": resnet, "unet": unet}
+MODELS: dict[str, Callable[..., Step]] = {"gpt2": gpt2, "resnet": resnet, "unet": unet}

@@ -1,11 +1,16 @@
-"""Plant a wrong operator into tiny: the value function of an operator gives another value."""
+"""Plant a wrong operator into tiny, in the value function of an operator, or into a compiler behind AOTAutograd."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 Change = Callable[[Any], Any]
 
@@ -34,3 +39,19 @@ def planted(name: str, change: Change) -> Iterator[None]:
     with mock.patch.object(schema_kernels, "choose", choose):
         yield
     backend.queue_calls(queued)
+
+
+def lying(name: str) -> Callable[..., Any]:
+    """Return a backend of torch.compile that makes each result of an aten overload 1 % larger."""
+
+    def larger(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        for node in [node for node in graph.graph.nodes if str(node.target) == f"aten.{name}"]:
+            users = [user for user in node.users if user.target is operator.getitem]
+            for one in users[:1] or [node]:
+                with graph.graph.inserting_after(one):
+                    wrong = graph.graph.call_function(torch.ops.aten.mul.Tensor, (one, 1.01))
+                one.replace_all_uses_with(wrong, delete_user_cb=lambda user, wrong=wrong: user is not wrong)
+        graph.recompile()
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=larger)

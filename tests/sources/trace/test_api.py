@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -108,3 +109,11 @@ class TestTiny:
             (torch.sin(x).sum() * 1000 + torch.exp(x).sum()).backward()
         assert [one.name for one in found.faults] == ["aten.sin.default", "aten.exp.default"]
         assert found.faults[0].error < found.faults[1].error
+
+    def test_nan_is_the_worst(self):
+        """A result that is nan changes the loss by an infinite amount."""
+        x = torch.ones(3).to("tiny").requires_grad_()
+        with planted("sin.default", lambda v: v * float("nan")), conformance.trace() as found:
+            torch.sin(x).sum().backward()
+        (fault,) = found.faults
+        assert fault.effect == math.inf and "changes the loss by inf" in str(found)

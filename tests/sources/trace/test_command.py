@@ -8,6 +8,7 @@ import pytest
 
 from conformance.record import result as model
 from conformance.record.result import SHOWS, Outcome
+from conformance.report.html import page_data
 from conformance.sources.trace.__main__ import main
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +35,7 @@ def traced(standalone, tmp_path):
         command = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
+from conformance.report.html import page_data
 from conformance.sources.trace.__main__ import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
@@ -90,6 +92,26 @@ def test_ctrl_c_keeps_the_findings(traced, tmp_path):
     assert "interrupted" in ran.stderr and model.load(tmp_path / "reports/trace.json").interrupted == 2
 
 
+COMPILED = """
+import sys, torch
+sys.path.insert(0, ROOT)
+import tests.planted.lying_compilers
+loss = torch.compile(lambda x: (torch.relu(x) * x).sum(), backend="negates_relu")
+loss(torch.ones(3))
+"""
+
+
+def test_a_wrong_compiler_fails_the_run(tmp_path, monkeypatch, capfd):
+    """The wrong node of a compiled graph is a finding of the command, without a device."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(COMPILED.replace("ROOT", repr(str(ROOT))))
+    assert main(["--check-scripts", "0", "train.py"]) == 1
+    out = capfd.readouterr().out
+    assert "forward: 1 operator is wrong\n  torch.relu, train.py:5: loss = torch.compile(" in out
+    (result,) = model.load(Path("reports/trace.json")).unexpected
+    assert result.op == "compiled graph 1" and "torch.compile(backend='negates_relu'" in result.failures[0].script
+
+
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
@@ -108,3 +130,12 @@ def test_bad_usage_is_one_sentence(script, words, said, tmp_path, monkeypatch, c
     assert main([*words, "train.py"]) == 2
     err = capfd.readouterr().err
     assert said in err and "Traceback" not in err
+
+
+def test_the_page_names_the_whole_command(tmp_path, monkeypatch, capfd):
+    """No option runs a single row again, so each row has the command of the run."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch; torch.ones(3).neg()")
+    assert main(["--target", "cpu", "train.py"]) == 0
+    data = page_data(model.load(Path("reports/trace.json")), None)
+    assert data["whole"] and data["command"] == "conformance trace --target cpu train.py"

@@ -7,9 +7,11 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import conformance
+from conformance.sources.trace.call import TracedCall
 from tests.sources.trace.planting import planted
 
 
@@ -73,6 +75,39 @@ def test_the_trace_changes_no_answer():
     assert all(map(torch.equal, want, got))
 
 
+def test_a_failure_of_the_judge_ends_no_script(monkeypatch):
+    """A call that cannot be compared is counted with the reason, and the script goes on."""
+
+    def fails(*args):
+        raise TypeError("no such comparison")
+
+    monkeypatch.setattr(TracedCall, "judged", fails)
+    with conformance.trace("cpu") as found:
+        assert torch.ones(3).neg().tolist() == [-1, -1, -1]
+    assert "calls not judged: TypeError: no such comparison" in str(found)
+
+
+class Writes(TorchDispatchMode):
+    """A device whose `neg` adds 1 to its input, and whose `t` copies. Only tensors of tiny are concerned."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.neg.default and args[0].device.type == "tiny":
+            args[0].add_(1)
+        return made.clone() if func is torch.ops.aten.t.default and made.device.type == "tiny" else made
+
+
+def test_modes_of_a_device_stay():
+    """A device that pushes a mode inside the trace keeps it, and the trace ends."""
+    mode = Writes()
+    with conformance.trace("cpu") as found:
+        mode.__enter__()
+        torch.ones(3).neg()
+    torch.ones(3).neg()
+    assert _get_current_dispatch_mode_stack() == [mode] and found.judged == 2
+    mode.__exit__(None, None, None)
+
+
 @pytest.mark.tiny
 class TestTiny:
     @pytest.fixture(autouse=True)
@@ -82,6 +117,32 @@ class TestTiny:
 
         with planted("sin.default", lambda value: value + 1):
             yield
+
+    def test_an_undeclared_write(self):
+        """An operator that writes its input is named, with the memory that it changed."""
+        x = torch.ones(3).to("tiny")
+        with Writes(), conformance.trace() as found:
+            -x  # noqa: B018
+        (fault,) = found.faults
+        assert (fault.name, fault.mismatch.oracle, fault.mismatch.where) == ("aten.neg.default", "storage", "self")
+
+    def test_a_view_that_copies(self):
+        """A view with memory of its own is named, although its values are right."""
+        x = torch.ones(3, 2).to("tiny")
+        with Writes(), conformance.trace() as found:
+            x.t()
+        (fault,) = found.faults
+        assert (fault.name, fault.mismatch.oracle) == ("aten.t.default", "alias")
+
+    def test_the_default_device(self):
+        """The reference runs on the CPU although new tensors lie on the device."""
+        torch.set_default_device("tiny")
+        try:
+            with conformance.trace() as found:
+                torch.ones(3).add(torch.arange(3)).sum()
+        finally:
+            torch.set_default_device(None)
+        assert not found.faults and all(one.judged == one.seen for one in found.mode.tallies.values()), str(found)
 
     def test_a_custom_function(self):
         """Forward and backward of a custom function have lines of their own."""

@@ -1,13 +1,15 @@
-"""Wrong operators planted into tiny: the trace names them in GPT-2, ResNet and a diffusion UNet, and no others."""
+"""Wrong operators planted into tiny and into a compiler: the trace names them in GPT-2, ResNet and a diffusion UNet."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+import conformance
 from tests.sources.trace.models import MODELS
-from tests.sources.trace.planting import planted
+from tests.sources.trace.planting import lying, planted
 
-pytestmark = [pytest.mark.tiny, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def larger(value):
@@ -73,6 +75,32 @@ CASES = [
 """Model, overload whose value function is wrong, the change, and the operators and phases that are named."""
 
 
+COMPILED = [
+    ("gpt2", "gelu.default", {"torch.nn.functional.gelu forward"}),
+    ("gpt2", "_softmax.default", {"Tensor.softmax forward", "Tensor.softmax backward"}),
+    ("gpt2", "native_layer_norm_backward.default", {"torch.nn.functional.layer_norm backward"}),
+    ("gpt2", "embedding_dense_backward.default", {"torch.nn.functional.embedding backward"}),
+    ("resnet", "native_batch_norm_backward.default", {"torch.nn.functional.batch_norm backward"}),
+    ("resnet", "convolution.default", {"torch.nn.functional.conv2d forward"}),
+    ("resnet", "max_pool2d_with_indices_backward.default", {"torch.nn.functional.max_pool2d backward"}),
+    ("unet", "native_group_norm.default", {"torch.nn.functional.group_norm forward"}),
+    ("unet", "silu_backward.default", {"torch.nn.functional.silu backward"}),
+]
+"""Model, aten overload that the compiler gets wrong, and the functions and phases that are named."""
+
+
+@pytest.mark.parametrize(("model", "name", "named"), COMPILED)
+def test_an_operator_planted_into_a_compiler_is_named(model, name, named):
+    """The trace of one step of a compiled model names the wrong function with its phase, and no other."""
+    torch.compiler.reset()
+    step = MODELS[model]("cpu", lambda net: torch.compile(net, backend=lying(name)))
+    with conformance.trace() as found:
+        step()
+    assert {f"{one.name} {one.phase}" for one in found.faults} == named, str(found)
+    assert all(one.place.file.endswith("models.py") for one in found.faults)
+
+
+@pytest.mark.tiny
 @pytest.mark.parametrize(("model", "name", "change", "named"), CASES, ids=lambda one: getattr(one, "__name__", None))
 def test_a_planted_operator_is_named(model, name, change, named):
     """The trace of one training step names the wrong operator with its phase, and no other."""
@@ -87,6 +115,7 @@ def test_a_planted_operator_is_named(model, name, change, named):
     assert all("torch.ops.aten." in one.script or gaps in one.script for one in found.faults)
 
 
+@pytest.mark.tiny
 @pytest.mark.parametrize("model", MODELS)
 def test_tiny_is_right(model):
     """Two training steps on tiny have no wrong operator."""
