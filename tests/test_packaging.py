@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import conformance
+from conformance.program.recorded import RECORDED
+from conformance.record.usage import DATA
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -59,6 +61,16 @@ class TestDistribution:
         assert (said.returncode, said.stdout) == (2, "")
         assert said.stderr.count("\n") == 1
         assert f"found before that of torch-conformance: {tmp_path / 'conformance' / '__init__.py'}" in said.stderr
+
+    @pytest.mark.parametrize("file", [RECORDED, DATA])
+    def test_data_files_are_in_the_wheel(self, file):
+        """The wheel takes each file below `only-include` that git does not ignore, and excludes none."""
+        wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+        path = file.relative_to(ROOT)
+        assert {*wheel} == {"only-include"}
+        assert path.parts[0] in wheel["only-include"]
+        assert run("git", "ls-files", str(path)).stdout.strip() == str(path)
+        assert run("git", "check-ignore", "--no-index", str(path)).returncode == 1
 
     def test_the_command_runs_where_there_is_none(self):
         code = "import sys, torch_conformance; sys.argv = ['conformance', '--help']; sys.exit(torch_conformance.main())"

@@ -126,6 +126,8 @@ def _random(
         places = torch.randperm(steps + 1, generator=source)[:size].double()
         made = (low + (high - low) * (places / steps)).to(dtype)
     elif distinct:
+        if high - low >= LARGEST_STORAGE:
+            raise ValueError(f"distinct integers from {low} to {high} are more than {LARGEST_STORAGE}")
         made = (torch.randperm(int(high) - int(low) + 1, generator=source)[:size] + int(low)).to(dtype)
     else:
         made = torch.randint(int(low), int(high) + 1, (size,), generator=source).to(dtype)

@@ -294,6 +294,13 @@ class Run:
         return Counter(str(result.outcome) for result in self.results)
 
     @property
+    def program(self) -> str:
+        """The noun of the run's programs: they are drawn, recorded, or both."""
+        if not self.models:
+            return "drawn program"
+        return "program" if self.drawn and self.drawn.families else "recorded call"
+
+    @property
     def cases(self) -> list[Result]:
         """The results of op cases."""
         return [result for result in self.results if result.finding is None]

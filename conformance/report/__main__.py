@@ -226,9 +226,9 @@ def write(run: Run, folder: Path, baseline: Run | None) -> str:
 
 def write_together(runs: Sequence[Run], folder: Path) -> str:
     """Write one page for the runs of several sources on one target, and return the job summary. Raises ReportError."""
-    fuzz = next((run for run in runs if run.drawn), None)
-    parts = [run for run in runs if not run.drawn]
-    whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else runs[0]
+    drawn, parts = [run for run in runs if run.drawn], [run for run in runs if not run.drawn]
+    fuzz = merge(drawn) if drawn else None
+    whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else fuzz or runs[0]
     with _alone(folder):
         text = machine.markdown(whole, None, fuzz if parts else None)
         page = html.render(whole, None, fuzz if parts else None, measured=whole.errors)

@@ -73,8 +73,8 @@ def _tests(run: Run) -> list[Result]:
     if not run.drawn:
         return run.results
     agree = run.drawn.compared - run.failing_programs - run.known_programs
-    name, outcome = f"{counted(agree, 'drawn program')} without a finding", Outcome.PASS if agree else Outcome.SKIP
-    reason = "" if agree else "no drawn program was compared, or every one showed a finding"
+    name, outcome = f"{counted(agree, run.program)} without a finding", Outcome.PASS if agree else Outcome.SKIP
+    reason = "" if agree else f"no {run.program} was compared, or every one showed a finding"
     return [*run.cases, *run.findings, Result(name, "", "program", "", outcome, family="programs", reason=reason)]
 
 

@@ -77,19 +77,19 @@ def _on_programs(run: Run) -> Verdict:
     sentences = []
     if new:
         distinct = counted(len(causes_of(new)), "distinct cause")
-        failing = f"{run.failing_programs:,} of {counted(drawn.programs, 'drawn program')} fail"
+        failing = f"{run.failing_programs:,} of {counted(drawn.programs, run.program)} fail"
         sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")
     if not sentences and not drawn.compared:
-        sentences.append("No drawn program was compared.")
+        sentences.append(f"No {run.program} was compared.")
     if not sentences and not run.complete:
         sentences.append(f"The fuzz campaign was interrupted after {counted(drawn.programs, 'program')}.")
     if sentences:
         return Verdict(False, " ".join(sentences), "fuzz")
     left = f"; the target leaves out {drawn.programs - drawn.compared:,} more" if drawn.unsupported else ""
     word = "new finding" if tail else "finding"
-    return Verdict(True, f"No {word} in {counted(drawn.compared, 'drawn program')}{left}{tail}.", "fuzz")
+    return Verdict(True, f"No {word} in {counted(drawn.compared, run.program)}{left}{tail}.", "fuzz")
 
 
 def at_inputs(run: Run, stopped: Result) -> str:

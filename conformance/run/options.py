@@ -183,7 +183,7 @@ FLAGS: Mapping[str, Flag] = {
         arguments={"action": "append", "default": [], "metavar": "K=V"},
     ),
     # what to run
-    "all": Flag("what to run", "also the accuracy and the sizes of operators", arguments=_SWITCH),
+    "all": Flag("what to run", "also the accuracy and the sizes of operators, and recorded models", arguments=_SWITCH),
     "seed": Flag(
         "what to run", "the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}
     ),

@@ -1,7 +1,7 @@
 """The command `conformance test`: a complete test of a target within a time, with one page and one exit code.
 
-It probes the target, runs op_db, with `--all` the accuracy and the sizes of operators, and draws programs until the
-time is over.
+It probes the target, runs op_db, with `--all` the accuracy and the sizes of operators and recorded models, and draws
+programs until the time is over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from conformance.run.session import Source
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.__main__ import Accuracy
 from conformance.sources.fuzzing import command as fuzzing
+from conformance.sources.models import __main__ as models
+from conformance.sources.models.__main__ import Models
 from conformance.sources.opinfo import runner as opinfo
 from conformance.sources.sizes.__main__ import Sizes
 
@@ -35,7 +37,7 @@ def sources_of(args: argparse.Namespace) -> list[Source]:
     """Return the sources in the order in which they run. Drawn programs take the time that the others leave."""
     if args.all and args.oracle:
         raise UsageError("--all measures against a reference, and --oracle metamorphic has none: give one of both")
-    measured: list[Source] = [Accuracy(), Sizes()] if args.all else []
+    measured: list[Source] = [Accuracy(), Sizes(), Models()] if args.all else []
     return [opinfo.OpDb(), *measured, fuzzing.Programs()]
 
 
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "CPU, and write one page."
     )
     parser = options.parser("conformance test", about, FLAGS, USUAL)
-    parser.set_defaults(**options.defaults({*fuzzing.FLAGS, *opinfo.FLAGS, "class", "scale"} - {*FLAGS}))
+    parser.set_defaults(**options.defaults({*fuzzing.FLAGS, *opinfo.FLAGS, *models.FLAGS, "class", "scale"} - {*FLAGS}))
     parser.set_defaults(steps=fuzzing.STEPS)
     return run_command(parser, arguments, sources_of)
 

@@ -51,7 +51,7 @@ class TestTest:
         assert "No finding in" in capsys.readouterr().out
 
     def test_all(self, tmp_path: Path, few, monkeypatch) -> None:
-        """`--all` also measures accuracy and sizes; the page has their tables."""
+        """`--all` also measures accuracy and sizes, and runs recorded models; the page has their tables."""
         from conformance.sources.accuracy.__main__ import Accuracy
         from conformance.sources.sizes.__main__ import Sizes
 
@@ -72,6 +72,7 @@ class TestTest:
             monkeypatch.setattr(source, "cases", narrowed)
         assert run(tmp_path, "cpu", "--all") == 0
         page = (tmp_path / "conformance.html").read_text()
+        assert 'id="models"' in page and 'id="coverage"' in page
         assert 'id="accuracy"' in page and 'id="sizes"' in page
         assert model.load(tmp_path / "accuracy.json").errors and model.load(tmp_path / "sizes.json").footprints
 
@@ -106,5 +107,5 @@ class TestTest:
     def test_the_order_of_the_sources(self) -> None:
         """Programs come last and take the time that the others leave."""
         args = type("Args", (), {"all": True})()
-        assert [source.stem for source in whole.sources_of(args)] == ["opinfo", "accuracy", "sizes", "fuzz"]
+        assert [source.stem for source in whole.sources_of(args)] == ["opinfo", "accuracy", "sizes", "models", "fuzz"]
         assert isinstance(whole.sources_of(args)[-1], Programs)

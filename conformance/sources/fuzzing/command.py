@@ -211,9 +211,10 @@ def line(running: Campaign) -> str:
     rate = done / max(running.running_seconds, 1e-9)
     groups = running.distinct()
     failing = len({number for group in groups for number in group.numbers})
+    noun = "calls" if running.plan.recorded else "programs"
     return (
-        f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} programs, "
-        f"{rate:.1f} programs/s, {failing} failing, {len(groups)} distinct"
+        f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} {noun}, "
+        f"{rate:.1f} {noun}/s, {failing} failing, {len(groups)} distinct"
     )
 
 

@@ -125,7 +125,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
         arguments=dict(done.arguments),
-        **{axis: tuple(names) for axis, names in zip(AXES, NAMES, strict=True)},  # type: ignore[arg-type]
+        **({} if plan.recorded else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
     words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]

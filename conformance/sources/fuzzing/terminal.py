@@ -58,10 +58,10 @@ def summarize(running: Campaign, made: Run, console: Console, where: str) -> Non
     hazards = f"{len(drawn.hazards)} cells of hazards; " if drawn and drawn.hazards else ""
     changed = f"{len(drawn.arguments)} pairs of argument and kind; " if drawn and drawn.arguments else ""
     unsupported = ", ".join(f"{name} ({count})" for name, count in drawn.unsupported.items()) if drawn else ""
+    steps = f"; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; {called}{hazards}{changed}"
+    steps += f"{measured}{undefined(done)} undefined or rejected steps not run"
     console.print(
-        f"{where}; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; "
-        f"{called}{hazards}{changed}"
-        f"{measured}{undefined(done)} undefined or rejected steps not run"
+        (where if running.plan.recorded else f"{where}{steps}")
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
             if unsupported

@@ -172,8 +172,8 @@ def _storage(group: list[torch.Tensor]) -> tuple[str, int, Range]:
     if len({one.dtype for one in group}) > 1:
         raise Unwritable("tensors of two dtypes on one storage")
     cells, values = max(map(_end, group)), values_of(group)
-    if "distinct" in values and values["high"] - values["low"] < cells - 1:  # there are gaps between the tensors
-        del values["distinct"]
+    if "distinct" in values and not cells <= values["high"] - values["low"] + 1 <= LARGEST_STORAGE:
+        del values["distinct"]  # there are gaps between the tensors, or random numbers are distinct anyway
     return dtype_name(group[0].dtype), cells, values
 
 
@@ -196,7 +196,7 @@ def values_of(group: list[torch.Tensor]) -> Range:
     kept = flat[flat != IGNORED]
     if not kept.numel():
         return {"low": 0, "high": 0}
-    low, high = max(int(kept.min()), -WIDEST), min(int(kept.max()), WIDEST)
+    low, high = (min(max(int(end), -WIDEST), WIDEST) for end in kept.aminmax())
     made: Range = {"low": low, "high": high}
     if kept.numel() < flat.numel():
         return {**made, "beside": IGNORED}
