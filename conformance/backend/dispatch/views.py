@@ -8,6 +8,7 @@ This module must not depend on values.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,6 +99,17 @@ def _checked(index: int) -> int:
     return index
 
 
+def _view(
+    self: torch.Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A view of a tensor with this geometry. In inference mode, a view of a normal tensor is a normal tensor."""
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() and not self.is_inference() else _NO_MODE:
+        return tensor_on(self.untyped_storage(), dtype, size, stride, offset)
+
+
+_NO_MODE = contextlib.nullcontext()
+
+
 def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """aten::view.dtype; size, strides and errors from the meta kernel, the offset in the new element's size."""
     shape = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
@@ -115,7 +127,7 @@ def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def view_as_real(self: torch.Tensor) -> torch.Tensor:
     """aten::view_as_real: a last dimension of 2, strides and offset counted in reals."""
     made = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
-    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), 2 * int(self.storage_offset()))
+    return _view(self, made.dtype, made.size(), made.stride(), 2 * int(self.storage_offset()))
 
 
 def view_as_complex(self: torch.Tensor) -> torch.Tensor:
@@ -125,7 +137,7 @@ def view_as_complex(self: torch.Tensor) -> torch.Tensor:
         base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
     )
     made = torch.view_as_complex(shape)
-    return tensor_on(self.untyped_storage(), made.dtype, made.size(), made.stride(), int(made.storage_offset()))
+    return _view(self, made.dtype, made.size(), made.stride(), int(made.storage_offset()))
 
 
 def _reach(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
