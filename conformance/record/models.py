@@ -33,8 +33,13 @@ class ModelRow:
 
     @property
     def runs(self) -> bool:
-        """Whether at least one call was compared, and none stops the model or is wrong."""
-        return bool(self.compared) and not (self.stopped or self.wrong)
+        """Whether every call was compared, and none stops the model or is wrong."""
+        return 0 < self.compared == self.calls and not (self.stopped or self.wrong)
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some calls were compared, and none stops the model or is wrong. It is not known to run."""
+        return 0 < self.compared < self.calls and not (self.stopped or self.wrong)
 
     @property
     def outcome(self) -> str:
@@ -43,7 +48,7 @@ class ModelRow:
             return "not run"
         parts = [f"stopped by {_named(self.stopped)}"] if self.stopped else []
         parts += [f"wrong in {_named(self.wrong)}"] if self.wrong else []
-        return "; ".join(parts) or "runs"
+        return "; ".join(parts) or ("runs" if self.runs else "no difference in these calls")
 
 
 def _named(operators: Mapping[str, int]) -> str:
@@ -54,9 +59,9 @@ def _named(operators: Mapping[str, int]) -> str:
 def sentence(rows: Sequence[ModelRow]) -> str:
     """Return how many models run, are stopped, and are wrong."""
     run, stopped, wrong = (sum(map(has, rows)) for has in (_runs, _stopped, _wrong))
-    left = sum(not row.compared for row in rows)
     said = f"{run} of {len(rows)} models run, {stopped} stopped, {wrong} wrong"
-    return f"{said}, {left} not run" if left else said
+    partly, left = sum(row.partial for row in rows), sum(not row.compared for row in rows)
+    return said + (f", {partly} compared in part" if partly else "") + (f", {left} not run" if left else "")
 
 
 def _runs(row: ModelRow) -> bool:

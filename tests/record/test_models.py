@@ -21,10 +21,18 @@ class TestRow:
         assert not ModelRow("one", 5, 0).runs
         assert ModelRow("one", 5, 0).outcome == "not run"
 
+    def test_a_part_is_no_run(self):
+        """A model runs only if each of its calls was compared."""
+        part = ModelRow("one", 5, 3)
+        assert not part.runs
+        assert part.outcome == "no difference in these calls"
+
 
 def test_the_sentence():
     assert sentence([RUNS, STOPPED, BOTH]) == "1 of 3 models run, 2 stopped, 1 wrong"
     assert sentence([RUNS, ModelRow("two", 5, 0)]) == "1 of 2 models run, 0 stopped, 0 wrong, 1 not run"
+    part = ModelRow("two", 5, 3)
+    assert sentence([RUNS, part]) == "1 of 2 models run, 0 stopped, 0 wrong, 1 compared in part"
 
 
 def test_shards_add_up():

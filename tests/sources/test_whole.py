@@ -106,6 +106,6 @@ class TestTest:
 
     def test_the_order_of_the_sources(self) -> None:
         """Programs come last and take the time that the others leave."""
-        args = type("Args", (), {"all": True})()
+        args = type("Args", (), {"all": True, "oracle": None})()
         assert [source.stem for source in whole.sources_of(args)] == ["opinfo", "accuracy", "sizes", "models", "fuzz"]
         assert isinstance(whole.sources_of(args)[-1], Programs)
