@@ -6,12 +6,13 @@ therefore lists causes (`record/patterns.py`) and names the operators under each
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.record.finding import property_of
 from conformance.record.patterns import base_operator, pattern_of
-from conformance.record.result import BROKEN, Outcome, Result, counted, severity
+from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 
 NAMED = 12
 """Maximum number of a cause's operators named in one line."""
@@ -40,11 +41,13 @@ class Cause:
 
     @property
     def seen(self) -> str:
-        """The numbers of results by kind: `3 findings, 12 op_db cases`."""
-        findings = sum(result.finding is not None for result in self.results)
-        cases = len(self.results) - findings
-        parts = [counted(findings, "finding")] if findings else []
-        return ", ".join([*parts, *([counted(cases, "op_db case")] if cases else [])])
+        """The numbers of results by kind: `3 findings, 12 op_db cases`. The cases of a command with a table of its own,
+        such as the operators of a script, are just cases."""
+        kinds = Counter(
+            "finding" if one.finding is not None else "case" if one.layout in TABLES else "op_db case"
+            for one in self.results
+        )
+        return ", ".join(counted(kinds[kind], kind) for kind in ("finding", "op_db case", "case") if kinds[kind])
 
     @property
     def named(self) -> str:

@@ -34,6 +34,11 @@ class TestOneCause:
         (cause,) = causes_of([program("relu_", "value of relu"), case("nn.functional.relu", value)])
         assert (cause.title, cause.operators, cause.seen) == ("value of relu", ("relu",), "1 finding, 1 op_db case")
 
+    def test_cases_of_a_table_are_no_op_db_cases(self) -> None:
+        """The operators of a traced script were called cases of op_db."""
+        (cause,) = causes_of([case("mm", Failure("value", "r", "1", "2")).replace(layout="trace")])
+        assert cause.seen == "1 case"
+
     def test_two_patterns_are_two_causes(self) -> None:
         causes = causes_of(
             [program("t"), program("relu", "value of relu"), case("add", Failure("value", "r", "1", "2"))]
