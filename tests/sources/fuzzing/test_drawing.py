@@ -14,7 +14,7 @@ from conformance.engine.loading import load_target
 from conformance.program.model import Program, dump
 from conformance.program.reduce import reduce_program, settle
 from conformance.program.shadow import reference
-from conformance.program.steps import edges
+from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import judge_program
@@ -116,10 +116,11 @@ class TestNumbered:
         assert sum(met) > 0.55 * len(met)
 
     def test_five_hundred_programs_reach_everything(self):
-        """500 programs cover every family and layout class, differ from each other, and need few rejected draws."""
+        """500 programs cover every family and layout class, differ from each other, and need few rejected draws. The
+        topics of functions belong to programs for compilers."""
         tally = Tally()
         drawn = [Drawing().numbered(0, number, tally) for number in range(500)]
-        assert {family for family, _, _ in tally.cells} == set(FAMILIES)
+        assert {family for family, _, _ in tally.cells} == {*FAMILIES} - {*functions.NAMES}
         layouts = {layout for _, layout, _ in tally.cells}
         assert layouts >= {
             "0-d",
@@ -139,13 +140,20 @@ class TestNumbered:
         assert any(reason == "write through overlapping memory" for reason in tally.avoided)
         assert any(step.raises for program in drawn for step in program.steps)
 
+    def test_programs_for_compilers_reach_the_topics(self):
+        """500 programs for a compiler also have every topic of functions."""
+        tally = Tally()
+        for number in range(500):
+            Drawing(compiled=True).numbered(0, number, tally)
+        assert {*tally.topics} == {*functions.NAMES}
+
     @pytest.mark.slow
     def test_every_op_is_drawn(self):
         """Every row of the op table occurs at least once."""
         drawn = {
             inner.op
             for number in range(6000)
-            for step in Drawing().numbered(1, number).steps
+            for step in Drawing(compiled=True).numbered(1, number).steps
             for inner in (step, *step.body)
         }
         assert drawn == set(OPS)
