@@ -1,0 +1,173 @@
+"""PyTorch's own test files on tiny, and the verdicts on their results.
+
+Defines `run` and `Outcome`; `python tests/clients/pytorch_tests_run.py FOLDER FILE ...` prints the counts of the files,
+and with --write puts them into docs/pytorch_tests.csv.
+
+The files are not in torch's wheel, and none is in this repository. FOLDER has copies for the torch that is installed,
+either PyTorch's own or copies that were adapted for another out-of-tree device (`--adapted-for npu`). The result of a
+file is the number of passing tests among those that can be judged. `pytorch_tests.toml` lists the others with reasons;
+an entry that no failing test needs any more is also a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NOT_JUDGED = Path(__file__).with_name("pytorch_tests.toml")
+TABLE = ROOT / "docs" / "pytorch_tests.csv"
+HEADER = ["file", "passed", "judged", "not judged", "skipped by the file"]
+
+FILE_S, TEST_S = 3000, 300  # time limits of a file and of a test
+
+CONFTEST = '''"""Registers tiny before the test files ask for the devices."""
+import conformance.backend
+'''
+
+
+@dataclass
+class Outcome:
+    """The tests of one file by outcome."""
+
+    file: str
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # name to message
+    skipped: list[str] = field(default_factory=list)
+    not_judged: list[str] = field(default_factory=list)  # failures that pytorch_tests.toml excepts
+    unneeded: list[str] = field(default_factory=list)  # entries of pytorch_tests.toml that match no failure
+
+    @property
+    def judged(self) -> int:
+        return len(self.passed) + len(self.failed)
+
+    @property
+    def row(self) -> list[str]:
+        """The file's row of the table."""
+        return [self.file, *map(str, (len(self.passed), self.judged, len(self.not_judged), len(self.skipped)))]
+
+    def __str__(self) -> str:
+        share = 100 * len(self.passed) / self.judged if self.judged else 0.0
+        return (
+            f"{self.file:26}{len(self.passed):6} of {self.judged:5} judged passed ({share:.1f} %), "
+            f"{len(self.not_judged)} not judged, {len(self.skipped)} skipped by the file"
+        )
+
+
+def adapted(source: str, device: str) -> str:
+    """Return a test file that was adapted for `device` of a package `torch_<device>`, adapted for tiny."""
+    source = re.sub(rf"^(\s*)import torch_{device}\b.*$", r"\1import conformance.backend", source, flags=re.MULTILINE)
+    source = source.replace(f"torch_{device}.{device}", "torch.tiny").replace(f"torch_{device}", "torch")
+    source = re.sub(rf"(?<![A-Za-z0-9]){device}(?![A-Za-z0-9])", "tiny", source)
+    return source.replace(f".is_{device}", ".is_tiny")
+
+
+def run(folder: Path, file: str, device: str = "", only: str = "") -> Outcome:
+    """Run a test file in a separate process; `device` is the one for which the copies were adapted, if any.
+
+    Raises RuntimeError if the file ended before its last test, and subprocess.TimeoutExpired.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        source = (folder / f"{file}.py").read_text()
+        (place / f"{file}.py").write_text(adapted(source, device) if device else source)
+        (place / "conftest.py").write_text(CONFTEST)
+        (place / "pytest.ini").write_text("[pytest]\n")
+        entries = [e for e in tomllib.loads(NOT_JUDGED.read_text())["not_judged"] if e["test"].startswith(f"{file}::")]
+        left_out = [e["test"] for e in entries if not e.get("run", True)]
+        words = [
+            *("-c", "pytest.ini", "-p", "no:cacheprovider", "-q", "--tb=native", "--junitxml", "results.xml"),
+            *(f"--timeout={TEST_S}", "--timeout-method=signal", f"{file}.py", *(("-k", only) if only else ())),
+            *(word for test in left_out for word in ("--deselect", test.replace("::", ".py::", 1))),
+        ]
+        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            cwd=place, env=environment, capture_output=True, check=False, text=True, timeout=FILE_S,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            said = (done.stdout + done.stderr).strip()[-3000:]
+            raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
+        return judged(file, place / "results.xml", entries)
+
+
+def judged(file: str, results: Path, entries: Sequence[dict[str, Any]]) -> Outcome:
+    """Return the verdicts on the results of a file (JUnit's XML)."""
+    outcome = Outcome(file)
+    needed: set[str] = set()
+    for case in ET.parse(results).getroot().iter("testcase"):
+        name = "::".join((*case.get("classname", "").split("."), str(case.get("name"))))
+        kinds = {child.tag: child for child in case}
+        bad = kinds.get("failure", kinds.get("error"))
+        entry = next((e for e in entries if fnmatch.fnmatchcase(name, e["test"].replace("[", "[[]"))), None)
+        if "skipped" in kinds:
+            outcome.skipped.append(name)
+        elif entry is not None and bad is not None:
+            needed.add(entry["test"])
+            outcome.not_judged.append(name)
+        elif bad is not None:
+            outcome.failed[name] = (bad.get("message") or "").split("\n")[0][:200]
+        else:
+            outcome.passed.append(name)
+    outcome.unneeded = [e["test"] for e in entries if e["test"] not in needed and e.get("run", True)]
+    return outcome
+
+
+def written(outcome: Outcome) -> None:
+    """Put the row of a file into the table."""
+    rows = list(csv.reader(TABLE.read_text().splitlines()))[1:] if TABLE.exists() else []
+    rows = sorted([*[row for row in rows if row[0] != outcome.file], outcome.row])
+    with TABLE.open("w", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
+
+
+def main() -> int:
+    """Print the counts of each file and every failure. Return 1 if there is a failure, and 2 without such a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder with the test files")
+    parser.add_argument("file", nargs="+", help="a file's name without .py, such as test_view_ops")
+    parser.add_argument("--adapted-for", default="", metavar="NAME", help="the device that the copies were adapted for")
+    parser.add_argument("-k", dest="only", default="", help="only the tests that pytest's -k selects")
+    parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests.csv")
+    given = parser.parse_args()
+    missing = [file for file in given.file if not (given.folder / f"{file}.py").is_file()]
+    if missing:
+        parser.error(f"{given.folder} has no {missing[0]}.py")
+    if given.write and given.only:
+        parser.error("--write needs whole files, so it cannot go with -k")
+    bad = 0
+    for file in given.file:
+        try:
+            outcome = run(given.folder, file, given.adapted_for, given.only)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{file:26}{error}", flush=True)
+            bad += 1
+            continue
+        print(outcome, flush=True)
+        for name, message in outcome.failed.items():
+            print(f"  {name}: {message}")
+        if not given.only:
+            for entry in outcome.unneeded:
+                print(f"  no failure any more: {entry}")
+            bad += len(outcome.unneeded)
+        bad += len(outcome.failed)
+        if given.write:
+            written(outcome)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
