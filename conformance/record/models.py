@@ -58,22 +58,10 @@ def _named(operators: Mapping[str, int]) -> str:
 
 def sentence(rows: Sequence[ModelRow]) -> str:
     """Return how many models run, are stopped, and are wrong."""
-    run, stopped, wrong = (sum(map(has, rows)) for has in (_runs, _stopped, _wrong))
+    run, stopped, wrong = (sum(bool(getattr(row, of)) for row in rows) for of in ("runs", "stopped", "wrong"))
     said = f"{run} of {len(rows)} models run, {stopped} stopped, {wrong} wrong"
     partly, left = sum(row.partial for row in rows), sum(not row.compared for row in rows)
     return said + (f", {partly} compared in part" if partly else "") + (f", {left} not run" if left else "")
-
-
-def _runs(row: ModelRow) -> bool:
-    return row.runs
-
-
-def _stopped(row: ModelRow) -> bool:
-    return bool(row.stopped)
-
-
-def _wrong(row: ModelRow) -> bool:
-    return bool(row.wrong)
 
 
 def merged(parts: Iterable[Sequence[ModelRow]]) -> tuple[ModelRow, ...]:
