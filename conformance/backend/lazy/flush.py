@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import UOp
+from tinygrad.uop.ops import GroupOp, UOp
 
 from ..runtime import expressions, memory, recording, scheduler
 from ..runtime.lock import LOCK
@@ -40,6 +40,10 @@ from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorag
 MAX_DEPTH = 4096
 MAX_NESTING = 128
 MAX_COST = 2048
+# A cut does not store a live value that takes fewer operations than this from the stored ones. Temporary results of a
+# formula in C++ are such values: they are alive if the formula runs directly, and dead if its calls were queued.
+MIN_STORED_COST = 16
+_COSTLY = frozenset({Ops.REDUCE, Ops.CONTIGUOUS})  # worth a store at any number of operations
 # Number of consecutive constant writes kept as movement ops; a longer series becomes one table on the host.
 FEW_WRITES = 4
 # A write is stored directly in the buffer's memory if the buffer has at least this many bytes and the write is at most
@@ -114,7 +118,8 @@ def to_host(storage: LazyStorage, needed: int | None = None) -> tuple[memoryview
 def limit_growth(storage: LazyStorage) -> None:
     """Compute a value whose graph is too large for one schedule.
 
-    Live storages whose values are part of the graph are computed in the same schedule, to avoid a second computation.
+    Live storages whose values are costly parts of the graph are computed in the same schedule, to avoid a second
+    computation.
     """
     if recording.is_open():
         return
@@ -123,7 +128,22 @@ def limit_growth(storage: LazyStorage) -> None:
     if depth > MAX_DEPTH or nesting > MAX_NESTING or cost > MAX_COST:
         inside = value.toposort()
         under = [s for s in list(LAZY.values()) if s is not storage and _value(s) in inside]
-        flush([storage, *under], dirty=False, why="cut")
+        flush([storage, *_costly(under)], dirty=False, why="cut")
+
+
+def _costly(storages: Sequence[LazyStorage]) -> list[LazyStorage]:
+    """The storages, in the order of their creation, whose values need a reduction or many operations from the stored
+    ones."""
+    costly: list[LazyStorage] = []
+    stored: set[UOp] = set()
+    for storage in storages:
+        value = _value(storage)
+        nodes = value.toposort(gate=lambda node: node not in stored and node.op is not Ops.BUFFER)
+        operations = [node for node in nodes if node.op in GroupOp.ALU and node not in stored]
+        if len(operations) >= MIN_STORED_COST or any(node.op in _COSTLY for node in nodes):
+            costly.append(storage)
+            stored.add(value)
+    return costly
 
 
 def flush_pending(storage: LazyStorage, real: DType, size: Ints, stride: Ints, offset: int) -> None:
