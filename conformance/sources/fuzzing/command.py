@@ -158,10 +158,8 @@ def instead(args: argparse.Namespace) -> int | None:
         return 0
     if not (args.replay or args.minimize):
         return None
-    limits = limits_of(args, Programs.usual)
-    args.limit, args.memory, args.compile_limit = limits.unit, limits.memory, limits.compiling
     args.replay = Path(args.replay) if args.replay else None
-    return replay(args)
+    return replay(args, limits_of(args, Programs.usual))
 
 
 def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
@@ -188,15 +186,13 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
         ),
         args.jobs,
         Path(args.reports),
-        limits.unit,
+        limits,
         args.stop_at_first_failure,
-        memory=limits.memory,
         corpus=corpus_of(args.corpus)[args.shard[0] - 1 :: args.shard[1]],
         resume=args.resume,
         kernels=kernels_of(args),
         record=args.record_kernels,
         part=args.shard,
-        compile_limit=limits.compiling,
         fail_on_torch_bugs=args.fail_on_torch_bugs,
     )
 
