@@ -269,16 +269,20 @@ def _structure(text: Text) -> list[str]:
     return [*lines, f"raise SystemExit((type(want), {count.format('want')}) != (type(got), {count.format('got')}))"]
 
 
+def _tried(lines: Sequence[str], told: str) -> list[str]:
+    """Return lines that end the script with exit code 1 if they raise, and print what is `told`."""
+    body = [f"    {line}" for line in lines]
+    return ["try:", *body, "except Exception as error:", f"    print({told})", "    raise SystemExit(1)"]
+
+
+def _answering(text: Text, *lines: str, where: str = "result") -> list[str]:
+    """Return lines that must give an answer."""
+    told = f'f"{text.found.check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}"'
+    return _tried(lines, told)
+
+
 def _raising(text: Text) -> list[str]:
-    check, where = text.found.check, text.found.mismatch.where
-    return [
-        text.fresh,
-        "try:",
-        f"    {text.got}",
-        "except Exception as error:",
-        f'    print(f"{check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}")',
-        "    raise SystemExit(1)",
-    ]
+    return [text.fresh, *_answering(text, text.got, where=text.found.mismatch.where)]
 
 
 def _mutation(text: Text) -> list[str]:
@@ -441,11 +445,10 @@ def _gradients(text: Text) -> list[str]:
         "    return torch.autograd.grad(made, leaf, along, allow_unused=True)[0]",
         "",
         f"want = gradient({text.reference})",
-        "try:",
-        f"    got = gradient({text.operator})",
-        "except Exception as error:",
-        f'    print("{text.found.check} of {one.where}: expected a gradient, got", repr(error))',
-        "    raise SystemExit(1)",
+        *_tried(
+            [f"got = gradient({text.operator})"],
+            f'"{text.found.check} of {one.where}: expected a gradient, got", repr(error)',
+        ),
         text.told("want.tolist()", "None if got is None else got.tolist()"),
     ]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
@@ -458,11 +461,10 @@ def _gradcheck(text: Text) -> list[str]:
     return [
         text.fresh,
         *wide,
-        "try:",
-        f"    torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))",
-        "except Exception as error:",
-        f'    print("gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error)',
-        "    raise SystemExit(1)",
+        *_tried(
+            [f"torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))"],
+            f'"gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error',
+        ),
     ]
 
 
@@ -499,12 +501,7 @@ def _symbolic(text: Text) -> list[str]:
         f"want = {text.got}",
         "mode = FakeTensorMode(shape_env=ShapeEnv())",
         f"{text.all}, = [mode.from_tensor(one, static_shapes=False) for one in inputs()]",
-        "try:",
-        "    with mode:",
-        f"        got = {text.got}",
-        "except Exception as error:",
-        '    print(f"symbolic of result: expected an answer, got {type(error).__name__}: {error}")',
-        "    raise SystemExit(1)",
+        *_answering(text, "with mode:", f"    got = {text.got}"),
         "known = [(one.dtype, tuple(map(int, one.shape))) for one in listed(got)]",
         "right = [(one.dtype, tuple(one.shape)) for one in listed(want)]",
         text.told("right", "[tuple(one.shape) for one in listed(got)]"),
@@ -526,11 +523,7 @@ def _compiled(backend: str, dynamic: bool) -> Body:
             text.fresh,
             f"want = [*listed(program({text.all})), {text.all}]",
             text.fresh,
-            "try:",
-            f"    got = [*listed(compiled({text.all})), {text.all}]",
-            "except Exception as error:",
-            f'    print(f"{text.found.check} of result: expected an answer, got {{type(error).__name__}}: {{error}}")',
-            "    raise SystemExit(1)",
+            *_answering(text, f"got = [*listed(compiled({text.all})), {text.all}]"),
             text.told("want", "got"),
             "torch.testing.assert_close(got, want, equal_nan=True)",
         ]
