@@ -1,7 +1,7 @@
 """An examination of an operator: the calls, the checks, and their verdicts.
 
-Defines `Request`, what the user asks for, `examination`, `verdicts`, `Verdict` and `Judging`. `conformance.check`, the command and
-the pytest fixture share them.
+Defines `Request`, what the user asks for, `examination`, `verdicts`, `Verdict` and `Judging`. `conformance.check`, the
+command and the pytest fixture share them.
 """
 
 from __future__ import annotations

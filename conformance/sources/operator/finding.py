@@ -14,27 +14,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, as_inputs, inputs_of
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program, ProgramError
-from conformance.program.reduce import (
-    dense_inputs,
-    fewer_elements,
-    fewer_inputs,
-    merged_inputs,
-    plainer_geometry,
-    plainer_values,
-    reduce_program,
-)
-from conformance.program.steps.op import Json, Step, decode, is_name, render, tensor
+from conformance.program.reduce import CALL_PASSES, reduce_program
+from conformance.program.steps.op import Json, Step, decode, render
 from conformance.record.sentences import sentence
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
 from conformance.sources.operator.examine import examined
-from conformance.sources.operator.sides import observed
+from conformance.sources.operator.sides import names_of_inputs, observed
 from conformance.standalone.moving import tensors
-from conformance.standalone.observation import names_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import carried, inert
 from conformance.standalone.tensor_source import NoSource, input_lines
@@ -53,21 +44,12 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    known: dict[int, str] = {}
-    named: dict[str, torch.Tensor] = {}
-    for name, leaf in (pair for key, part in call.given.items() for pair in names_of(part, key).items()):
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_").replace("__", "_")
-            known[id(leaf)] = plain if is_name(plain) and plain not in named else f"x{len(named)}"
-            named[known[id(leaf)]] = leaf
-    args, kwargs = call.arguments()
-    made = [encoded(value, lambda leaf: tensor(known[id(leaf)])) for value in args]
-    more = {key: encoded(value, lambda leaf: tensor(known[id(leaf)])) for key, value in kwargs.items()}
+    named, args, kwargs = as_inputs(names_of_inputs(call.given), *call.arguments())
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
         raise Unwritable(str(error)) from error
-    return Program(storages, inputs, (Step(STEP, tuple(made), more),))
+    return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
 
 
 def call_of(program: Program, call: Call) -> Call:
@@ -107,11 +89,10 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
         program,
         fails,
         SLOW.get(found.check, TRIALS),
-        (smaller_lengths, fewer_elements, dense_inputs, fewer_keywords, fewer_inputs, merged_inputs, plainer_geometry,
-         plainer_values),
+        (smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
         time.time() + seconds,
         _valid,
-    )  # fmt: skip
+    )
     return smallest
 
 
