@@ -279,3 +279,16 @@ class Target:
     def script(self) -> str:
         """Python lines that a standalone script needs before it may use the device as `DEVICE`."""
         return f"DEVICE = {str(self.device)!r}"
+
+
+class TransformingTarget(Target):
+    """A target that transforms functions, and counts in `_seen` the calls that the transform runs."""
+
+    transforms_program = True
+    _seen = Capture()
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count the calls inside the transform."""
+        self._seen = Capture()
+        yield self._seen

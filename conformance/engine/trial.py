@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conformance.engine.aten_ops import Calls, OperatorCall
-from conformance.engine.executor import Executor, Subject, Transform, signature_of
+from conformance.engine.executor import Executor, OneCall, Subject, Transform
 from conformance.engine.kernel_tables import Kernel, kernel_of, key_of
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
 from conformance.record.missing_ops import Outcome, Trial
-from conformance.standalone.moving import MARKER, map_leaves, tensors
-from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.moving import MARKER, map_leaves
+from conformance.standalone.observation import Raised, observe
 
 NAMED = re.compile(r"\baten(?:::|\.)(\w+(?:\.\w+)?)")
 NOT_IMPLEMENTED = re.compile(r"not implemented|unimplemented|no lowering|Could not run 'aten::", re.IGNORECASE)
@@ -137,33 +136,14 @@ class Alone:
         on_cpu = torch.device("cpu")
         return map_leaves([self.call.args, self.call.kwargs], lambda leaf: MARKER if leaf == on_cpu else leaf), ()
 
-    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> RunningAlone:
-        """Start the call on arguments that are on the target."""
-        args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
-        return RunningAlone(self.call, args, kwargs, transform)
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
+        """Start the call on arguments that are on the target. The whole result is observed, so that a lazy device
+        computes it."""
 
-
-class RunningAlone:
-    """A call in progress: one step."""
-
-    count = 1
-    outcome: Any = None
-
-    def __init__(self, call: OperatorCall, args: Any, kwargs: Any, transform: Transform | None) -> None:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return call.func(*args, **kwargs)
+            return self.call.func(*args, **kwargs)
 
-        self.name, self.args, self.kwargs = call.name, args, kwargs
-        self.function = transform(function) if transform else function
-
-    def signature(self, number: int) -> Hashable:
-        """The operator, and the dtypes and ranks of its arguments."""
-        return (self.name, signature_of(tensors([self.args, self.kwargs])))
-
-    def advance(self, number: int) -> None:
-        """Make the call."""
-        self.outcome = self.function(*self.args, **self.kwargs)
-
-    def observe(self, target: Target) -> Observation:
-        """Observe the whole result, so that a lazy device computes it."""
-        return observe(self.outcome, target=target)
+        made = transform(function) if transform else function
+        args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
+        given = [args, kwargs]
+        return OneCall(self.call.name, given, lambda: made(*args, **kwargs), lambda one, on: observe(one, target=on))

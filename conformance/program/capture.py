@@ -6,14 +6,14 @@ the remainder behind a wrong step, a sample of op_db, and a recorded call. Tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy
 import torch
 
 from conformance.program.model import Input, Storage
-from conformance.program.steps.op import Json, constant, dtype_name, number
+from conformance.program.steps.op import Json, constant, dtype_name, is_name, number, tensor
 from conformance.standalone.moving import MARKER, storage_key, whole_storage
 
 LARGEST = 10_000
@@ -28,16 +28,16 @@ def inputs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...],
     """Return the storages and inputs of CPU tensors by name. Raises NotAnInput."""
     storages: dict[int, tuple[int, Storage]] = {}
     inputs = []
-    for name, tensor in tensors.items():
-        reason = _obstacle(tensor)
+    for name, one in tensors.items():
+        reason = _obstacle(one)
         if reason:
             raise NotAnInput(reason)
-        key = storage_key(tensor)
+        key = storage_key(one)
         if key not in storages:
-            storages[key] = len(storages), _storage(tensor)
-        geometry = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
-        wants_grad = tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
-        inputs.append(Input(name, storages[key][0], dtype_name(tensor.dtype), *geometry, wants_grad))
+            storages[key] = len(storages), _storage(one)
+        geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
+        wants_grad = one.requires_grad and (one.is_floating_point() or one.is_complex())
+        inputs.append(Input(name, storages[key][0], dtype_name(one.dtype), *geometry, wants_grad))
     return tuple(storage for _, storage in storages.values()), tuple(inputs)
 
 
@@ -97,6 +97,25 @@ def encoded(value: Any, marker: Callable[[torch.Tensor], Json]) -> Json:
         parts = [encoded(part, marker) for part in value]
         return parts if isinstance(value, list) else {"tuple": parts}
     raise Unwritable(f"an argument of type {type(value).__name__}")
+
+
+def as_inputs(
+    leaves: Mapping[str, torch.Tensor], args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
+    """Return the tensors of a call by the names of a program's inputs, and the arguments of its step. `leaves` holds
+    the tensors by their names in the call. Raises Unwritable."""
+    known: dict[int, str] = {}
+    inputs: dict[str, torch.Tensor] = {}
+    for name, leaf in leaves.items():
+        if id(leaf) not in known:
+            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_").replace("__", "_")
+            known[id(leaf)] = plain if is_name(plain) and plain not in (*inputs, "result") else f"x{len(inputs)}"
+            inputs[known[id(leaf)]] = leaf
+
+    def marker(leaf: torch.Tensor) -> Json:
+        return tensor(known[id(leaf)])
+
+    return inputs, [encoded(one, marker) for one in args], {key: encoded(one, marker) for key, one in kwargs.items()}
 
 
 def on_host(value: torch.Tensor) -> Json:

@@ -494,5 +494,8 @@ SAMPLE_PASSES = (
 """Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
 last pass only."""
 
+CALL_PASSES = tuple(one for one in SAMPLE_PASSES if one not in (fewer_last_steps, fewer_arguments))
+"""Passes for one call of an operator, on its inputs."""
+
 RECORDED_PASSES = (*SAMPLE_PASSES[:-1], plainer_floats)
 """Passes for a recorded call, which keep its operator and dtypes too."""

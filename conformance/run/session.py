@@ -37,7 +37,7 @@ from conformance.run import scripts, signals
 from conformance.run import summary as ending
 from conformance.run.execution_place import Place, place_of
 from conformance.run.messages import Limits
-from conformance.run.options import Parser
+from conformance.run.options import Parser, reports_expectations
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
 from conformance.run.worker_log import log_file
@@ -55,9 +55,9 @@ class Source(Protocol):
     """Heading of its part of the output, if a command has several sources."""
     usual: Limits
     """Limits of a worker, unless the options or the profile say otherwise."""
-    job_summary: bool
+    job_summary: bool = True
     """Whether its Markdown summary goes to the summary page of a CI job."""
-    baseline: Run | None
+    baseline: Run | None = None
     """Earlier results to compare with, read by `prepare`."""
 
     def prepare(self, session: Session) -> None:
@@ -65,6 +65,7 @@ class Source(Protocol):
 
     def files(self, args: argparse.Namespace) -> Iterable[Path | None]:
         """Return the files that workers read."""
+        return ()
 
     def execute(self, session: Session, seconds: float) -> Run:
         """Run the subjects for at most `seconds`, apply the declarations, and return the results so far if the run is
@@ -72,6 +73,7 @@ class Source(Protocol):
 
     def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """Return evidence against the target's profile, from trials of at most `seconds`: results and notes."""
+        return [], []
 
     def declare(self, session: Session, made: Run) -> list[str]:
         """Write the failures of the run to the declarations, apply them to the run, and return a summary."""
@@ -84,6 +86,18 @@ class Source(Protocol):
 
     def nothing(self, session: Session, made: Run) -> str:
         """Return why nothing was compared."""
+
+
+def usual(limits: Limits, stem: str = "", **more: str) -> dict[str, str]:
+    """Return the usual values of the options that most commands share, for their help, and of `more` options."""
+    return {
+        "minutes": "no limit",
+        "limit": f"{limits.unit:g}",
+        "memory": f"{limits.memory:g}",
+        "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
+        "expectations": reports_expectations(stem),
+        **more,
+    }
 
 
 def limits_of(args: argparse.Namespace, usual: Limits) -> Limits:

@@ -21,11 +21,11 @@ from conformance.record.names import MUTANTS, POWER, nearest
 from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options
 from conformance.run.messages import Limits
-from conformance.run.session import Session
+from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.run.worker import step, unit
 from conformance.selftest.mutants import EVERY, NOTHING, hunt
-from conformance.sources.accuracy.running import Job, MeasuredCases, usual
+from conformance.sources.accuracy.running import Job, MeasuredCases
 from conformance.sources.accuracy.worker import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
@@ -120,7 +120,7 @@ class PlantedFaults(MeasuredCases):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 1 if a fault was not found."""
     about = "Measure the fuzzer's power: the number of programs until it finds each planted fault."
-    defaults = {**usual(MUTANTS, PlantedFaults.usual), "programs": PROGRAMS}
+    defaults = {**usual(PlantedFaults.usual, MUTANTS), "programs": PROGRAMS}
     changes = {"target": {"default": "cpu"}}
     parser = options.parser(f"conformance {MUTANTS}", about, FLAGS, defaults, changes=changes)
     parser.set_defaults(**options.defaults(["check-scripts"]))

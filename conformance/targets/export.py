@@ -6,24 +6,22 @@ of results and the content of inputs; it does not promise strides, or that resul
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import SPARSE, Capture, Target
+from conformance.engine.target import SPARSE, TransformingTarget
 from conformance.record.names import ORACLES
 from conformance.standalone.script import carried
 from conformance.standalone.transforms import exported
 
 
-class ExportTarget(Target):
+class ExportTarget(TransformingTarget):
     """Target that exports each function, and runs the exported program after it was saved and loaded."""
 
     name = "export"
-    transforms_program = True
     oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity", "storage"}
     declarations = (
         unsupported("torch.export has strided tensors only", trait=SPARSE),
@@ -44,10 +42,6 @@ class ExportTarget(Target):
         unsupported("answers in Python belong to the trace", step="questions"),
     )
 
-    def __init__(self, argument: str = "") -> None:
-        super().__init__(argument)
-        self._seen = Capture()
-
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the exported function; it counts each call that torch.export traces."""
         seen = self._seen
@@ -58,12 +52,6 @@ class ExportTarget(Target):
             return function(*inputs)
 
         return exported(counted)
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Count the calls inside the trace."""
-        self._seen = Capture()
-        yield self._seen
 
     def script(self) -> str:
         """Return the transform."""

@@ -6,23 +6,21 @@ each other. It promises no strides either, since it creates a new tensor for eac
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import Capture, Target
+from conformance.engine.target import TransformingTarget
 from conformance.record.names import ORACLES
 from conformance.standalone import torch_compat
 
 
-class FunctionalizeTarget(Target):
+class FunctionalizeTarget(TransformingTarget):
     """Target that passes each function through `torch.func.functionalize`."""
 
     name, of_pytorch = "functionalize", "functionalize"
-    transforms_program = True
     oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity"}
     # The variant `backward` is supported: op_db's gradients are computed outside of the transform.
     declarations = (
@@ -42,19 +40,11 @@ class FunctionalizeTarget(Target):
         unsupported("forward-mode derivatives do not pass through the transform", variant="forward_over_backward"),
     )
 
-    _seen = Capture()
-
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function without mutations; it counts each call that torch really functionalizes."""
         counted = self._seen.counting(function, torch_compat.in_functionalize)
         transformed: Callable[..., Any] = torch.func.functionalize(counted)
         return transformed
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Count the calls inside the transform."""
-        self._seen = Capture()
-        yield self._seen
 
     def script(self) -> str:
         """Return the transform."""

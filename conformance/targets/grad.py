@@ -5,22 +5,20 @@ A program with inputs that require grad ends with `backward`, which runs outside
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from conformance.declare.declaration import Declaration, unsupported
-from conformance.engine.target import SPARSE, Capture, Target
+from conformance.engine.target import SPARSE, TransformingTarget
 from conformance.record.names import ORACLES
 from conformance.standalone.script import carried
 from conformance.standalone.transforms import by_vjp, differentiated
 
 
-class GradTarget(Target):
+class GradTarget(TransformingTarget):
     """Target whose gradients come from `torch.func.vjp`."""
 
     name = "grad"
-    transforms_program = True
     differentiates = True
     derive = staticmethod(by_vjp)
     oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity", "storage"}
@@ -40,19 +38,9 @@ class GradTarget(Target):
         unsupported("torch documents that Python answers under the transform are plain", step="questions"),
     )
 
-    def __init__(self, argument: str = "") -> None:
-        super().__init__(argument)
-        self._seen = Capture()
-
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with gradients of the transform; it counts the runs that are differentiated."""
         return differentiated(function, self._seen.counting(self.derive))
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Count the runs that are differentiated."""
-        self._seen = Capture()
-        yield self._seen
 
     def script(self) -> str:
         """Return the transform."""

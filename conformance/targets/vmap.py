@@ -7,12 +7,11 @@ so no aliasing of results that PyTorch returns as views or copies depending on s
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import SPARSE, Capture, Target
+from conformance.engine.target import SPARSE, TransformingTarget
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES
 from conformance.standalone import torch_compat
@@ -22,11 +21,10 @@ from conformance.standalone.transforms import vmapped
 FORM = "vmap[:position=N]"
 
 
-class VmapTarget(Target):
+class VmapTarget(TransformingTarget):
     """Target that runs each function under `torch.vmap`, as one of two examples."""
 
     name = "vmap"
-    transforms_program = True
     oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity"}
     declarations = (
         unsupported("vmap has strided tensors only", trait=SPARSE),
@@ -70,18 +68,11 @@ class VmapTarget(Target):
         if argument and (key != "position" or not number.isdecimal()):
             raise TargetError(f"target 'vmap:{argument}' is not understood: write {FORM}")
         self.position = int(number) if argument else None
-        self._seen = Capture()
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under vmap; it counts each call inside the transform."""
         counted = self._seen.counting(function, lambda: torch_compat.functorch_level() is not None)
         return vmapped(counted, self.position)
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Count the calls inside the transform."""
-        self._seen = Capture()
-        yield self._seen
 
     def script(self) -> str:
         """Return the transform."""

@@ -15,8 +15,9 @@ from conformance.record.result import Result, Run
 from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.run.session import main as run_command
+from conformance.run.session import usual
 from conformance.sources.accuracy import table, worker
-from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases, usual
+from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, Case
 
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "times torch CPU's is a finding."
     )
     values = {"variant": ", ".join(DIRECTIONS)}
-    defaults = {**usual(ACCURACY, Accuracy.usual), "dtype": f"float32; of {', '.join(DTYPES)}"}
+    defaults = usual(Accuracy.usual, ACCURACY, variant="all", dtype=f"float32; of {', '.join(DTYPES)}")
     parser = options.parser(f"conformance {ACCURACY}", about, FLAGS, defaults, values)
     return run_command(parser, arguments, lambda args: [Accuracy()])
 

@@ -7,14 +7,15 @@ answer; otherwise it is torch CPU's own answer in float64 on the same inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 
-from conformance.engine.executor import Executor, Transform, Watch, signature_of
+from conformance.engine.executor import Executor, OneCall, Transform, Watch
 from conformance.engine.target import Target
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import HELD_TIMES
@@ -23,8 +24,7 @@ from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
 from conformance.sources.accuracy.table import Case, Row
 from conformance.standalone.accuracy import SEED, answers, errors, rms, widened_inputs
-from conformance.standalone.moving import tensors
-from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.observation import Raised, observe
 
 Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Exact answers by name, each the sum of two float64 tensors."""
@@ -60,9 +60,11 @@ class Measured:
         """Return the inputs and an empty set: no input stays on the CPU."""
         return self.given, set()
 
-    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
         """Begin the call on inputs that lie on the target."""
-        return Running(self, inputs, transform(self.program) if transform else self.program)
+        program = transform(self.program) if transform else self.program
+        made = functools.partial(self.on, inputs, program)
+        return OneCall(self.case.id, inputs, made, lambda found, on: observe(dict(found), target=on))
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -73,28 +75,6 @@ class Measured:
     def on(self, given: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
         """Return the answers of a program on these inputs."""
         return answers(program, given, self.wanted, along_ones=bool(self.case.row.exact))
-
-
-class Running:
-    """A call in progress: one step."""
-
-    count = 1
-
-    def __init__(self, subject: Measured, given: dict[str, torch.Tensor], program: Callable[..., Any]) -> None:
-        self.subject, self.given, self.program = subject, given, program
-        self.outcome: Any = None
-
-    def signature(self, number: int) -> Hashable:
-        """Return a key of the case and its inputs."""
-        return (self.subject.case.id, signature_of(tensors(self.given)))
-
-    def advance(self, number: int) -> None:
-        """Make the call."""
-        self.outcome = self.subject.on(self.given, self.program)
-
-    def observe(self, target: Target) -> Observation:
-        """Return the observation of the answers."""
-        return observe(dict(self.outcome), target=target)
 
 
 def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:

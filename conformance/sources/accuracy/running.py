@@ -21,10 +21,10 @@ from conformance.declare.declaration import CASES, Declaration, check, read, ref
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Outcome, Result, Run
-from conformance.run import options, scripts, signals
+from conformance.run import options, signals
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
-from conformance.run.session import Session
+from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.accuracy.worker import TARGET
@@ -156,7 +156,7 @@ def run(
     return made
 
 
-class MeasuredCases:
+class MeasuredCases(Source):
     """A source of cases from a table: accuracy or sizes. A subclass selects the cases and shows their measurements."""
 
     stem: str
@@ -165,8 +165,6 @@ class MeasuredCases:
     job: Job
     listed = 10
     """Number of cases that the terminal shows, the worst first."""
-    job_summary = True
-    baseline: Run | None = None
 
     def cases(self, args: argparse.Namespace) -> tuple[Sequence[Measurable], list[str]]:
         """Return the chosen cases, and the selection in words. Raises UsageError for unknown words."""
@@ -183,10 +181,6 @@ class MeasuredCases:
     def line(self, result: Result) -> str:
         """Return one measured result in words."""
         raise NotImplementedError
-
-    def files(self, args: argparse.Namespace) -> list[None]:
-        """Return nothing: workers read no files."""
-        return []
 
     def prepare(self, session: Session) -> None:
         """Select the cases and read the declarations."""
@@ -226,10 +220,6 @@ class MeasuredCases:
         made.expectations = str(self.file)
         return done
 
-    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
-        """Return nothing: the cases of op_db test the profile."""
-        return [], []
-
     def keep(self, session: Session, made: Run) -> None:
         """Write nothing."""
 
@@ -248,15 +238,3 @@ class MeasuredCases:
 
 SUBJECTS = ("op", "dtype", "variant")
 FLAGS = ("target", *SUBJECTS, "minutes", *options.LIMITS, "check-scripts", "reports", *options.DECLARED, *options.PLACE)
-
-
-def usual(stem: str, limits: Limits) -> dict[str, str]:
-    """Return the usual values of the shared options, for their help."""
-    return {
-        "variant": "all",
-        "minutes": "no limit",
-        "limit": f"{limits.unit:g}",
-        "memory": f"{limits.memory:g}",
-        "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
-        "expectations": options.reports_expectations(stem),
-    }

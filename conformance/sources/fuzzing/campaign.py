@@ -31,7 +31,7 @@ from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Settings, Shrinker
+from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Shrinker
 from conformance.sources.fuzzing.worker import Finding, Result
 
 PROGRESS = 5
@@ -112,14 +112,12 @@ class Campaign:
         if self.plan.resume:
             self._restore()
         plan = self.plan
-        limits = plan.target, plan.limit, plan.memory
-        with Workers(*limits, plan.jobs, plan.compile_limit, self.place) as workers:
-            settings = Settings(*limits, plan.compile_limit, plan.trials)
-            remote = None if self.place.local else RemoteShrinker(workers, settings)
+        with Workers(plan.target, plan.limits, plan.jobs, self.place) as workers:
+            remote = None if self.place.local else RemoteShrinker(workers, plan.trials)
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
-            with FreshWorkers(*limits, plan.compile_limit, replace(self.place, address=LOCAL.address)) as fresh:
+            with FreshWorkers(plan.target, plan.limits, replace(self.place, address=LOCAL.address)) as fresh:
                 shrinker = remote or LocalShrinker(workers, fresh, plan.trials)
                 try:
                     self._run_shards(workers, shrinker, remote)
@@ -160,13 +158,13 @@ class Campaign:
 
     def _compare(self, relative: str) -> None:
         """Run each finding on a related target, in a separate process, to show which side has the bug."""
-        plan, until = self.plan, self._deadline()
-        longest = 2 * plan.limit + plan.compile_limit
-        with Workers(relative, plan.limit, plan.memory, 1, plan.compile_limit, self.place) as workers:
+        limits, until = self.plan.limits, self._deadline()
+        longest = 2 * limits.unit + limits.compiling
+        with Workers(relative, limits, 1, self.place) as workers:
             for group in self.ranked():
                 if relative in group.elsewhere or not group.finding.program.inputs or self._late():
                     continue
-                finding, limit = group.finding, plan.limit
+                finding, limit = group.finding, limits.unit
                 try:
                     answer = workers.ask(worker.elsewhere, relative, finding, limit, seconds=longest, until=until)
                 except OutOfTime:

@@ -22,10 +22,10 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
 from conformance.record.result import Finding, Result, Run
 from conformance.record.sentences import headline
-from conformance.run import options, scripts, signals
+from conformance.run import options, signals
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
-from conformance.run.session import Session, limits_of
+from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
@@ -45,29 +45,25 @@ RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scr
        *options.DECLARED)  # fmt: skip
 FLAGS = ("target", "oracle", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
+LIMITS = Limits(unit=60.0, memory=8.0)
+"""Default limits of a program."""
 USUAL = {
+    **usual(LIMITS, replay="the program in a JSON file, or each program in a folder"),
     "programs": f"{PROGRAMS}, or as many as --minutes allows",
     "steps": STEPS,
     "dtype": "the dtypes that the target holds",
-    "minutes": "no limit",
-    "limit": "60",
-    "memory": "8",
-    "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
-    "expectations": options.reports_expectations(),
     "baseline": "none",
     "kernels": str(BASELINE),
-    "replay": "the program in a JSON file, or each program in a folder",
 }
 
 
-class Programs:
+class Programs(Source):
     """The source of drawn programs."""
 
     title = "drawn programs"
-    stem, usual, job_summary = "fuzz", Limits(unit=60.0, memory=8.0), False
+    stem, usual, job_summary = "fuzz", LIMITS, False
 
     def __init__(self) -> None:
-        self.baseline: Run | None = None
         self.running = Campaign(Plan())
         self.undeclared = Run("")
 
@@ -162,10 +158,8 @@ def instead(args: argparse.Namespace) -> int | None:
         return 0
     if not (args.replay or args.minimize):
         return None
-    limits = limits_of(args, Programs.usual)
-    args.limit, args.memory, args.compile_limit = limits.unit, limits.memory, limits.compiling
     args.replay = Path(args.replay) if args.replay else None
-    return replay(args)
+    return replay(args, limits_of(args, Programs.usual))
 
 
 def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
@@ -192,15 +186,13 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
         ),
         args.jobs,
         Path(args.reports),
-        limits.unit,
+        limits,
         args.stop_at_first_failure,
-        memory=limits.memory,
         corpus=corpus_of(args.corpus)[args.shard[0] - 1 :: args.shard[1]],
         resume=args.resume,
         kernels=kernels_of(args),
         record=args.record_kernels,
         part=args.shard,
-        compile_limit=limits.compiling,
         fail_on_torch_bugs=args.fail_on_torch_bugs,
     )
 

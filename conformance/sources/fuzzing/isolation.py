@@ -21,17 +21,7 @@ from conformance.program.model import Program, ProgramError
 from conformance.record.finding import CRASH, MEMORY
 from conformance.record.names import MEASURED
 from conformance.run.execution_place import LOCAL, Place, PlacedPool
-from conformance.run.messages import (
-    COMPILE_LIMIT,
-    Death,
-    Done,
-    ExitReason,
-    Limits,
-    OutOfTime,
-    Task,
-    WorkerDied,
-    unusable,
-)
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied, unusable
 from conformance.run.pool import PRELOAD
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
@@ -43,22 +33,10 @@ TO_ANSWER = 1.0
 
 
 class Workers(PlacedPool):
-    """Processes that run programs on one target, `jobs` at a time. Use as a context manager.
+    """Processes that run programs on one target, `jobs` at a time. Use as a context manager."""
 
-    `limit` is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is
-    the limit of a worker in GiB (None: no limit)."""
-
-    def __init__(
-        self,
-        target: str,
-        limit: float,
-        memory: float | None = None,
-        jobs: int = 1,
-        compile_limit: float = COMPILE_LIMIT,
-        place: Place = LOCAL,
-    ) -> None:
-        limits = Limits(unit=limit, compiling=compile_limit, memory=memory)
-        limits = replace(limits, recycle=max(limits.recycle // SHARD, 1))
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
+        limits = replace(limits, recycle=Limits.recycle // SHARD)
         modules = [worker.__name__, *PRELOAD]  # so that their import does not count as program time
         super().__init__(place, target, limits, jobs, modules, preload=modules)
         self.hang: frozenset[str] = frozenset()
@@ -207,16 +185,9 @@ class FreshWorkers:
     """Workers that have run no program, one at a time. `start` can start one ahead of its use, since starting imports
     torch. Use as a context manager."""
 
-    def __init__(
-        self,
-        target: str,
-        limit: float,
-        memory: float | None = None,
-        compile_limit: float = COMPILE_LIMIT,
-        place: Place = LOCAL,
-    ) -> None:
+    def __init__(self, target: str, limits: Limits, place: Place = LOCAL) -> None:
         self.target = target
-        self._make = functools.partial(Workers, target, limit, memory, compile_limit=compile_limit, place=place)
+        self._make = functools.partial(Workers, target, limits, place=place)
         self._next: Workers | None = None
 
     def __enter__(self) -> Self:

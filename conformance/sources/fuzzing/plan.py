@@ -20,7 +20,7 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import versions
 from conformance.record.models import MODELS
 from conformance.record.names import without_features
-from conformance.run.messages import COMPILE_LIMIT
+from conformance.run.messages import Limits
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
 
 SHARD = 20
@@ -36,11 +36,10 @@ worker."""
 class Plan:
     """The plan of a campaign.
 
-    `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limit`
-    is the time of a program in seconds, `compile_limit` the extra time for building kernels in it. `memory` is the
-    limit of a worker in GiB. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs. `corpus` names files
-    of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the file with earlier
-    kernel counts. With `record` the campaign keeps its counts."""
+    `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limits`
+    are those of a worker for one program. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs.
+    `corpus` names files of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the
+    file with earlier kernel counts. With `record` the campaign keeps its counts."""
 
     target: str = "tiny"
     seed: int = 0
@@ -49,16 +48,14 @@ class Plan:
     drawing: Drawing = field(default_factory=Drawing)
     jobs: int = 1
     reports: Path = Path("reports")
-    limit: float = 60.0
+    limits: Limits = field(default_factory=Limits)
     stop_at_first: bool = False
     trials: int = 200
-    memory: float | None = None
     corpus: tuple[str, ...] = ()
     resume: bool = False
     kernels: str = ""
     record: bool = False
     part: tuple[int, int] = (1, 1)
-    compile_limit: float = COMPILE_LIMIT
     calls: bool = True
     """Whether programs have further calls on a target that transforms functions."""
     fail_on_torch_bugs: bool = False

@@ -27,11 +27,14 @@ from conformance.record.sentences import sentence
 from conformance.report import summary
 from conformance.report.replay import Replayed, show, show_all
 from conformance.run.execution_place import Place, told
+from conformance.run.messages import Limits
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
 from conformance.sources.fuzzing.results import parts, replayed, result_of
 from conformance.sources.fuzzing.worker import Finding
+
+Rerun = Callable[[Path], tuple[Finding | None, str]]
 
 MINIMIZE_TRIALS = 1000
 """Number of smaller programs that `--minimize` tries."""
@@ -59,16 +62,13 @@ def corpus_of(folder: Path | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def replaying(args: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Path], tuple[Finding | None, str]]]]:
+def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Workers, Rerun]]:
     """A worker, and a function that runs a saved program in it as a campaign would.
 
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
     spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=told)
-    with (
-        TemporaryDirectory(prefix="conformance-") as notes,
-        Workers(spec, args.limit, args.memory, compile_limit=args.compile_limit, place=place) as workers,
-    ):
+    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, limits, place=place) as workers:
         workers.load()
 
         def rerun(path: Path) -> tuple[Finding | None, str]:
@@ -82,17 +82,17 @@ def replaying(args: argparse.Namespace) -> Iterator[tuple[Workers, Callable[[Pat
         yield workers, rerun
 
 
-def replay(args: argparse.Namespace) -> int:
+def replay(args: argparse.Namespace, limits: Limits) -> int:
     """Run the program that `--replay` or `--minimize` names again, show it, and return 1 if something differs. The
     target is the option's, else the file's, else the command's default. Raises ProgramError, also if a folder has only
     programs that the target does not support."""
     path = args.minimize or args.replay
     if path.is_dir() and not args.minimize:
         args.target = profiles.usual(args.target, args.oracle)
-        return replay_folder(path, args)
+        return replay_folder(path, args, limits)
     program = read_program(path)
     args.target = profiles.usual(args.target or target_of(path), args.oracle)
-    with replaying(args) as (workers, rerun):
+    with replaying(args, limits) as (workers, rerun):
         finding, lacks = rerun(path)
         if finding and args.minimize:
             finding = workers.shrink(finding, MINIMIZE_TRIALS)
@@ -109,7 +109,7 @@ def replay(args: argparse.Namespace) -> int:
     return int(bool(one.kind))
 
 
-def replay_folder(folder: Path, args: argparse.Namespace) -> int:
+def replay_folder(folder: Path, args: argparse.Namespace, limits: Limits) -> int:
     """Run every saved program of a folder, for example the corpus, and print a line for each. A declared finding is
     XFAIL. Raises ProgramError if the target supports none of the programs."""
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
@@ -117,7 +117,7 @@ def replay_folder(folder: Path, args: argparse.Namespace) -> int:
     refuse(check(known, FINDINGS, parts()))
     found: list[tuple[Finding, str]] = []
     lines: list[Replayed] = []
-    with replaying(args) as (_, rerun):
+    with replaying(args, limits) as (_, rerun):
         for path in paths:
             finding, lacks = rerun(path)
             line = _replayed(path, args, finding, lacks)

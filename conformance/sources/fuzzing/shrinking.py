@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from conformance.run.messages import COMPILE_LIMIT, Death, Done, Task
+from conformance.run.messages import Death, Done, Limits, Task
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers
 from conformance.sources.fuzzing.worker import Finding
 
@@ -45,17 +45,6 @@ class LocalShrinker:
         return self.workers.confirm(finding, small, self.fresh, self.trials, until)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of the `Workers` that a task starts."""
-
-    target: str
-    limit: float
-    memory: float | None = None
-    compile_limit: float = COMPILE_LIMIT
-    trials: int = 200
-
-
 Key = tuple[int, str, str]
 """A finding's program and group, and the group of the smaller finding to confirm; the last is empty if there is
 none."""
@@ -66,7 +55,7 @@ class RemoteShrinker:
     """Shrinks in tasks of a pool. Each task starts worker processes below its worker."""
 
     workers: Workers
-    settings: Settings
+    trials: int
     found: dict[Key, Finding | Exception] = field(default_factory=dict)
     """Answers of tasks."""
     asked: set[Key] = field(default_factory=set)
@@ -81,13 +70,14 @@ class RemoteShrinker:
         key = (finding.number, finding.group, small.group if small is not None else "")
         if key not in self.asked:
             self.asked.add(key)
-            args = (self.settings, self.workers.hang, finding, small, until)
-            self.workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
+            workers = self.workers
+            args = (workers.target, workers.limits, self.trials, workers.hang, finding, small, until)
+            workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
         return key
 
     def take(self, task: Task, answer: Done | Death) -> None:
         """Store the answer of a task. After a death its finding stays as it is."""
-        _, _, finding, small, _ = task.args
+        *_, finding, small, _ = task.args
         key = self.begin(finding, small)
         if isinstance(answer, Death):
             self.found[key] = finding
@@ -114,17 +104,17 @@ class RemoteShrinker:
         return found
 
 
-def shrunk(settings: Settings, hang: frozenset[str], finding: Finding, small: Finding | None, until: float) -> Finding:
+def shrunk(
+    target: str, limits: Limits, trials: int, hang: frozenset[str], one: Finding, small: Finding | None, until: float
+) -> Finding:
     """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
-    workers, fresh = _own(settings)
+    workers, fresh = _own(target, limits)
     workers.hang = hang
-    local = LocalShrinker(workers, fresh, settings.trials)
-    return local.shrink(finding, until) if small is None else local.confirm(finding, small, until)
+    local = LocalShrinker(workers, fresh, trials)
+    return local.shrink(one, until) if small is None else local.confirm(one, small, until)
 
 
 @functools.lru_cache(maxsize=1)
-def _own(settings: Settings) -> tuple[Workers, FreshWorkers]:
+def _own(target: str, limits: Limits) -> tuple[Workers, FreshWorkers]:
     """The worker processes below this worker. They end with it."""
-    target, limit, memory, compile_limit = settings.target, settings.limit, settings.memory, settings.compile_limit
-    workers = Workers(target, limit, memory, compile_limit=compile_limit)
-    return workers, FreshWorkers(target, limit, memory, compile_limit)
+    return Workers(target, limits), FreshWorkers(target, limits)

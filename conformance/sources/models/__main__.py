@@ -23,9 +23,9 @@ from conformance.program.recorded import RECORDED, chosen
 from conformance.record.models import MODELS, sentence
 from conformance.record.result import Run
 from conformance.report.escape import escape_control_characters
-from conformance.run import options, scripts
+from conformance.run import options
 from conformance.run.messages import Limits
-from conformance.run.session import Session
+from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.fuzzing import command as fuzzing
 from conformance.sources.fuzzing.plan import Plan
@@ -33,23 +33,14 @@ from conformance.sources.fuzzing.plan import Plan
 FLAGS = ("target", "seed", "programs", "model", "calls", "shard", "resume", "stop-at-first-failure", "minutes",
          *options.LIMITS, "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
          *options.PLACE)  # fmt: skip
-USUAL = {
-    "programs": "all",
-    "minutes": "no limit",
-    "limit": "60",
-    "memory": "8",
-    "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
-    "expectations": options.reports_expectations(MODELS),
-    "model": "all",
-    "calls": "those of the package",
-}
+USUAL = usual(fuzzing.LIMITS, MODELS, programs="all", model="all", calls="those of the package")
 
 
 class Models(fuzzing.Programs):
     """The source of recorded calls."""
 
     title = "recorded models"
-    stem, usual, job_summary = MODELS, Limits(unit=60.0, memory=8.0), False
+    stem = MODELS
 
     def files(self, args: argparse.Namespace) -> list[Path | None]:
         """Return the file of the calls."""

@@ -1,7 +1,7 @@
 """An examination of an operator: the calls, the checks, and their verdicts.
 
-Defines `Request`, what the user asks for, `examination`, `verdicts` and `Verdict`. `conformance.check`, the command and
-the pytest fixture share them.
+Defines `Request`, what the user asks for, `examination`, `verdicts`, `Verdict` and `Judging`. `conformance.check`, the
+command and the pytest fixture share them.
 """
 
 from __future__ import annotations
@@ -163,6 +163,28 @@ def verdicts(trial: Examination, request: Request) -> Iterator[Verdict]:
 def _procedures(request: Request) -> list[str]:
     """Return the procedure that looks for deaths if the user names no other check."""
     return ["compare"] if request.checks is not None and {*request.checks} <= {*FATAL} else []
+
+
+@dataclass
+class Judging:
+    """A request that is carried out check by check: the calls are made once, and each procedure runs once."""
+
+    request: Request
+    known: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def trial(self) -> Examination:
+        """The calls. Raises UsageError."""
+        return examination(self.request)
+
+    def verdict(self, check: str) -> Verdict:
+        """Return the verdict of a check. It has a reason if it was not judged."""
+        procedure = CHECKS[check].procedure
+        if procedure not in self.known:
+            wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
+            made = verdicts(self.trial, replace(self.request, checks=wanted))
+            self.known[procedure] = {one.check: one for one in made}
+        return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
 
 
 def calls_of(trial: Examination, name: str) -> list[Call]:

@@ -14,27 +14,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, as_inputs, inputs_of
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program, ProgramError
-from conformance.program.reduce import (
-    dense_inputs,
-    fewer_elements,
-    fewer_inputs,
-    merged_inputs,
-    plainer_geometry,
-    plainer_values,
-    reduce_program,
-)
-from conformance.program.steps.op import Json, Step, decode, is_name, render, tensor
+from conformance.program.reduce import CALL_PASSES, reduce_program
+from conformance.program.steps.op import Json, Step, decode, render
 from conformance.record.sentences import sentence
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
 from conformance.sources.operator.examine import examined
-from conformance.sources.operator.sides import observed
+from conformance.sources.operator.sides import names_of_inputs, observed
 from conformance.standalone.moving import tensors
-from conformance.standalone.observation import names_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import carried, inert
 from conformance.standalone.tensor_source import NoSource, input_lines
@@ -53,21 +44,12 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    known: dict[int, str] = {}
-    named: dict[str, torch.Tensor] = {}
-    for name, leaf in (pair for key, part in call.given.items() for pair in names_of(part, key).items()):
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_").replace("__", "_")
-            known[id(leaf)] = plain if is_name(plain) and plain not in named else f"x{len(named)}"
-            named[known[id(leaf)]] = leaf
-    args, kwargs = call.arguments()
-    made = [encoded(value, lambda leaf: tensor(known[id(leaf)])) for value in args]
-    more = {key: encoded(value, lambda leaf: tensor(known[id(leaf)])) for key, value in kwargs.items()}
+    named, args, kwargs = as_inputs(names_of_inputs(call.given), *call.arguments())
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
         raise Unwritable(str(error)) from error
-    return Program(storages, inputs, (Step(STEP, tuple(made), more),))
+    return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
 
 
 def call_of(program: Program, call: Call) -> Call:
@@ -107,11 +89,10 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
         program,
         fails,
         SLOW.get(found.check, TRIALS),
-        (smaller_lengths, fewer_elements, dense_inputs, fewer_keywords, fewer_inputs, merged_inputs, plainer_geometry,
-         plainer_values),
+        (smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
         time.time() + seconds,
         _valid,
-    )  # fmt: skip
+    )
     return smallest
 
 
@@ -269,16 +250,20 @@ def _structure(text: Text) -> list[str]:
     return [*lines, f"raise SystemExit((type(want), {count.format('want')}) != (type(got), {count.format('got')}))"]
 
 
+def _tried(lines: Sequence[str], told: str) -> list[str]:
+    """Return lines that end the script with exit code 1 if they raise, and print what is `told`."""
+    body = [f"    {line}" for line in lines]
+    return ["try:", *body, "except Exception as error:", f"    print({told})", "    raise SystemExit(1)"]
+
+
+def _answering(text: Text, *lines: str, where: str = "result") -> list[str]:
+    """Return lines that must give an answer."""
+    told = f'f"{text.found.check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}"'
+    return _tried(lines, told)
+
+
 def _raising(text: Text) -> list[str]:
-    check, where = text.found.check, text.found.mismatch.where
-    return [
-        text.fresh,
-        "try:",
-        f"    {text.got}",
-        "except Exception as error:",
-        f'    print(f"{check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}")',
-        "    raise SystemExit(1)",
-    ]
+    return [text.fresh, *_answering(text, text.got, where=text.found.mismatch.where)]
 
 
 def _mutation(text: Text) -> list[str]:
@@ -441,11 +426,10 @@ def _gradients(text: Text) -> list[str]:
         "    return torch.autograd.grad(made, leaf, along, allow_unused=True)[0]",
         "",
         f"want = gradient({text.reference})",
-        "try:",
-        f"    got = gradient({text.operator})",
-        "except Exception as error:",
-        f'    print("{text.found.check} of {one.where}: expected a gradient, got", repr(error))',
-        "    raise SystemExit(1)",
+        *_tried(
+            [f"got = gradient({text.operator})"],
+            f'"{text.found.check} of {one.where}: expected a gradient, got", repr(error)',
+        ),
         text.told("want.tolist()", "None if got is None else got.tolist()"),
     ]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
@@ -458,11 +442,10 @@ def _gradcheck(text: Text) -> list[str]:
     return [
         text.fresh,
         *wide,
-        "try:",
-        f"    torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))",
-        "except Exception as error:",
-        f'    print("gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error)',
-        "    raise SystemExit(1)",
+        *_tried(
+            [f"torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))"],
+            f'"gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error',
+        ),
     ]
 
 
@@ -499,12 +482,7 @@ def _symbolic(text: Text) -> list[str]:
         f"want = {text.got}",
         "mode = FakeTensorMode(shape_env=ShapeEnv())",
         f"{text.all}, = [mode.from_tensor(one, static_shapes=False) for one in inputs()]",
-        "try:",
-        "    with mode:",
-        f"        got = {text.got}",
-        "except Exception as error:",
-        '    print(f"symbolic of result: expected an answer, got {type(error).__name__}: {error}")',
-        "    raise SystemExit(1)",
+        *_answering(text, "with mode:", f"    got = {text.got}"),
         "known = [(one.dtype, tuple(map(int, one.shape))) for one in listed(got)]",
         "right = [(one.dtype, tuple(one.shape)) for one in listed(want)]",
         text.told("right", "[tuple(one.shape) for one in listed(got)]"),
@@ -526,11 +504,7 @@ def _compiled(backend: str, dynamic: bool) -> Body:
             text.fresh,
             f"want = [*listed(program({text.all})), {text.all}]",
             text.fresh,
-            "try:",
-            f"    got = [*listed(compiled({text.all})), {text.all}]",
-            "except Exception as error:",
-            f'    print(f"{text.found.check} of result: expected an answer, got {{type(error).__name__}}: {{error}}")',
-            "    raise SystemExit(1)",
+            *_answering(text, f"got = [*listed(compiled({text.all})), {text.all}]"),
             text.told("want", "got"),
             "torch.testing.assert_close(got, want, equal_nan=True)",
         ]

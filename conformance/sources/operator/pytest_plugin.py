@@ -50,24 +50,10 @@ def _request(mark: pytest.Mark) -> Any:
 
 
 @functools.cache
-def _verdicts(test: Callable[..., Any], procedure: str) -> tuple[Any, dict[str, Any]]:
-    """Return the examination of a test's operator, and the verdicts of a procedure by check."""
-    import dataclasses
+def _judging(test: Callable[..., Any]) -> Any:
+    from conformance.sources.operator.examine import Judging
 
-    from conformance.sources.operator.checks import CHECKS
-    from conformance.sources.operator.examine import verdicts
-
-    request = _request(next(mark for mark in test.pytestmark if mark.name == MARKER))  # type: ignore[attr-defined]
-    trial = _examined(test)
-    wanted = [name for name in request.chosen() if CHECKS[name].procedure == procedure]
-    return trial, {one.check: one for one in verdicts(trial, dataclasses.replace(request, checks=wanted))}
-
-
-@functools.cache
-def _examined(test: Callable[..., Any]) -> Any:
-    from conformance.sources.operator.examine import examination
-
-    return examination(_request(next(mark for mark in test.pytestmark if mark.name == MARKER)))  # type: ignore[attr-defined]
+    return Judging(_request(next(mark for mark in test.pytestmark if mark.name == MARKER)))  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -77,14 +63,13 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     name = request.param
 
     def run() -> None:
-        from conformance.sources.operator.checks import CHECKS
         from conformance.sources.operator.finding import minimized, script
 
-        trial, made = _verdicts(request.function, CHECKS[name].procedure)
-        verdict = made.get(name)
-        if verdict is None or verdict.excluded or not (verdict.found or verdict.compared):
-            pytest.skip(verdict.reason if verdict is not None else "another check of its group ended the process")
+        judging = _judging(request.function)
+        verdict = judging.verdict(name)
+        if verdict.excluded or not (verdict.found or verdict.compared):
+            pytest.skip(verdict.reason)
         if verdict.found is not None:
-            pytest.fail(script(trial, minimized(trial, verdict.found)), pytrace=False)
+            pytest.fail(script(judging.trial, minimized(judging.trial, verdict.found)), pytrace=False)
 
     return run

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance.engine.executor import Execution, Executor, Transform, signature_of
+from conformance.engine.executor import AnsweredCall, Execution, Executor, Transform
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.sources.operator.calls import Call
 from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
-from conformance.standalone.moving import map_leaves, observable, taken_apart, tensors
-from conformance.standalone.observation import Observation, Raised, names_of, observe, versions_of
+from conformance.standalone.moving import map_leaves, tensors
+from conformance.standalone.observation import Observation, names_of, versions_of
 from conformance.standalone.torch_compat import version_of, with_memory
 
 Function = Callable[..., Any]
@@ -53,9 +53,15 @@ class Side:
             self.tree = map_leaves(self.tree, _leaf)
         return self.tree, ()
 
-    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningSide:
-        """Begin the call on inputs that lie on the target."""
-        return RunningSide(self, inputs, self._transformed(transform) if transform else self.function)
+    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> AnsweredCall:
+        """Begin the call on inputs that lie on the target. The same seed is set on each side."""
+        function = self._transformed(transform) if transform else self.function
+
+        def call() -> Any:
+            torch.manual_seed(SEED)
+            return self.around(function, self.call, inputs)
+
+        return AnsweredCall(id(self.function), inputs, call, self.tree, versions_of(inputs))
 
     def _transformed(self, transform: Transform) -> Function:
         """Return the transformed function. A target transforms functions of positional arguments."""
@@ -72,40 +78,6 @@ def _leaf(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
         return value.detach().requires_grad_()
     return value
-
-
-class RunningSide:
-    """A call in progress: one step, whose error is an answer."""
-
-    count = 1
-
-    def __init__(self, side: Side, inputs: dict[str, Any], function: Function) -> None:
-        self.side, self.inputs, self.function = side, inputs, function
-        self.outcome: Any = None
-        self.error: Exception | None = None
-        self.versions = versions_of(inputs)
-
-    def signature(self, number: int) -> Hashable:
-        """Return a key of the function and its tensors."""
-        return (id(self.side.function), signature_of(tensors(self.inputs)))
-
-    def advance(self, number: int) -> None:
-        """Make the call, after setting the same seed on each side."""
-        torch.manual_seed(SEED)
-        try:
-            self.outcome = self.side.around(self.function, self.side.call, self.inputs)
-        except Exception as error:
-            self.error = error
-
-    def observe(self, target: Target) -> Observation:
-        """Return the observation of the result or the error, and of the inputs."""
-        inputs = observable(self.inputs, self.side.tree)
-        if self.error is not None:
-            return observe((), inputs, target=target, error=self.error)
-        try:
-            return observe({"result": taken_apart(self.outcome)}, inputs, target=target, versions=self.versions)
-        except Exception as error:
-            return Observation(error=Raised.of(error))
 
 
 @functools.cache

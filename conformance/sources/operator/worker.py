@@ -6,7 +6,6 @@ imports its dependencies itself. A worker makes the calls once, and carries out 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import time
@@ -19,8 +18,7 @@ from conformance.run.worker import loaded, step, unit
 from conformance.sources.accuracy.worker import environment_of
 
 if TYPE_CHECKING:
-    from conformance.sources.operator.checks import Examination
-    from conformance.sources.operator.examine import Request, Verdict
+    from conformance.sources.operator.examine import Judging, Verdict
 
 MODULES = (__name__, "conformance.sources.operator.finding")
 
@@ -76,8 +74,8 @@ def described(target: str) -> tuple[dict[str, str], None]:
 
 
 @functools.cache
-def _begun(subject: Subject) -> tuple[Examination, Request]:
-    from conformance.sources.operator.examine import Request, examination
+def _judging(subject: Subject) -> Judging:
+    from conformance.sources.operator.examine import Judging, Request
     from conformance.sources.operator.subject import named
 
     request = Request(
@@ -92,29 +90,15 @@ def _begun(subject: Subject) -> tuple[Examination, Request]:
         seconds=subject.seconds,
         near=subject.operator.partition(":")[0] if ":" in subject.operator else "",
     )
-    return examination(request), request
-
-
-@functools.cache
-def _verdicts(subject: Subject, procedure: str) -> dict[str, Verdict]:
-    from conformance.sources.operator.checks import CHECKS
-    from conformance.sources.operator.examine import verdicts
-
-    trial, request = _begun(subject)
-    wanted = [name for name in request.chosen() if CHECKS[name].procedure == procedure]
-    return {one.check: one for one in verdicts(trial, dataclasses.replace(request, checks=wanted))}
+    return Judging(request)
 
 
 def run(target: str, case: Case) -> Result:
     """Return the result of a case. Raises UserError for a subject that contradicts itself."""
-    from conformance.sources.operator.checks import CHECKS
-
     begin = time.perf_counter()
     with unit(case.id):
         step("examination")
-        verdict = _verdicts(case.subject, CHECKS[case.variant].procedure).get(case.variant)
-        if verdict is None:
-            return case.result(Outcome.SKIP, skipped=1, reason="another check of its group ended the process")
+        verdict = _judging(case.subject).verdict(case.variant)
         if verdict.found is not None:
             return _failed(case, verdict).replace(seconds=time.perf_counter() - begin)
     if not verdict.compared:
@@ -127,7 +111,7 @@ def _failed(case: Case, verdict: Verdict) -> Result:
     from conformance.sources.operator.finding import minimized, script
 
     assert verdict.found is not None
-    trial, _ = _begun(case.subject)
+    trial = _judging(case.subject).trial
     small = minimized(trial, verdict.found)
     one = small.mismatch
     texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}

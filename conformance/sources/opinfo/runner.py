@@ -29,11 +29,11 @@ from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
 from conformance.report import __main__ as report
 from conformance.report import budgets
-from conformance.run import options, scripts, signals
+from conformance.run import options, signals
 from conformance.run.execution_place import LOCAL, Place, place_of
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
-from conformance.run.session import Session, limits_of
+from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
 from conformance.sources.opinfo import plainest, plan, terminal
@@ -160,30 +160,19 @@ FLAGS = ("target", "oracle", *plan.CASES, "resume", "stop-at-first-failure", "re
          "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
+    **usual(LIMITS),
     **plan.USUAL,
     "replay": "a case, or CASE#N for its sample N: an id such as add::float32::forward::as_sampled, or a result file, "
     "for its target, and an id in it",
-    "minutes": "no limit",
-    "limit": f"{LIMITS.unit:g}",
-    "memory": f"{LIMITS.memory:g}",
-    "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
-    "expectations": options.reports_expectations(),
     "baseline": "reports/baseline/torch-<minor>/<target>.json.gz",
 }
 
 
-class OpDb:
+class OpDb(Source):
     """The source of op_db's cases."""
 
     title = "PyTorch's op_db"
-    stem, usual, job_summary = "opinfo", LIMITS, True
-
-    def __init__(self) -> None:
-        self.baseline: Run | None = None
-
-    def files(self, args: argparse.Namespace) -> list[None]:
-        """Return nothing: workers read no files."""
-        return []
+    stem, usual = "opinfo", LIMITS
 
     def prepare(self, session: Session) -> None:
         """Read the baseline, the declarations and the counts of workloads, and check the options."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,16 +17,14 @@ import torch
 from torch.autograd import forward_ad
 
 from conformance.engine.aten_ops import Tagged
-from conformance.engine.executor import Transform, signature_of
+from conformance.engine.executor import AnsweredCall, Transform
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
-from conformance.record.errors import UserError
 from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import script, seeding
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
-from conformance.standalone.moving import map_leaves, moved, observable, taken_apart, tensors
-from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.moving import map_leaves, moved, tensors
 from conformance.standalone.torch_compat import DRAWS_NUMBERS, with_memory
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
@@ -94,48 +92,16 @@ class Call:
         """Return the inputs, and the storages of inputs that stay on the CPU."""
         return self.tree, self.sample.kept
 
-    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> RunningCall:
-        """Begin the call on inputs that lie on the target."""
-        return RunningCall(self, inputs, target, transform or (lambda function: function))
+    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> AnsweredCall:
+        """Begin the call on inputs that lie on the target. The same seed is set on each side. A function without a
+        name gets a unique key."""
+        apply = transform or (lambda function: function)
 
+        def call() -> Any:
+            seeding.seed(target.device)
+            return self.run(inputs, apply)
 
-class RunningCall:
-    """A call in progress: one step, whose error is an answer like any other."""
-
-    count = 1
-
-    def __init__(self, call: Call, inputs: dict[str, Any], target: Target, apply: Apply) -> None:
-        self.call, self.inputs, self.target, self.apply = call, inputs, target, apply
-        self.outcome: Any = None
-        self.error: Exception | None = None
-
-    def signature(self, number: int) -> Hashable:
-        """Return a key of the function, its call form and its tensors; a function without a name gets a unique key."""
-        call = self.call
-        return (call.source or object(), call.note, call.run.__qualname__, signature_of(tensors(self.inputs)))
-
-    def advance(self, number: int) -> None:
-        """Make the call, after setting the same seed on each side."""
-        seeding.seed(self.target.device)
-        try:
-            self.outcome = self.call.run(self.inputs, self.apply)
-        except UserError:
-            raise
-        except Exception as error:
-            self.error = error
-
-    def observe(self, target: Target) -> Observation:
-        """Return the observation of the result, or of the error, and of the inputs. An error that a lazy device raises
-        only when it computes is the answer too.
-        """
-        inputs = observable(self.inputs, self.call.tree)
-        if self.error is not None:
-            return observe((), inputs, target=target, error=self.error)
-        try:
-            return observe({"result": taken_apart(self.outcome)}, inputs, target=target)
-        except Exception as error:
-            self.outcome = None
-            return Observation(error=Raised.of(error))
+        return AnsweredCall((self.source or object(), self.note, self.run.__qualname__), inputs, call, self.tree)
 
 
 class Skip(Exception):

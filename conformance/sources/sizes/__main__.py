@@ -16,7 +16,8 @@ from conformance.record.result import Result, Run
 from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases, usual
+from conformance.run.session import usual
+from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.sizes import table, worker
 from conformance.sources.sizes.table import SCALES, Case
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "more than 3 times the bytes that are held, and more than torch CPU's, is a finding."
     )
     values = {"variant": ", ".join(DIRECTIONS), "class": ", ".join(table.families()), "scale": ", ".join(SCALES)}
-    defaults = {**usual(SIZES, Sizes.usual), "dtype": "the rows' own"}
+    defaults = usual(Sizes.usual, SIZES, variant="all", dtype="the rows' own")
     parser = options.parser(f"conformance {SIZES}", about, (*FLAGS, "class", "scale"), defaults, values)
     return run_command(parser, arguments, lambda args: [Sizes()])
 

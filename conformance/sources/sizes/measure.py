@@ -7,19 +7,18 @@ created anew for each side, and only the `Answer` summaries of torch CPU's answe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance.engine.executor import Executor, Transform, Watch, signature_of
+from conformance.engine.executor import Executor, OneCall, Transform, Watch
 from conformance.engine.target import Target
 from conformance.record.footprint import allowed
 from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
 from conformance.sources.sizes.table import Case, Row
 from conformance.standalone import sizes as calls
-from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.sizes import Exact, Side
 
@@ -37,36 +36,19 @@ class Sized:
         self.given = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
         return self.given, set()
 
-    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
-        """Begin the call on inputs that lie on the target, and release the inputs on the CPU."""
+    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
+        """Begin the call on inputs that lie on the target, and release the inputs on the CPU. The call also reads the
+        answers, so nothing is left to observe."""
         self.given.clear()
         program = built(self.case.row, self.case.scale, target.device)[0]
-        return Running(self, inputs, transform(program) if transform else program, target)
-
-
-class Running:
-    """A call in progress: one step, which also reads the answers."""
-
-    count = 1
-    outcome: Any = None
-
-    def __init__(self, subject: Sized, given: dict[str, Any], program: Callable[..., Any], target: Target) -> None:
-        self.subject, self.given, self.program, self.target = subject, given, program, target
+        program = transform(program) if transform else program
         target.can_be_waited_for()  # tested before the call, whose own errors may come from a later wait
 
-    def signature(self, number: int) -> Hashable:
-        """Return a key of the case and its inputs."""
-        return (self.subject.case.id, signature_of(tensors(self.given)))
+        def call() -> None:
+            backward = self.case.variant == "backward"
+            self.side = calls.measured(program, inputs, backward, self.exact, target.synchronize)
 
-    def advance(self, number: int) -> None:
-        """Make the call."""
-        backward = self.subject.case.variant == "backward"
-        settle = self.target.synchronize
-        self.subject.side = calls.measured(self.program, self.given, backward, self.subject.exact, settle)
-
-    def observe(self, target: Target) -> Observation:
-        """Return an empty observation: the step has already read the answers."""
-        return Observation()
+        return OneCall(self.case.id, inputs, call, lambda made, on: Observation())
 
 
 def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:

@@ -5,7 +5,7 @@ Defines `TracedCall`. The device has run the call in the user's script; torch CP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from conformance.standalone.moving import (
     tensors,
     whole_storage,
 )
-from conformance.standalone.observation import Observation, Raised, Seen, contiguity
+from conformance.standalone.observation import Observation, Raised, Seen, contiguity, names_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
@@ -164,7 +164,7 @@ class TracedCall:
     ) -> Observation:
         """Return the observation of results and written arguments, and of the storages of all arguments."""
         given = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
-        return observed(given, dict(named(made, RESULT)), self.written, not self.is_view, key, fetch)
+        return observed(given, names_of(made, RESULT), self.written, not self.is_view, key, fetch)
 
 
 def observed(
@@ -242,18 +242,9 @@ def fetched(tree: Tree, target: Target) -> Tree:
     return rebuild(tree, move, flatten=target.flatten)
 
 
-def named(tree: Tree, root: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a tree by name: `root`, or `root[0]`."""
-    if isinstance(tree, (tuple, list)):
-        for at, part in enumerate(tree):
-            yield from named(part, f"{root}[{at}]")
-    else:
-        yield root, tree
-
-
 def leaves_by_name(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of the arguments by name."""
-    leaves = (pair for name, value in given.items() for pair in named(value, name))
+    leaves = (pair for name, value in given.items() for pair in names_of(value, name).items())
     return {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 

@@ -27,12 +27,12 @@ from conformance.engine.loading import reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, named, observed, on_cpu, widened_leaf
+from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, observed, on_cpu, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
 from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
-from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.observation import Observation, Raised, names_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import compile_wrappers
 
@@ -107,7 +107,7 @@ class GraphCall:
         given = dict(zip(self.names, args))
         if cotangents is None:
             with torch.no_grad():
-                results = dict(named(graph(*args), RESULT))
+                results = names_of(graph(*args), RESULT)
         else:
             results = gradients(graph, given, self.wanted, cotangents)
         leaves = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
@@ -122,7 +122,7 @@ def gradients(
     with torch.enable_grad():
         leaves = {name: given[name].detach().requires_grad_() for name in given if name in wanted}
         inner = [leaves[name].clone() if name in leaves else value for name, value in given.items()]
-        made = [leaf for _, leaf in named(function(*inner), RESULT)]
+        made = [*names_of(function(*inner), RESULT).values()]
         pairs = [(one, by) for one, by in zip(made, cotangents) if by is not None and one.requires_grad]
         if not pairs or not leaves:
             return {}
@@ -214,7 +214,7 @@ class Compiled:
                 given = [seen.watched(name, one) for name, one in zip(graph.names, args)]
         with self.mode.paused():
             made = compiled(*given)
-            self._judge(graph, call, dict(zip(graph.names, args)), dict(named(made, RESULT)), FORWARD)
+            self._judge(graph, call, dict(zip(graph.names, args)), names_of(made, RESULT), FORWARD)
             if self.mode.divergence is not None:
                 self.mode.divergence.forget(tensors((list(args), made)))
             seen.outputs(made)
@@ -277,7 +277,7 @@ class _Backward:
 
     def outputs(self, made: Any) -> None:
         """Note the gradients of the outputs as they arrive."""
-        leaves = [leaf for _, leaf in named(made, RESULT)]
+        leaves = [*names_of(made, RESULT).values()]
         self.cotangents = [None] * len(leaves)
         for at, leaf in enumerate(leaves):
             if self.wanted and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -380,7 +380,7 @@ class Search:
             return None
         if backward:
             with torch.no_grad():
-                made = [leaf for _, leaf in named(right(*rebuild(copies, copied_to_host)), RESULT)]
+                made = [*names_of(right(*rebuild(copies, copied_to_host)), RESULT).values()]
             call.cotangents = [_cotangent(one) for one in made]
             want = call.by_cpu()
         device = self.graph.device
@@ -391,7 +391,7 @@ class Search:
                 results, inputs = gradients(compiled, dict(zip(names, given)), wanted, cotangents), dict[str, Any]()
             else:
                 with torch.no_grad():
-                    results = dict(named(compiled(*given), RESULT))
+                    results = names_of(compiled(*given), RESULT)
                 inputs = {name: one for name, one in zip(names, given) if isinstance(one, torch.Tensor)}
             found = call.judged(want, call.of(inputs, results, device), device).mismatches
         except Exception as error:

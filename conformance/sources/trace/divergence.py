@@ -24,11 +24,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from conformance.engine.arbitration import widened
 from conformance.engine.rules import AS_GOOD
 from conformance.engine.target import Target
-from conformance.sources.trace.call import RESULT, UNWRITTEN, TracedCall, fetched, leaves_by_name, named, widened_leaf
+from conformance.sources.trace.call import RESULT, UNWRITTEN, TracedCall, fetched, leaves_by_name, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.places import Place
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
-from conformance.standalone.observation import Observation
+from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of
 
 INHERITED = 64
@@ -108,7 +108,7 @@ class Divergence:
         args, kwargs, made = device
         pairs = list(zip(leaves((args, dict(kwargs))), leaves((call.args, call.kwargs)), strict=True))
         mine = {id(one): self._shadow(one, copy, call, target) for one, copy in pairs if _is_on(one, target)}
-        results = {name: one for name, one in named(made, RESULT) if isinstance(one, torch.Tensor)}
+        results = {name: one for name, one in names_of(made, RESULT).items() if isinstance(one, torch.Tensor)}
         bound = max((one.bound for one in mine.values()), default=0.0)
         if not call.is_view:
             free = call.draws or call.func.overloadpacket in UNWRITTEN
@@ -146,7 +146,7 @@ class Divergence:
                     for one, copy in pairs
                 )
                 args, kwargs = map_leaves((call.args, call.kwargs), lambda leaf: next(values))  # noqa: B023
-                made.append(dict(named(call.func(*args, **kwargs), RESULT)))
+                made.append(names_of(call.func(*args, **kwargs), RESULT))
         except Exception:  # torch CPU may have no kernel for float64; the results start again from the device's content
             return None
         return made[0], made[1]

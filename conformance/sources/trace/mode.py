@@ -22,12 +22,12 @@ from conformance.engine.executor import Execution
 from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
-from conformance.sources.trace.call import TracedCall, leaves_by_name, named, traced_call
+from conformance.sources.trace.call import TracedCall, leaves_by_name, traced_call
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Place, Places, is_of_user
 from conformance.standalone.modes import without_modes
-from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.observation import Observation, Raised, names_of
 from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
 OWN = {"tiny": "tiny", "cpu": "cpu"}
@@ -135,7 +135,7 @@ class Tracing(TorchDispatchMode):
             tally.unjudged[_line(error)] += 1
             return made
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
-        there |= {name: leaf for name, leaf in named(made, "result") if isinstance(leaf, torch.Tensor)}
+        there |= {name: leaf for name, leaf in names_of(made, "result").items() if isinstance(leaf, torch.Tensor)}
         with without_modes():  # those of a device act on torch CPU, too
             try:
                 if judged:

@@ -15,30 +15,21 @@ import torch
 from conformance.engine.loading import load_target
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
-from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of
+from conformance.program.capture import NotAnInput, Unwritable, as_inputs, inputs_of
 from conformance.program.model import LARGEST_STORAGE, Input, Program, Storage
-from conformance.program.reduce import (
-    dense_inputs,
-    fewer_elements,
-    fewer_inputs,
-    merged_inputs,
-    plainer_geometry,
-    plainer_values,
-    reduce_program,
-)
+from conformance.program.reduce import CALL_PASSES, reduce_program
 from conformance.program.script import script
-from conformance.program.steps.op import Json, Step, dtype_name, is_name, tensor
+from conformance.program.steps.op import Json, Step, dtype_name
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program
 from conformance.record.errors import TargetError
-from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name, named
+from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name
 from conformance.sources.trace.faults import Fault
 from conformance.standalone.moving import storage_key, tensors, whole_storage
+from conformance.standalone.observation import names_of
 
 TRIALS, SECONDS = 150, 10.0
 """Limits on the trials of one call: their number, and the time in which they begin."""
-
-PASSES = (fewer_elements, dense_inputs, fewer_inputs, merged_inputs, plainer_geometry, plainer_values)
 
 
 def scripted(fault: Fault) -> str:
@@ -62,20 +53,9 @@ def scripted(fault: Fault) -> str:
 
 def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
-    known: dict[int, str] = {}
-    inputs: dict[str, torch.Tensor] = {}
     leaves = leaves_by_name(call.given_by_name()) if isinstance(call, TracedCall) else dict(_arguments(call))
-    for name, leaf in leaves.items():
-        if id(leaf) not in known:
-            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_")
-            plain = plain if is_name(plain) and plain not in inputs and plain != RESULT else f"x{len(inputs)}"
-            known[id(leaf)], inputs[plain] = plain, leaf.detach()
-
-    def marker(leaf: torch.Tensor) -> Json:
-        return tensor(known[id(leaf)])
-
-    args = [encoded(one, marker) for one in call.args]
-    given = {key: encoded(value, marker) for key, value in call.kwargs.items()}
+    inputs, args, given = as_inputs(leaves, call.args, call.kwargs)
+    inputs = {name: leaf.detach() for name, leaf in inputs.items()}
     step = _step(call, args, given) if isinstance(call, TracedCall) else _node_step(call, args, given)
     for make in inputs_of, _drawn:
         try:
@@ -90,11 +70,11 @@ def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Json]) -> Ste
     result = call.by_cpu()
     if result.last.error is not None:
         raise Unwritable("torch CPU refuses the call")
-    leaves = [leaf for _, leaf in named(result.outcome, RESULT) if leaf is not None]
+    leaves = [leaf for leaf in names_of(result.outcome, RESULT).values() if leaf is not None]
     is_row, many = isinstance(result.outcome, (tuple, list)), len(leaves)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kind, out = "op_db.query", tuple[str, ...]()
-    elif is_row and many != sum(1 for _ in named(result.outcome, RESULT)):
+    elif is_row and many != len(names_of(result.outcome, RESULT)):
         raise Unwritable("a result with empty places")
     else:
         kind = "op_db.many" if is_row else "op_db"
@@ -164,6 +144,6 @@ def _smallest(program: Program, verdict: Verdict, target: Target) -> str:
         small = candidate, found
         return True
 
-    reduce_program(program, fails, TRIALS, PASSES, time.time() + SECONDS)
+    reduce_program(program, fails, TRIALS, CALL_PASSES, time.time() + SECONDS)
     best, found = small
     return script(replace(best, note=""), target, found.mismatches, bad_step=1)

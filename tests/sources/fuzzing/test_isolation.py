@@ -173,7 +173,7 @@ class TestDeaths:
         kept its whole program."""
         spec = targets + "Fragile"
         found = Finding(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
-        with isolation.Workers(spec, 20) as workers:
+        with isolation.Workers(spec, Limits(unit=20)) as workers:
             small = workers.shrink(found, 60)
         assert [step.op for step in small.program.steps] == ["neg_"]
         assert small.program.inputs[0].size == (4,) and small.mismatches

@@ -114,7 +114,7 @@ class TestHangs:
     def test_the_ordinary_limit(self) -> None:
         """The ordinary limit applies to a program that hangs in its first call if its op is in the list of hanging
         ops."""
-        with Workers("class:building.Stuck", 1, compile_limit=1000) as workers:
+        with Workers("class:building.Stuck", Limits(unit=1, compiling=1000)) as workers:
             workers.hang = frozenset({"neg"})
             began = time.monotonic()
             assert workers.ending(program(NEG)) == TIMEOUT
@@ -197,7 +197,7 @@ class TestMinutes:
         finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
         until = clock.now + left
         slow.answer = False if kind != FAIL else finding
-        with Workers("cpu", 60) as workers:
+        with Workers("cpu", Limits()) as workers:
             small = workers.shrink(finding, 200, until)
         assert clock.now <= until
         assert slow.asked
@@ -209,7 +209,7 @@ class TestMinutes:
         """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
         given: list[Any] = []
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
-        with Workers("cpu", 60) as workers:
+        with Workers("cpu", Limits()) as workers:
             workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
         (_, _, _, _, early, *_), options = given[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)

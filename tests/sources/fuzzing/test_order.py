@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from conformance.record.finding import FAIL
-from conformance.run.messages import Death, Done, ExitReason, Task
+from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.shrinking import RemoteShrinker, Settings
+from conformance.sources.fuzzing.shrinking import RemoteShrinker
 from conformance.sources.fuzzing.worker import NOTHING, Finding
 
 FOUND = [Finding(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property="value") for number in range(12)]
@@ -26,6 +26,7 @@ class Kept:
     """Pool that stores submitted tasks and yields prepared answers on request."""
 
     hang: frozenset[str] = frozenset()
+    target, limits = "cpu", Limits()
 
     def __init__(self, answers: Sequence[Any] = ()) -> None:
         self.tasks: list[Task] = []
@@ -88,7 +89,7 @@ class TestApart:
     def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
         """The hundredth program of a group starts no new shrinking task."""
         made, pool = campaign(tmp_path), Kept()
-        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(100):
             made.add(replace(FOUND[0], number=number))
             made._shrink_ahead(remote, 5)
@@ -97,7 +98,7 @@ class TestApart:
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
         """Before the end of drawing, only a limited number of groups shrink in advance."""
         made, pool = campaign(tmp_path), Kept()
-        remote = RemoteShrinker(pool, Settings("cpu", 60))  # type: ignore[arg-type]
+        remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(30):
             made.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
             made._shrink_ahead(remote, 2)
@@ -110,14 +111,14 @@ class TestApart:
         small = {finding.number: replace(finding, property="small") for finding in (one, two)}
         for order in itertools.permutations((one, two, three)):
             answers = [Death(ExitReason.CRASH, "died") if each is three else Done(small[each.number]) for each in order]
-            remote = RemoteShrinker(Kept(answers), Settings("cpu", 60))  # type: ignore[arg-type]
+            remote = RemoteShrinker(Kept(answers), 200)  # type: ignore[arg-type]
             for each in order:
                 remote.begin(each)
             assert [remote.shrink(each, 0.0) for each in (one, two, three)] == [small[0], small[1], three]
 
     def test_an_error_is_raised_at_its_turn(self) -> None:
         """The error is raised for the finding that requested it, as in local shrinking."""
-        remote = RemoteShrinker(Kept([Done(error=RuntimeError("odd"))]), Settings("cpu", 60))  # type: ignore[arg-type]
+        remote = RemoteShrinker(Kept([Done(error=RuntimeError("odd"))]), 200)  # type: ignore[arg-type]
         remote.begin(FOUND[0])
         with pytest.raises(RuntimeError, match="odd"):
             remote.shrink(FOUND[0], 0.0)
