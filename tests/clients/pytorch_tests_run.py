@@ -16,6 +16,7 @@ import csv
 import fnmatch
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,10 +32,19 @@ NOT_JUDGED = Path(__file__).with_name("pytorch_tests.toml")
 TABLE = ROOT / "docs" / "pytorch_tests.csv"
 HEADER = ["file", "passed", "judged", "not judged", "skipped by the file"]
 
-FILE_S, TEST_S = 3000, 300  # time limits of a file and of a test
+FILE_S, TEST_S = 3000, 300  # time limits of a slice and of a test
 
-CONFTEST = '''"""Registers tiny before the test files ask for the devices."""
+CONFTEST = '''"""Registers tiny before the test files ask for the devices, and selects one slice of the tests."""
+import os
 import conformance.backend
+from torch.testing._internal import common_methods_invocations as methods
+
+if not hasattr(methods, "binary_ufuncs_and_refs"):  # its name in other versions of torch
+    methods.binary_ufuncs_and_refs = methods.binary_ufuncs
+
+def pytest_collection_modifyitems(items):
+    part, parts = map(int, os.environ["PYTORCH_TESTS_SLICE"].split("/"))
+    items[:] = items[part::parts]
 '''
 
 
@@ -74,41 +84,50 @@ def adapted(source: str, device: str) -> str:
     return source.replace(f".is_{device}", ".is_tiny")
 
 
-def run(folder: Path, file: str, device: str = "", only: str = "") -> Outcome:
-    """Run a test file in a separate process; `device` is the one for which the copies were adapted, if any.
+def run(
+    folder: Path, file: str, device: str = "", only: str = "", slices: int = 1, keep: Path | None = None
+) -> Outcome:
+    """Run a test file; `device` is the one for which the copies were adapted, if any.
 
-    Raises RuntimeError if the file ended before its last test, and subprocess.TimeoutExpired.
+    Each of the `slices` has every n-th test and a process of its own. `keep` is a folder for the slices' results; a
+    slice with a result there is not run again. Raises RuntimeError if a slice ended before its last test, and
+    subprocess.TimeoutExpired.
     """
+    entries = [e for e in tomllib.loads(NOT_JUDGED.read_text())["not_judged"] if e["test"].startswith(f"{file}::")]
+    left_out = [e["test"] for e in entries if not e.get("run", True)]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
+        results = [(keep or place) / f"{file}-{number}-{slices}.xml" for number in range(slices)]
         source = (folder / f"{file}.py").read_text()
         (place / f"{file}.py").write_text(adapted(source, device) if device else source)
         (place / "conftest.py").write_text(CONFTEST)
         (place / "pytest.ini").write_text("[pytest]\n")
-        entries = [e for e in tomllib.loads(NOT_JUDGED.read_text())["not_judged"] if e["test"].startswith(f"{file}::")]
-        left_out = [e["test"] for e in entries if not e.get("run", True)]
         words = [
             *("-c", "pytest.ini", "-p", "no:cacheprovider", "-q", "--tb=native", "--junitxml", "results.xml"),
             *(f"--timeout={TEST_S}", "--timeout-method=signal", f"{file}.py", *(("-k", only) if only else ())),
             *(word for test in left_out for word in ("--deselect", test.replace("::", ".py::", 1))),
         ]
         path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
-            cwd=place, env=environment, capture_output=True, check=False, text=True, timeout=FILE_S,
-        )  # fmt: skip
-        if done.returncode not in (0, 1):
-            said = (done.stdout + done.stderr).strip()[-3000:]
-            raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
-        return judged(file, place / "results.xml", entries)
+        for number, result in enumerate(results):
+            if result.exists():
+                continue
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *words], cwd=place, capture_output=True, check=False, text=True,
+                env={**environment, "PYTORCH_TESTS_SLICE": f"{number}/{slices}"}, timeout=FILE_S,
+            )  # fmt: skip
+            if done.returncode not in (0, 1):
+                said = (done.stdout + done.stderr).strip()[-3000:]
+                raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
+            shutil.move(place / "results.xml", result)
+        return judged(file, results, entries)
 
 
-def judged(file: str, results: Path, entries: Sequence[dict[str, Any]]) -> Outcome:
-    """Return the verdicts on the results of a file (JUnit's XML)."""
+def judged(file: str, results: Sequence[Path], entries: Sequence[dict[str, Any]]) -> Outcome:
+    """Return the verdicts on the results of a file (JUnit's XML, one for each slice)."""
     outcome = Outcome(file)
     needed: set[str] = set()
-    for case in ET.parse(results).getroot().iter("testcase"):
+    for case in (case for result in results for case in ET.parse(result).getroot().iter("testcase")):
         name = "::".join((*case.get("classname", "").split("."), str(case.get("name"))))
         kinds = {child.tag: child for child in case}
         bad = kinds.get("failure", kinds.get("error"))
@@ -141,17 +160,23 @@ def main() -> int:
     parser.add_argument("file", nargs="+", help="a file's name without .py, such as test_view_ops")
     parser.add_argument("--adapted-for", default="", metavar="NAME", help="the device that the copies were adapted for")
     parser.add_argument("-k", dest="only", default="", help="only the tests that pytest's -k selects")
+    parser.add_argument("--slices", type=int, default=1, metavar="N", help="run each file in N processes, one by one")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the slices' results, and use those kept")
     parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests.csv")
     given = parser.parse_args()
     missing = [file for file in given.file if not (given.folder / f"{file}.py").is_file()]
     if missing:
         parser.error(f"{given.folder} has no {missing[0]}.py")
-    if given.write and given.only:
-        parser.error("--write needs whole files, so it cannot go with -k")
+    if given.only and (given.write or given.keep):
+        parser.error("--write and --keep need whole files, so they cannot go with -k")
+    if given.slices < 1:
+        parser.error("--slices must be at least 1")
+    if given.keep:
+        given.keep.mkdir(parents=True, exist_ok=True)
     bad = 0
     for file in given.file:
         try:
-            outcome = run(given.folder, file, given.adapted_for, given.only)
+            outcome = run(given.folder, file, given.adapted_for, given.only, given.slices, given.keep)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{file:26}{error}", flush=True)
             bad += 1

@@ -19,7 +19,7 @@ def test_verdicts(tmp_path: Path) -> None:
     """A failure is excepted only by an entry, and an entry without a failure is reported."""
     (tmp_path / "results.xml").write_text(RESULTS)
     entries = [{"test": f"test_f::TestA::{name}"} for name in ("test_known[*", "test_good")]
-    outcome = pytorch_tests_run.judged("test_f", tmp_path / "results.xml", entries)
+    outcome = pytorch_tests_run.judged("test_f", [tmp_path / "results.xml"], entries)
     assert outcome.row == ["test_f", "1", "2", "1", "1"]
     assert outcome.failed == {"test_f::TestA::test_bad[1]": "wrong"}
     assert outcome.unneeded == ["test_f::TestA::test_good"]
@@ -50,3 +50,15 @@ def test_a_whole_file(tmp_path: Path) -> None:
 def test_entries_have_reasons() -> None:
     entries = tomllib.loads(pytorch_tests_run.NOT_JUDGED.read_text())["not_judged"]
     assert all(entry["reason"] and "::" in entry["test"] for entry in entries)
+
+
+def test_slices(tmp_path: Path) -> None:
+    """Slices add up to the whole file, and a kept slice is not run again."""
+    (tmp_path / "test_f.py").write_text("\n".join(f"def test_{name}(): assert {name!r} != 'b'" for name in "abc"))
+    keep = tmp_path / "kept"
+    keep.mkdir()
+    outcome = pytorch_tests_run.run(tmp_path, "test_f", slices=2, keep=keep)
+    assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a", "test_f::test_c"], ["test_f::test_b"])
+    (keep / "test_f-1-2.xml").write_text(RESULTS)
+    again = pytorch_tests_run.run(tmp_path, "test_f", slices=2, keep=keep)
+    assert again.passed == ["test_f::test_a", "test_f::test_c", "test_f::TestA::test_good"]
