@@ -4,7 +4,8 @@ Defines `specs`, `MetaRejected`, `global_settings`, `number_class` and `device_i
 
 Metadata depend on the geometry of the arguments and on torch's global settings, not on elements. The meta kernel
 therefore runs once for each geometry and settings. A trial follows: the CPU's kernel runs on ones. It shows whether the
-CPU refuses the call, and it gives strides. For large tensors a trial gives only dtypes.
+CPU refuses the call, and it gives strides. For large tensors a trial gives only dtypes, and `_STRIDES` has the
+operators whose strides the meta kernel does not give.
 
 This module must not depend on values.
 """
@@ -126,6 +127,8 @@ def _tried(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: R
     sizes = [geometry(t)[:2] for t in tensors_in([*args, *kwargs.values()])]
     sizes += [(s.size, s.stride) for s in known[1] if s is not None]
     if sum(layout.plan(size, stride).extent for size, stride in sizes) > _TRIED:
+        strided = _STRIDES.get(op._schema.name)
+        known = known if strided is None else strided(known, *args)
         return _with_dtypes(known, _result_dtypes(op, args, kwargs))
     refused = ""  # the text alone: the exception would keep the arguments alive, and so their values
     for made in (_ones, _zeros):
@@ -139,6 +142,47 @@ def _tried(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: R
             aliased = any(a.alias_info is not None for a in op._schema.arguments)
             return own if not aliased and _sizes(own) == _sizes(known) else known
     raise MetaRejected(refused)
+
+
+def _convolved(
+    known: Results, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int,
+) -> Results:  # fmt: skip
+    """A convolution's result, or the gradients of its input and weight, in the memory format of the CPU's kernel.
+
+    The CPU chooses one of its kernels by sizes, dtypes and settings. Some take channels-last images as they are, others
+    copy them. torch names the kernel and its memory format for tensors that it does not read.
+    """
+
+    def unread(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu")
+
+    image, filters, given = unread(x), unread(weight), None if bias is None else unread(bias)
+    numbers: tuple[Any, ...] = (stride, padding, dilation, output_padding)
+    line = x.dim() == 3
+    if line:  # the CPU copies it, and takes it for an image of one row
+        image, filters = torch.empty(x.size(), dtype=x.dtype, device="cpu").unsqueeze(2), filters.unsqueeze(2)
+        numbers = tuple([row, *v] for row, v in zip((1, 0, 1, 0), numbers, strict=True))
+    *walk, more = numbers
+    kernel = torch_compat.conv_backend(image, filters, given, *walk, transposed, more, groups, None)
+    order = torch_compat.conv_memory_format(image, filters, kernel)
+
+    def in_order(size: tuple[int, ...]) -> tuple[int, ...]:
+        made = torch.empty((*size[:2], 1, *size[2:]) if line else size, memory_format=order, device="meta")
+        return (made.squeeze(2) if line else made).stride()
+
+    return known[0], tuple(
+        s if s is None or len(s.size) != x.dim() else s._replace(stride=in_order(s.size)) for s in known[1]
+    )
+
+
+_STRIDES: dict[str, Callable[..., Results]] = {
+    "aten::convolution": _convolved,
+    "aten::convolution_backward": lambda known, grad, x, weight, sizes, *rest: _convolved(
+        known, x, weight, None, *rest[:-1]
+    ),
+}
+"""Operators whose strides on the CPU differ from the meta kernel's, and their results by (description, *arguments)."""
 
 
 def _sizes(results: Results) -> Any:

@@ -5,8 +5,8 @@ Defines `placed` (the last write wins) and `combined` (sum, product, mean, large
 A scatter is a gather through the inverse of its index, and the index is already on the host, where `bounds` checked it.
 The host inverts it in time O(n + k) for k writes to n positions, and the device only reads. There is no comparison of
 all positions with all writes, there are no atomics, and the result is the same every time. Repeated positions become
-rows of a table of writes, at most WIDTH wide; longer rows are combined in several rounds. While a graph is recorded, a
-position is a lazy value, and `compared` finds the writes to each position.
+rows of a table of writes, at most WIDTH wide; longer rows are combined in several rounds. Many writes run as a loop
+(`in_order`). While a graph is recorded, a position is a lazy value, and `compared` finds the writes to each position.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..lazy.layout import elements
 from ..runtime import recording
+from . import in_order
 from .arithmetic import divide
 from .bounds import Size, check, checked, known_on_host, read_on_host
 from .compared import Members
@@ -56,6 +57,8 @@ def placed(ctx: Context, base: UOp, place: Place, source: UOp) -> UOp:
         if place.ndim == 1:
             return _read_or(source, last - 1, base)
         return (last > 0).where(along(source, 0, (last - 1).maximum(0)), base)
+    if in_order.are_many(ctx, place):
+        return in_order.written(ctx, base, place, source)
     return by_pages(ctx, base, place, lambda part, inside: _placed(ctx, part, inside, source))
 
 
@@ -114,7 +117,30 @@ def combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, in
         return _combined(ctx, base, place, source, reduce, include_self)
     if not len(place):
         return base
+    if in_order.are_many(ctx, place):
+        return _combined_in_order(ctx, base, place, source, reduce, include_self)
     return by_pages(ctx, base, place, lambda part, inside: _combined(ctx, part, inside, source, reduce, include_self))
+
+
+def _combined_in_order(ctx: Context, base: UOp, place: np.ndarray, source: UOp, reduce: str, include_self: bool) -> UOp:
+    dtype = base.dtype
+    work = dtypes.uint8 if dtype is dtypes.bool else opmath(dtype)
+    kind = {"sum": "amax", "mean": "amax", "prod": "amin"}.get(reduce, reduce) if dtype is dtypes.bool else reduce
+    identity, _, combine = REDUCTIONS[kind]
+    neutral = None if include_self else identity(work)
+    result = in_order.written(ctx, cast(base, work), place, cast(source, work), combine, neutral)
+    return cast(_mean(result, _counts(ctx, base, place, include_self)) if kind == "mean" else result, dtype)
+
+
+def _counts(ctx: Context, base: UOp, place: np.ndarray, include_self: bool) -> UOp:
+    """Number of addends of each position, at least 1, with the number of dimensions of `base`."""
+    counts = np.maximum(np.bincount(place, minlength=base.shape[0]) + include_self, 1)
+    return ctx.data(counts).reshape((base.shape[0],) + (1,) * (base.ndim - 1))
+
+
+def _mean(total: UOp, count: UOp) -> UOp:
+    count = count.cast(total.dtype)
+    return divide_integers(Ops.FLOORDIV, total, count) if dtypes.is_int(total.dtype) else divide(total, count)
 
 
 def _combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, include_self: bool) -> UOp:
@@ -136,11 +162,10 @@ def _combined(ctx: Context, base: UOp, place: Place, source: UOp, reduce: str, i
         result = combination(cast(base, work), result)
     if reduce == "mean":
         if isinstance(place, UOp):
-            divisor = (members.count() + int(include_self)).maximum(1).cast(work).expand(base.shape)
+            count = (members.count() + int(include_self)).maximum(1).expand(base.shape)
         else:
-            counts = np.bincount(place, minlength=base.shape[0]) + include_self
-            divisor = ctx.data(np.maximum(counts, 1)).reshape((base.shape[0],) + (1,) * (base.ndim - 1)).cast(work)
-        result = divide_integers(Ops.FLOORDIV, result, divisor) if dtypes.is_int(work) else divide(result, divisor)
+            count = _counts(ctx, base, place, include_self)
+        result = _mean(result, count)
     return written.where(cast(result, dtype), base)
 
 
@@ -170,7 +195,15 @@ def _integers(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs
     host = read_on_host(index).to(torch.int64)
     check(ctx, host, low, high, **kwargs)
     array = host.numpy()
-    return np.where(array < 0, array + high, array) if low < 0 else array
+    return np.where(array < 0, array + high, array) if low < 0 and array.size and array.min() < 0 else array
+
+
+def _flat(parts: Sequence[Any], sizes: Sequence[Size]) -> Any:
+    """Row-major positions of coordinates that broadcast."""
+    place = parts[0]
+    for part, size in zip(parts[1:], sizes[1:], strict=True):
+        place = place * size + part
+    return place
 
 
 def _places(ctx: Context, index: torch.Tensor, low: Size, high: Size, **kwargs: Any) -> Place:
@@ -194,10 +227,8 @@ def _scatter(
     host = _places(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
     if isinstance(host, UOp):
         return _scatter_lines(ctx, self.reshape(shape), dim, host, source, reduce, include_self).reshape(size)
-    place: Any = 0
-    for d, s in enumerate(shape):
-        own = np.arange(host.shape[d]).reshape((-1,) + (1,) * (len(shape) - d - 1))
-        place = place * s + (host if d == dim else own)
+    own = [np.arange(n).reshape((-1,) + (1,) * (len(shape) - d - 1)) for d, n in enumerate(host.shape)]
+    place = _flat([host if d == dim else numbers for d, numbers in enumerate(own)], shape)
     place = np.broadcast_to(place, host.shape).reshape(-1)
     if isinstance(source, UOp):
         source = source.reshape(source.shape or (1,)).shrink(tuple((0, n) for n in host.shape))
@@ -358,9 +389,7 @@ def index_put(
     if any(isinstance(part, UOp) for part in parts):
         parts = [part if isinstance(part, UOp) else ctx.data(part) for part in parts]
     shape = tuple(torch.broadcast_shapes(*(ctx.args[1][d].shape for d in dims)))
-    place: Any = 0
-    for d, part in zip(dims, parts, strict=True):
-        place = place * self.shape[d] + part
+    place = _flat(parts, [self.shape[d] for d in dims])
     inner = tuple(self.shape[d] for d in rest)
     first = dims[0] if adjacent(dims) else 0
     written = (*inner[:first], *shape, *inner[first:])

@@ -22,8 +22,8 @@ from conformance.sources.accuracy.table import OfRow
 
 FILE = Path(__file__).parent / "rows.toml"
 SCALES: Mapping[str, Mapping[str, int]] = {
-    "large": {"BYTES": 2**31 + 5, "MILLION": 2_000_003, "MANY": 100_000, "BATCH": 8},
-    "small": {"BYTES": 2**25 + 5, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
+    "large": {"BYTES": 2**31 + 5, "ELEMENTS": 2**27, "MILLION": 2_000_003, "MANY": 100_000, "BATCH": 8},
+    "small": {"BYTES": 2**25 + 5, "ELEMENTS": 2**21, "MILLION": 200_003, "MANY": 300, "BATCH": 1},
 }
 """Values of the size names, by scale: elements of one byte, addends, small tensors, and images or sentences."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -99,3 +100,38 @@ def test_a_compiled_graph_is_recorded_for_each_default_dtype() -> None:
     for default in (torch.float32, torch.float64, torch.float32):
         torch.set_default_dtype(default)
         assert graph(x)[0].dtype == default
+
+
+@pytest.mark.parametrize("mkldnn", [True, False])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_large_convolutions_have_the_strides_of_the_cpu(dims: int, mkldnn: bool) -> None:
+    """Results and gradients of convolutions that are too large for a trial have the CPU's strides, for channels-last
+    images and filters. Formerly they had the meta kernel's, which are contiguous if only the filters, or an image of
+    few channels, are channels-last."""
+    side = {1: 5000, 2: 64, 3: 16}[dims]
+    inverse = [0, dims + 1, *range(1, dims + 1)]
+
+    def ordered(size: Sequence[int], last: bool) -> torch.Tensor:
+        return torch.ones(size[0], *size[2:], size[1]).permute(inverse) if last else torch.ones(size)
+
+    with torch.backends.mkldnn.flags(enabled=mkldnn):
+        for rows, kernel, step, groups, transposed in (
+            (2, 3, 1, 1, False), (1, 3, 2, 1, False), (2, 1, 1, 1, False), (2, 3, 1, 4, False), (1, 3, 2, 1, True),
+            (2, 1, 1, 4, True),
+        ):  # fmt: skip
+            for image, filters, above in itertools.product((False, True), repeat=3):
+                channels = (4, 8 // groups) if transposed else (8, 4 // groups)
+                weight = ordered([*channels, *[kernel] * dims], filters)
+                x = ordered([rows, 4, *[side] * dims], image)
+                numbers = [step] * dims, [1] * dims, [1] * dims, transposed, [0] * dims, groups
+                want = torch.ops.aten.convolution.default(x, weight, None, *numbers)
+                got = torch.ops.aten.convolution.default(x.to("tiny"), weight.to("tiny"), None, *numbers)
+                assert got.stride() == want.stride()
+                grad = ordered(want.size(), above)
+                call = torch.ops.aten.convolution_backward.default
+                wants, gots = (
+                    call(*(t.to(d) for t in (grad, x, weight)), [8], *numbers, [True] * 3) for d in ("cpu", "tiny")
+                )
+                for one, other in zip(gots, wants, strict=True):
+                    pairs = zip(one.stride(), other.stride(), other.size(), strict=True)
+                    assert all(stride == expected for stride, expected, length in pairs if length > 1)

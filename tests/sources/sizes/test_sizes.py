@@ -55,7 +55,7 @@ class TestTable:
             assert row.sizes("large").keys() == row.sizes("small").keys() <= SCALES["large"].keys()
             assert hasattr(torch, row.dtype)
         assert len({row.name for row in load()}) == len(load())
-        assert families() == ["networks", "reductions", "bytes", "many"]
+        assert families() == ["networks", "reductions", "bytes", "elements", "many"]
 
     def test_sizes_are_beyond_int32(self):
         """The large scale has more elements than an int32 can count, a million addends and a hundred thousand
