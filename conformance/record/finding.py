@@ -31,6 +31,9 @@ MOVE = "the move of the inputs"
 ON_CPU, ON_TARGET = "torch CPU, not the target", "the target"
 """The sides on which a call may end its process."""
 
+TOGETHER = "several calls together"
+"""The phase in which a target runs several calls as one function. A process that ends in it blames none of them."""
+
 SEVERITY = (
     ("crash", "timeout", "memory", "device"),
     ("aliasing",),

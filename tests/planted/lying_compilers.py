@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import operator
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend, register_backend
+
+FEW = 4
+"""The number of elements up to which `raises_small_relu` is wrong."""
 
 
 def _negates_relu(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
@@ -66,3 +72,33 @@ def draws_otherwise(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -
         return graph(*inputs)
 
     return run
+
+
+@register_backend
+def raises_small_relu(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+    """Add 1 to the relu of few elements."""
+
+    def relu(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.relu(tensor) + (tensor.numel() <= FEW)
+
+    return _with_relu(graph, relu)
+
+
+@register_backend
+def dies_of_two_relus(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Any:
+    """End the process that calls a graph with more than one relu."""
+    relus = sum(node.target is torch.nn.functional.relu for node in graph.graph.nodes)
+    return _with_relu(graph, lambda tensor: os.kill(os.getpid(), signal.SIGSEGV) if relus > 1 else torch.relu(tensor))
+
+
+def _with_relu(graph: torch.fx.GraphModule, relu: Callable[[torch.Tensor], Any]) -> Any:
+    """Replace the function of relu."""
+
+    def called(tensor: torch.Tensor, inplace: bool = False) -> Any:
+        return relu(tensor)
+
+    for node in graph.graph.nodes:
+        if node.target is torch.nn.functional.relu:
+            node.target = called
+    graph.recompile()
+    return graph.forward

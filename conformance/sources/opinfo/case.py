@@ -11,7 +11,7 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,10 +27,11 @@ from conformance.engine.target import SPARSE, Target
 from conformance.program.calls import judge_program
 from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
 from conformance.record.errors import UserError
+from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import Failure, Outcome, Result
-from conformance.sources.opinfo import catalog, surroundings, undefined
+from conformance.sources.opinfo import batch, catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of, failure_of_program
 from conformance.sources.opinfo.judge import JudgedCall, as_refused
@@ -87,11 +88,13 @@ def run_case(
     target: Target,
     note: Note = lambda sample, phase, builds=False, origin=None: None,
     skipped: Collection[int] = (),
+    together: bool = True,
 ) -> Result:
     """Compare up to `case.samples` samples of the case.
 
     `note` receives the sample and the phase before each step that may crash, so that another process can report the
-    place. The samples in `skipped` do not run: they have ended a worker.
+    place. The samples in `skipped` do not run: they have ended a worker. With `together`, a target that compiles
+    functions gets several calls in one function first; the phase is then `TOGETHER`.
     """
     begin = time.perf_counter()
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
@@ -100,6 +103,8 @@ def run_case(
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
     drawn = False
+    most = batch.MOST_CALLS if together and target.compiles and case.variant not in batch.APART else 1
+    waiting: list[tuple[Call, Execution]] = []
     with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
         try:
@@ -109,7 +114,12 @@ def run_case(
                 note(sample.index, "sampling")
                 drawn = True
                 for call in _made(op, case, sample, tally):
-                    _run_call(case, target, call, tally, note)
+                    expected = _expected(case, target, call, tally, note)
+                    waiting += [(call, expected)] if expected is not None else []
+                    if len(waiting) == most:
+                        _compare(case, target, waiting, tally, note)
+                        waiting = []
+            _compare(case, target, waiting, tally, note)
         except UserError:
             raise
         except Exception as error:
@@ -173,16 +183,21 @@ def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
         tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
 
-def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> None:
+def _expected(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> Execution | None:
+    """Return the call's run on torch CPU. None if there is no run to compare: the call was skipped, counted as failed,
+    or judged by relations."""
     index, origin = call.sample.index, call.sample.origin
     reason = _undeclared(target, call)
     if reason:
-        return tally.skip(reason, excused=True)
+        tally.skip(reason, excused=True)
+        return None
     fault, dies = undefined.fault_of(case)
     if dies:
-        return tally.skip(fault, excused=True)
+        tally.skip(fault, excused=True)
+        return None
     if target.relations:
-        return _run_related(case, target, call, tally, note)
+        _run_related(case, target, call, tally, note)
+        return None
     note(index, "CPU", origin=origin)
     expected = Executor(reference()).run(call)
     error = expected.last.error
@@ -190,29 +205,61 @@ def _run_call(case: Case, target: Target, call: Call, tally: _Tally, note: Note)
         # No declaration covers this skip, so it is a failure until an expectation declares it.
         tally.failed += 1
         text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
-        return tally.fail(
-            Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index)
-        )
+        tally.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
+        return None
     if error is not None and error.not_implemented:
         excused = case.variant in CHANGED
-        return tally.skip(f"the CPU does not implement it either: {first_line(error.text)}", excused)
+        tally.skip(f"the CPU does not implement it either: {first_line(error.text)}", excused)
+        return None
     if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
-        return tally.skip("it writes to an expanded input, which is undefined")
+        tally.skip("it writes to an expanded input, which is undefined")
+        return None
     if case.variant == "error_inputs" and error is None:
-        return tally.skip("the CPU accepts this input")
+        tally.skip("the CPU accepts this input")
+        return None
 
     if case.variant == "refused_device" and error is None:
-        return tally.skip("torch CPU accepts a tensor without values", excused=True)
+        tally.skip("torch CPU accepts a tensor without values", excused=True)
+        return None
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     if case.variant in CHANGED and error is None:
         beside = surroundings.faults(op, call, dtype, expected)
         if beside and fault:
-            return tally.skip(fault, excused=True)
+            tally.skip(fault, excused=True)
+            return None
         if beside and target.name == reference().name:
             tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
-            return tally.fail(failure_of(case, target, call, beside[0], expected.last, expected.last))
+            tally.fail(failure_of(case, target, call, beside[0], expected.last, expected.last))
+            return None
         if beside:
-            return tally.skip("torch CPU's answer depends on the memory beside its operands", excused=True)
+            tally.skip("torch CPU's answer depends on the memory beside its operands", excused=True)
+            return None
+    return expected
+
+
+def _compare(case: Case, target: Target, pairs: Sequence[tuple[Call, Execution]], tally: _Tally, note: Note) -> None:
+    """Run calls on the target, and judge them against their runs on torch CPU. Several calls run together first, and
+    those that do not pass that way run alone."""
+    passed: set[int] = set()
+    if len(pairs) > 1:
+        first = pairs[0][0].sample.index
+
+        def right(at: int, actual: Execution) -> bool:
+            call, expected = pairs[at]
+            found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, target.oracles)
+            return not (found or arbitrated)
+
+        passed = batch.passing(pairs, target, lambda number, builds: note(first, TOGETHER, builds), right)
+        tally.compared += len(passed)
+        tally.measured += Measurements({COMPILED: len(passed)})
+    for at, (call, expected) in enumerate(pairs):
+        if at not in passed:
+            _compare_call(case, target, call, expected, tally, note)
+
+
+def _compare_call(case: Case, target: Target, call: Call, expected: Execution, tally: _Tally, note: Note) -> None:
+    index, origin, error = call.sample.index, call.sample.origin, expected.last.error
+    fault, _ = undefined.fault_of(case)
 
     def watch(number: int, builds: bool) -> None:
         note(index, "target", builds, origin)

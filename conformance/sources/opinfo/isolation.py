@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from conformance.record.errors import UserError
-from conformance.record.finding import ON_CPU, ON_TARGET
+from conformance.record.finding import ON_CPU, ON_TARGET, TOGETHER
 from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
@@ -46,6 +46,13 @@ def _joined(result: Result, deaths: Sequence[Result]) -> Result:
     outcome = result.outcome if result.outcome is Outcome.TIMEOUT else deaths[0].outcome
     samples, failed = result.samples + len(deaths), result.failed + len(deaths)
     return replace(result, outcome=outcome, failures=failures, reason="", samples=samples, failed=failed)
+
+
+def _noted(death: Death) -> tuple[int, str, str]:
+    """Return the sample, the phase and the changed argument of a worker's last note."""
+    last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
+    number, phase, changed = (*last.split("\t", 2), "", "")[:3]
+    return int(number), phase, changed
 
 
 class Cases(PlacedPool):
@@ -84,12 +91,16 @@ class Cases(PlacedPool):
         """
         deaths: dict[str, list[Result]] = {}
         for case in cases:
-            self.submit(Task(case.id, worker.run, (self.target, case)))
+            self.submit(Task(case.id, worker.run, (self.target, case, (), True)))
         for task, answer in self.ended(seconds):
             case = task.args[1]
             if isinstance(answer, Death):
                 if answer.reason is ExitReason.NEVER_STARTED:
                     raise unusable(self.target, answer)
+                _, _, skipped, together = task.args
+                if together and _noted(answer)[1] == TOGETHER:
+                    self.submit(Task(case.id, worker.run, (self.target, case, skipped, False)))  # each call alone
+                    continue
                 lost = self._lost(case, *OUTCOMES[answer.reason], answer)
                 before = deaths.setdefault(case.id, [])
                 before.append(lost)
@@ -98,7 +109,7 @@ class Cases(PlacedPool):
                     yield _joined(lost, before[:-1])
                     continue
                 skipped = tuple(failure.sample for result in before for failure in result.failures)
-                self.submit(Task(case.id, worker.run, (self.target, case, skipped)))
+                self.submit(Task(case.id, worker.run, (self.target, case, skipped, together)))
             elif isinstance(answer.error, UserError):
                 raise answer.error
             elif answer.error is not None:
@@ -111,9 +122,7 @@ class Cases(PlacedPool):
 
     def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
         """Return the result of a case whose worker is gone, from the worker's last note."""
-        last = death.note.steps[-1] if death.note is not None and death.note.steps else "0\t"
-        number, phase, changed = (*last.split("\t", 2), "", "")[:3]
-        sample = int(number)
+        sample, phase, changed = _noted(death)
         origin = Origin.from_json(changed) if changed else None
         finding = f"{outcome}: {death.said}"
         script = (

@@ -54,8 +54,9 @@ def catalog(
     return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend, under_test.measures
 
 
-def run(target: str, case: Case, skipped: Collection[int] = ()) -> tuple[Result, float]:
-    """Return the case's result without the samples in `skipped`, and the seconds of the calibration loop.
+def run(target: str, case: Case, skipped: Collection[int] = (), together: bool = True) -> tuple[Result, float]:
+    """Return the case's result without the samples in `skipped`, and the seconds of the calibration loop. With
+    `together`, a target that compiles functions gets several calls in one.
 
     The loop runs at every `CALIBRATE_EVERY`th case; its seconds are 0 at the others."""
     global _cases_run
@@ -68,7 +69,7 @@ def run(target: str, case: Case, skipped: Collection[int] = ()) -> tuple[Result,
 
     with unit(case.id):
         note(0, "sampling")
-        result = run_case(case, under_test, note, skipped)
+        result = run_case(case, under_test, note, skipped, together)
     _cases_run += 1
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
 
