@@ -92,13 +92,15 @@ class Failure:
 
 
 class Named:
-    """Mixin for anything with an op, overload, dtype, variant and layout: gives it a name and an id."""
+    """Mixin for a case with an op, overload, dtype, variant and layout: gives it a name and an id. `call` is its call as
+    Python source, if it has one."""
 
     op: str
     overload: str
     dtype: str
     variant: str
     layout: str
+    call: str
 
     @cached_property
     def name(self) -> str:
@@ -113,6 +115,12 @@ class Named:
         if finding is not None:
             return f"program::{finding.title()}"
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
+
+    def result(self, outcome: Outcome, **rest: Any) -> Result:
+        """Return a result of this case."""
+        return Result(
+            self.op, self.dtype, self.variant, self.layout, outcome, self.overload, getattr(self, "family", ""), **rest
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
-from conformance.record.result import Failure, Outcome, Result, Run
+from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options, signals
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
@@ -42,29 +42,6 @@ class Job:
     modules: Sequence[str]
 
 
-class Measurable(Protocol):
-    """A case with an id, a dtype, a call, and a method that creates its result."""
-
-    @property
-    def id(self) -> str:
-        """Id, unique in a run."""
-
-    @property
-    def dtype(self) -> str:
-        """Dtype that a target must hold."""
-
-    @property
-    def op(self) -> str:
-        """Name of the operator that it calls, as op_db spells it."""
-
-    @property
-    def call(self) -> str:
-        """The call, as Python source."""
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-
-
 def expectations_file(name: str, target: str) -> Path:
     """Return the file of a target's known findings; it is separate from op_db's file, which is about other cases."""
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
@@ -77,7 +54,7 @@ def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     return declarations
 
 
-def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until: float = math.inf) -> Iterator[Result]:
+def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Named], until: float = math.inf) -> Iterator[Result]:
     """Yield the result of each case that ends before the time `until`. Raises TargetError if no worker can be started,
     and Stopped."""
     for case in cases:
@@ -113,7 +90,7 @@ def _too_small(death: Death) -> str:
 def run(
     target: str,
     job: Job,
-    cases: Sequence[Measurable],
+    cases: Sequence[Named],
     limits: Limits,
     *,
     jobs: int = 1,
@@ -166,7 +143,7 @@ class MeasuredCases(Source):
     listed = 10
     """Number of cases that the terminal shows, the worst first."""
 
-    def cases(self, args: argparse.Namespace) -> tuple[Sequence[Measurable], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[Sequence[Named], list[str]]:
         """Return the chosen cases, and the selection in words. Raises UsageError for unknown words."""
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ import functools
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conformance.record.operator import OPERATOR
 from conformance.record.result import Failure, Named, Outcome, Result
@@ -59,13 +59,9 @@ class Case(Named):
         return ",".join(self.subject.dtypes) if self.subject.like else ""
 
     @property
-    def call(self) -> str:
+    def call(self) -> str:  # type: ignore[override]
         """The call, in short."""
         return f"{self.op}(...)"
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, **rest)
 
 
 def described(target: str) -> tuple[dict[str, str], None]:
