@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,10 @@ PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
 """Families, layout classes and dtypes over which coverage is counted, whatever the campaign's options, so that the
 report shows cells that were never drawn."""
+
+
+TOTALS = {field.name for field in fields(ProgramStats)}
+"""The totals of a run, of which a campaign counts most under the same names."""
 
 
 def parts() -> dict[str, tuple[str, ...]]:
@@ -107,24 +111,13 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
+    totals: dict[str, Any] = {name: one for name, one in vars(done).items() if name in TOTALS}
+    totals |= {name: dict(one) for name, one in totals.items() if isinstance(one, Counter)}
+    totals |= {name: dict(getattr(done, name).most_common()) for name in ("unsupported", "avoided")}
     drawn = ProgramStats(
-        seeds=(plan.seed,),
-        programs=done.done,
-        steps=done.steps,
-        measured=done.measured,
-        recorded=done.recorded,
-        arbitrated=done.arbitrated,
-        calls=done.calls,
-        options=options,
-        corpus=corpus,
-        unsupported=dict(done.unsupported.most_common()),
-        avoided=dict(done.avoided.most_common()),
-        cells=dict(done.cells),
-        entries=dict(done.entries),
-        hazards=dict(done.hazards),
+        **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
-        arguments=dict(done.arguments),
         **({} if plan.recorded else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
