@@ -28,8 +28,7 @@ from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
-from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, TRACE, without_features
-from conformance.record.operator import OPERATOR
+from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TRACE, without_features
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 4
@@ -92,8 +91,8 @@ class Failure:
 
 
 class Named:
-    """Mixin for a case with an op, overload, dtype, variant and layout: gives it a name and an id. `call` is its call as
-    Python source, if it has one."""
+    """Mixin for a case with an op, overload, dtype, variant and layout: gives it a name and an id. `call` is its call
+    as Python source, if it has one."""
 
     op: str
     overload: str

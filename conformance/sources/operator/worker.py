@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conformance.record.operator import OPERATOR
+from conformance.record.names import OPERATOR
 from conformance.record.result import Failure, Named, Outcome, Result
 from conformance.run.worker import loaded, step, unit
 from conformance.sources.accuracy.worker import environment_of
