@@ -41,6 +41,8 @@ NOT_RUN = "script not run"
 """First words of `alone` for a script that was not run. A reason may follow."""
 WITHOUT_BACKEND = "also fails without your backend"
 """Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
+LONGEST_TEXT = 2_000
+"""Limit in characters on an exception's text and on printed values in a failure."""
 UNEXPLAINED = "not yet explained: "
 """Prefix of the reason that a command writes into a new entry. The user replaces it with a real reason."""
 
@@ -84,6 +86,18 @@ class Failure:
     script: str = ""
     values: tuple[tuple[str, str, str, bool], ...] = ()
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, one: Any, **more: Any) -> Failure:
+        """Return a mismatch as a failure, with its texts cut to `LONGEST_TEXT` characters. `more` replaces fields."""
+        texts = {name: getattr(one, name)[:LONGEST_TEXT] for name in ("where", "expected", "actual", "detail")}
+        return cls(**{"oracle": one.oracle, **texts, **more})
+
+    @classmethod
+    def of_harness(cls, error: Exception | None) -> Failure:
+        """Return the failure that an error of the harness itself is."""
+        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        return cls("harness", "the harness itself", "no error", said)
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""

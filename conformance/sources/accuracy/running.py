@@ -63,8 +63,7 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Named], until: flo
         if not isinstance(answer, Death):
             if isinstance(answer.error, UserError):
                 raise answer.error
-            said = f"{type(answer.error).__name__}: {answer.error}"
-            fault = Failure("harness", "the harness itself", "no error", said[:2_000])
+            fault = Failure.of_harness(answer.error)
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
         elif answer.reason is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)

@@ -79,7 +79,7 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
     found = replace(from_signature(finding.group, finding.kind), **known)
-    failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.told]
+    failures = [Failure(**vars(mismatch)) for mismatch in finding.told]
     failures = failures or [Failure(found.oracle, finding.op or "the program", "an answer", _ended(finding))]
     known_cause = found.shrunk or finding.precise
     found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))

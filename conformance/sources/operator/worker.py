@@ -109,9 +109,8 @@ def _failed(case: Case, verdict: Verdict) -> Result:
     assert verdict.found is not None
     trial = _judging(case.subject).trial
     small = minimized(trial, verdict.found)
-    one = small.mismatch
-    texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
-    failure = Failure(case.variant, **texts, call=inputs_shown(small.call), script=script(trial, small))
+    more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small)}
+    failure = Failure.of(small.mismatch, **more)
     dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)
     count = verdict.others + 1
     return case.result(dies, samples=max(verdict.compared, count), failed=count, failures=(failure,))
