@@ -93,6 +93,10 @@ NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
 
 
+PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
+"""Fields of a finding that are the same in its JSON form."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
@@ -172,33 +176,17 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """The finding as JSON; `--replay` reads it as it reads a program."""
-        return {
-            "kind": self.kind,
-            "seed": self.seed,
-            "number": self.number,
-            "signature": self.group,
-            "property": self.property,
-            "op": self.op,
-            "before": self.before,
-            "said": self.said,
-            "part": self.part,
-            "unjudged": self.unjudged,
-            "layer": self.layer,
-            "culprit": self.culprit,
-            "first_bad_step": self.step,
-            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
-            "program": self.program.to_json(),
-        }
+        mismatches = [vars(mismatch) for mismatch in self.mismatches]
+        changed = {"signature": self.group, "first_bad_step": self.step, "mismatches": mismatches}
+        return {**{name: getattr(self, name) for name in PLAIN}, **changed, "program": self.program.to_json()}
 
     @classmethod
     def from_json(cls, data: Json) -> Finding:
         """The finding that `to_json` wrote."""
-        kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
+        plain = {name: data[name] for name in PLAIN if name in data}
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        names = ("property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
-        cause = {name: data[name] for name in names if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
-        return cls(kind, seed, number, group, program, mismatches, step, **cause)
+        return cls(group=data["signature"], program=program, mismatches=mismatches, step=step, **plain)
 
 
 @dataclass
