@@ -18,7 +18,7 @@ import torch
 from conformance.engine.arbitration import widened
 from conformance.engine.executor import Execution, Running, Transform
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Terms
+from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.names import CHANGED
@@ -43,7 +43,7 @@ RESULTS = ("result", "out")
 
 
 @dataclass(frozen=True)
-class JudgedCall:
+class JudgedCall(OneAnswer):
     """A call of a case, as the judge's subject."""
 
     case: Case
@@ -102,10 +102,6 @@ class JudgedCall:
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the call's answer in float64."""
         return truth_of(self.call)
-
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return nothing: a call has no intermediate results."""
-        return ()
 
 
 def undefined_parts(case: Case, call: Call) -> tuple[str, ...]:
