@@ -23,7 +23,7 @@ from conformance.record import simple_values
 from conformance.record.accuracy import ACCURACY, Accuracy
 from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
-from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
+from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of, shown_by
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
@@ -247,7 +247,7 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     come after the others. In each of these two groups, findings whose script was not run come behind the others, and
     findings whose script does not show its headline come last."""
     finding = result.finding
-    seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
+    seen = [shown_by(one) for one in result.failures]
     if finding and finding.property:
         seen = [finding.property]
     elif finding and finding.oracle != "error":

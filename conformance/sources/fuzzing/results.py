@@ -33,7 +33,7 @@ from conformance.record.finding import (
     TIMEOUT,
     from_signature,
     layer_and_part,
-    property_of,
+    shown_by,
 )
 from conformance.record.models import ModelRow
 from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
@@ -217,7 +217,7 @@ def evidence(finding: Finding, target: Target) -> Evidence | None:
     runs = finding.kind in (FAIL, FLAKY)
     found = evidence_of(finding.program, finding.property, layer, part, runs=runs)
     first = finding.mismatches[0] if finding.mismatches else None
-    seen = property_of(first.oracle, first.expected, first.actual, first.detail) if first else ""
+    seen = shown_by(first) if first else ""
     return replace(found, symptom=seen)
 
 

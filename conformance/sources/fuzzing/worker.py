@@ -49,7 +49,7 @@ from conformance.record.finding import (
     TIMEOUT,
     answers,
     cause_text,
-    property_of,
+    shown_by,
     with_signal_number,
 )
 from conformance.record.measurements import UNMEASURED, Measurements
@@ -141,7 +141,7 @@ class Finding:
         """The difference with the property of the cause."""
         if not self.mismatches:
             return Mismatch(self.property, self.op or "the program", "an answer", self.said)
-        of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
+        of_property = (one for one in self.mismatches if shown_by(one) == self.property)
         return next(of_property, self.mismatches[0])
 
     @functools.cached_property
@@ -149,10 +149,6 @@ class Finding:
         """The differences in report order: first the one with the property of the cause."""
         first = self.difference
         return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
-
-    @staticmethod
-    def _seen(one: Mismatch) -> tuple[str, str, str, str]:
-        return one.oracle, one.expected, one.actual, one.detail
 
     @functools.cached_property
     def pattern(self) -> str:
