@@ -141,16 +141,15 @@ class MeasuredCases(Source):
                         view.add(made.results[-1])
             except KeyboardInterrupt:
                 made.complete, made.interrupted = False, signals.signal_number()
-        late = 0 if made.interrupted else len(left) - len(made.results)
+        unheld, late = len(self.chosen) - len(left), 0 if made.interrupted else len(left) - len(made.results)
         small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
         notes = {
-            f"{len(self.chosen) - len(left)} cases of dtypes that the target does not hold were left out.": len(left)
-            < len(self.chosen),
+            f"{unheld} cases of dtypes that the target does not hold were left out.": unheld,
             f"{late} of {len(left)} cases not run, since the time was over.": late,
             f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
             f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
         }
-        made.notes += [note for note, holds in notes.items() if holds]
+        made.notes += [note for note, count in notes.items() if count]
         made.environment["selection"] = "; ".join([self.stem, *self.selection])
         made.expectations = str(self.file) if self.file.exists() else ""
         return made
