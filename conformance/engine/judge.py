@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from conformance.engine import rules
 from conformance.engine.arbitration import ARBITRATED, arbitrate
@@ -85,6 +85,18 @@ class Judged(Subject, Protocol):
     def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
         """Return torch CPU's float64 answers with every intermediate rounded result moved by one unit in the last
         place."""
+
+
+class OneAnswer:
+    """Base of a subject that is one call, without intermediate results."""
+
+    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+        """See `Judged.swayed`."""
+        return ()
+
+    def compared(self, want: Execution, got: Execution, target: Target, oracles: Collection[str]) -> Judgement:
+        """Judge two runs of the subject. No rule of its terms may run it again."""
+        return judge(cast(Judged, self), want, got, target, oracles)
 
 
 def judge(

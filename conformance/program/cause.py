@@ -21,7 +21,7 @@ from conformance.program.reduce import settle
 from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import FURTHER, Verdict
-from conformance.record.finding import MOVE, property_of
+from conformance.record.finding import MOVE, shown_by
 from conformance.standalone.oracles import Mismatch
 
 NAMED = re.compile(r"\b(?:aten|prims)::(\w+)")
@@ -59,7 +59,7 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     `fails` runs a program with another write. Without it, the first wrong step itself is blamed; pass None for a
     program that was not shrunk."""
     first = _worst(program, verdict)
-    wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
+    wrong = shown_by(first)
     if verdict.call:
         return Cause(wrong, FURTHER.format(verdict.change))
     if verdict.bad_step == 0:
@@ -95,7 +95,7 @@ def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]
     The step is one of the harness's own functions or a composite of torch. Return None if no such use fails, or if the
     step is the feature itself."""
     first = _worst(program, verdict)
-    wrong = property_of(first.oracle, first.expected, first.actual, first.detail)
+    wrong = shown_by(first)
     if not verdict.bad_step or verdict.lazy_only or wrong not in ("value", "aliasing", "error"):
         return None
     at = verdict.bad_step - 1

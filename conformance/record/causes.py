@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conformance.record.finding import property_of
+from conformance.record.finding import shown_by
 from conformance.record.patterns import base_operator, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 
@@ -63,7 +63,7 @@ def pattern_of_result(result: Result) -> str:
     if not result.failures:
         return ""
     wrong, first = min(
-        ((property_of(one.oracle, one.expected, one.actual, one.detail), one) for one in result.failures),
+        ((shown_by(one), one) for one in result.failures),
         key=lambda pair: severity(result.replace(failures=(pair[1],))),
     )
     return pattern_of(first, wrong, result.name)

@@ -71,6 +71,11 @@ def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> st
     return "missing error" if actual == "no error" else "wording"
 
 
+def shown_by(one: Any) -> str:
+    """Return the property that a mismatch, or its failure in a result, shows to be wrong."""
+    return property_of(one.oracle, one.expected, one.actual, one.detail)
+
+
 def severity_of(wrong: str) -> int:
     """Return the rank of a property, 0 the worst. A fault of the harness itself also has rank 0."""
     return 0 if wrong == "harness" else next((rank for rank, row in enumerate(SEVERITY) if wrong in row), len(SEVERITY))

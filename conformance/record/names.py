@@ -63,6 +63,8 @@ MUTANTS = "mutants"
 """The command that hunts planted faults."""
 TRACE = "trace"
 """The command that judges the operators of a script."""
+OPERATOR = "operator"
+"""The command that judges an operator of the user, and the layout of its results."""
 MEASURED = ("kernels",)
 """Measures that are judged: the oracle of a count above its bound has the name of the measure."""
 RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, NOT_COMPARED)

@@ -23,13 +23,12 @@ from conformance.record import simple_values
 from conformance.record.accuracy import ACCURACY, Accuracy
 from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
-from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of
+from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of, shown_by
 from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
-from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, TRACE, without_features
-from conformance.record.operator import OPERATOR
+from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TRACE, without_features
 from conformance.record.program_stats import ProgramStats
 
 SCHEMA = 4
@@ -42,6 +41,8 @@ NOT_RUN = "script not run"
 """First words of `alone` for a script that was not run. A reason may follow."""
 WITHOUT_BACKEND = "also fails without your backend"
 """Heading of the findings that fail in the same way on PyTorch's own compiler backends."""
+LONGEST_TEXT = 2_000
+"""Limit in characters on an exception's text and on printed values in a failure."""
 UNEXPLAINED = "not yet explained: "
 """Prefix of the reason that a command writes into a new entry. The user replaces it with a real reason."""
 
@@ -86,19 +87,33 @@ class Failure:
     values: tuple[tuple[str, str, str, bool], ...] = ()
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, one: Any, **more: Any) -> Failure:
+        """Return a mismatch as a failure, with its texts cut to `LONGEST_TEXT` characters. `more` replaces fields."""
+        texts = {name: getattr(one, name)[:LONGEST_TEXT] for name in ("where", "expected", "actual", "detail")}
+        return cls(**{"oracle": one.oracle, **texts, **more})
+
+    @classmethod
+    def of_harness(cls, error: Exception | None) -> Failure:
+        """Return the failure that an error of the harness itself is."""
+        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        return cls("harness", "the harness itself", "no error", said)
+
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.oracle} of {self.where}: expected {self.expected}, got {self.actual}{detail}"
 
 
 class Named:
-    """Mixin for anything with an op, overload, dtype, variant and layout: gives it a name and an id."""
+    """Mixin for a case with an op, overload, dtype, variant and layout: gives it a name and an id. `call` is its call
+    as Python source, if it has one."""
 
     op: str
     overload: str
     dtype: str
     variant: str
     layout: str
+    call: str
 
     @cached_property
     def name(self) -> str:
@@ -113,6 +128,12 @@ class Named:
         if finding is not None:
             return f"program::{finding.title()}"
         return f"{self.name}::{self.dtype}::{self.variant}::{self.layout}"
+
+    def result(self, outcome: Outcome, **rest: Any) -> Result:
+        """Return a result of this case."""
+        return Result(
+            self.op, self.dtype, self.variant, self.layout, outcome, self.overload, getattr(self, "family", ""), **rest
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +247,7 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     come after the others. In each of these two groups, findings whose script was not run come behind the others, and
     findings whose script does not show its headline come last."""
     finding = result.finding
-    seen = [property_of(one.oracle, one.expected, one.actual, one.detail) for one in result.failures]
+    seen = [shown_by(one) for one in result.failures]
     if finding and finding.property:
         seen = [finding.property]
     elif finding and finding.oracle != "error":

@@ -154,10 +154,6 @@ def _device(one: Difference) -> str:
     return f"{one.where} should be on the device {one.expected!r} and is on {one.actual!r}"
 
 
-def _message(one: Difference) -> str:
-    return f"{one.where} should say what torch CPU says, and says: {_short(one.actual)}"
-
-
 def _memory(one: Difference) -> str:
     if one.expected == "an answer":
         return _death(one)
@@ -177,14 +173,6 @@ def _accuracy(one: Difference) -> str:
     return f"the error of {one.where} should be {one.expected} and is {one.actual} ({one.detail})"
 
 
-def _not_compared(one: Difference) -> str:
-    return f"{_named(one)} could not be compared: {one.detail or one.actual}"
-
-
-def _harness(one: Difference) -> str:
-    return f"conformance itself failed, not the target: {_short(one.actual)}"
-
-
 _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "structure": _structure,
     "dtype": lambda one: _is(one, "have dtype"),
@@ -200,13 +188,13 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "version": _version,
     **dict.fromkeys(MEASURED, _measured),
     "device": _device,
-    "message": _message,
+    "message": lambda one: f"{one.where} should say what torch CPU says, and says: {_short(one.actual)}",
     "memory": _memory,
     "crash": _death,
     "timeout": _death,
     "accuracy": _accuracy,
-    "not compared": _not_compared,
-    "harness": _harness,
+    "not compared": lambda one: f"{_named(one)} could not be compared: {one.detail or one.actual}",
+    "harness": lambda one: f"conformance itself failed, not the target: {_short(one.actual)}",
     "power": lambda one: f"{_named(one)} should be found within {_short(one.expected)} and is not",
 }
 

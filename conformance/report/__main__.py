@@ -25,8 +25,7 @@ from conformance.record.merge import merge
 from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
-from conformance.report.escape import escape_control_characters
-from conformance.report.pipe import reader_gone
+from conformance.report.escape import escape_control_characters, reader_gone
 
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"

@@ -5,7 +5,9 @@ The key insight: a control character becomes a sign and is not dropped, since it
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 
 _CONTROLS = r"[^\n\t -~\u00a0-\uffff\U00010000-\U0010ffff]"
 _DIRECTIONS = r"[\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -25,3 +27,10 @@ def _sign(match: re.Match[str]) -> str:
     if character < " ":
         return chr(0x2400 + ord(character))
     return "\u2421" if character == "\x7f" else f"\u27e8U+{ord(character):04X}\u27e9"
+
+
+def reader_gone() -> int:
+    """Redirect further standard output to the null device, after its reader has gone as in `| head`, so that Python's
+    flush at exit does not fail too. Return the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

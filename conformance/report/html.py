@@ -20,8 +20,7 @@ from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
-from conformance.record.names import DTYPES, TRACE, VARIANTS
-from conformance.record.operator import OPERATOR
+from conformance.record.names import DTYPES, OPERATOR, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence

@@ -49,7 +49,7 @@ LONGEST = 1_500
 
 
 @dataclass(frozen=True)
-class Finding:
+class Issue:
     """The content of an issue: title, the target as its user writes it, the script, the answers of both sides, the
     target's spec as loaded, and the mark of the script (`result.mark_of`)."""
 
@@ -101,7 +101,7 @@ def issue(finding: str, run: Path = RUN) -> str:
     return text.replace(home, "~") if len(home) > 1 else text
 
 
-def of_program(path: Path) -> Finding:
+def of_program(path: Path) -> Issue:
     """A finding of the fuzzer, with the script next to its file. Raises ReportError."""
     data = read(path)
     try:
@@ -122,10 +122,10 @@ def of_program(path: Path) -> Finding:
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{script} cannot be read ({error}).") from None
     mark = model.mark_of(str(data.get("alone") or ""))
-    return Finding(title, target or "target", text, answers, loaded, mark)
+    return Issue(title, target or "target", text, answers, loaded, mark)
 
 
-def of_case(name: str, path: Path) -> Finding:
+def of_case(name: str, path: Path) -> Issue:
     """A failure of op_db in a run's result file. Raises ReportError; for an unknown id it names similar ids."""
     name = name.partition("#")[0] if "::" in name else name
     run = model.load(path)
@@ -137,7 +137,7 @@ def of_case(name: str, path: Path) -> Finding:
     title = f"{target}: {failures[0].call or name}: {sentence(failures[0])} ({name})"
     scripted = failed[name].scripted
     text = scripted.script if scripted else ""
-    return Finding(title, target, text, [*map(answer_of, failures)], run.target, failed[name].script_mark)
+    return Issue(title, target, text, [*map(answer_of, failures)], run.target, failed[name].script_mark)
 
 
 def with_backend(said: str, spec: str) -> str:

@@ -161,6 +161,14 @@ def _list_of(what: str) -> Mapping[str, Any]:
     return {"type": words, "action": "extend", "metavar": what}
 
 
+def _many(what: str, **more: Any) -> Mapping[str, Any]:
+    return {"action": "append", "default": [], "metavar": what, **more}
+
+
+def _value(kind: Callable[[str], Any], what: str, usual: Any = None) -> Mapping[str, Any]:
+    return {"type": kind, "metavar": what, **({} if usual is None else {"default": usual})}
+
+
 _FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
 _SECONDS: Mapping[str, Any] = {"type": positive, "metavar": "SECONDS"}
 _SWITCH: Mapping[str, Any] = {"action": "store_true"}
@@ -174,44 +182,26 @@ FLAGS: Mapping[str, Flag] = {
         "aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
         f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
     ),
-    "oracle": Flag(
-        "target", "judge without torch CPU, by relations: metamorphic", arguments={"type": oracle, "metavar": "NAME"}
-    ),
+    "oracle": Flag("target", "judge without torch CPU, by relations: metamorphic", arguments=_value(oracle, "NAME")),
     "env": Flag(
         "target",
         "environment variable that is set before anything is imported; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "K=V"},
+        arguments=_many("K=V"),
     ),
     # what to run
     "all": Flag("what to run", "also the accuracy and the sizes of operators, and recorded models", arguments=_SWITCH),
     "seed": Flag(
         "what to run", "the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}
     ),
-    "programs": Flag(
-        "what to run", "number of programs (default: {usual})", arguments={"type": natural, "metavar": "K"}
-    ),
+    "programs": Flag("what to run", "number of programs (default: {usual})", arguments=_value(natural, "K")),
     "steps": Flag(
-        "what to run",
-        "number of steps of a program (default: {usual})",
-        arguments={"type": steps_range, "metavar": "MIN..MAX"},
+        "what to run", "number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")
     ),
-    "only": Flag(
-        "what to run",
-        "only these step families, beside views; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "FAMILY"},
-    ),
-    "without": Flag(
-        "what to run",
-        "not these step families; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "FAMILY"},
-    ),
+    "only": Flag("what to run", "only these step families, beside views; may be repeated", arguments=_many("FAMILY")),
+    "without": Flag("what to run", "not these step families; may be repeated", arguments=_many("FAMILY")),
     "families": Flag("what to run", "list the step families, and run nothing", arguments=_SWITCH),
-    "corpus": Flag("what to run", "saved programs that run first", arguments={"type": Path, "metavar": "DIR"}),
-    "op": Flag(
-        "what to run",
-        "only operators with this name; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "GLOB"},
-    ),
+    "corpus": Flag("what to run", "saved programs that run first", arguments=_value(Path, "DIR")),
+    "op": Flag("what to run", "only operators with this name; may be repeated", arguments=_many("GLOB")),
     "dtype": Flag("what to run", "only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),
     "variant": Flag(
         "what to run", "only these variants, or all (default: {usual}): {values}", arguments=_list_of("A,B")
@@ -230,19 +220,11 @@ FLAGS: Mapping[str, Flag] = {
     "inputs": Flag("what to run", "description of its inputs", arguments=_FILE),
     "checks": Flag("what to run", "only these checks, or all (default: {usual})", arguments=_list_of("A,B")),
     "exclude": Flag(
-        "what to run",
-        "check that is not judged, and why; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "CHECK=REASON"},
+        "what to run", "check that is not judged, and why; may be repeated", arguments=_many("CHECK=REASON")
     ),
-    "batch": Flag(
-        "what to run",
-        "dimension that the check batch splits; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "NAME=DIM"},
-    ),
+    "batch": Flag("what to run", "dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
     "every": Flag(
-        "what to run",
-        "only each N-th call of an operator (default: 1)",
-        arguments={"type": at_least_one, "default": 1, "metavar": "N"},
+        "what to run", "only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)
     ),
     "divergence": Flag(
         "what to run", "also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH
@@ -250,29 +232,23 @@ FLAGS: Mapping[str, Flag] = {
     "training-steps": Flag(
         "what to run",
         "only these steps of the script's optimizers, counted from 1 (default: all)",
-        arguments={"type": steps_range, "metavar": "MIN..MAX"},
+        arguments=_value(steps_range, "MIN..MAX"),
     ),
     "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
     "class": Flag(
         "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}
     ),
     "scale": Flag("what to run", "sizes of the tensors: {values} (default: {usual})", arguments={"default": "large"}),
-    "fault": Flag(
-        "what to run",
-        "only this planted fault; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "NAME"},
-    ),
+    "fault": Flag("what to run", "only this planted fault; may be repeated", arguments=_many("NAME")),
     "plain": Flag("what to run", "draw without bias", arguments=_SWITCH),
     "model": Flag(
         "what to run",
         "only the calls of this recorded model; may be repeated (default: {usual})",
-        arguments={"action": "append", "default": [], "metavar": "NAME"},
+        arguments=_many("NAME"),
     ),
     "calls": Flag("what to run", "recorded calls (default: {usual})", arguments=_FILE),
     "shard": Flag(
-        "what to run",
-        "only the i-th of n parts, for a matrix of machines",
-        arguments={"type": shard, "default": (1, 1), "metavar": "i/n"},
+        "what to run", "only the i-th of n parts, for a matrix of machines", arguments=_value(shard, "i/n", (1, 1))
     ),
     "replay": Flag("what to run", "run a finding again: {usual}", arguments={"metavar": "FILE"}),
     "minimize": Flag("what to run", "make the failing program in a JSON file smaller", arguments=_FILE),
@@ -280,25 +256,23 @@ FLAGS: Mapping[str, Flag] = {
         "what to run",
         "run the scripts of the findings under this Python too, whose torch may be another, and name the versions that "
         "show them; may be repeated",
-        arguments={"action": "append", "default": [], "metavar": "PYTHON"},
+        arguments=_many("PYTHON"),
     ),
     "results": Flag(
         "what to run",
         "measure these results of earlier campaigns, and run none; may be repeated",
-        arguments={"type": Path, "action": "append", "default": [], "metavar": "FILE"},
+        arguments=_many("FILE", type=Path),
     ),
     "resume": Flag("what to run", "go on where the same run in --reports stopped", arguments=_SWITCH),
     "stop-at-first-failure": Flag("what to run", "end with the first finding that is not declared", arguments=_SWITCH),
     "rerun-failures": Flag(
-        "what to run",
-        "run a failure again, up to N times (default: 0)",
-        arguments={"type": natural, "default": 0, "metavar": "N"},
+        "what to run", "run a failure again, up to N times (default: 0)", arguments=_value(natural, "N", 0)
     ),
     # limits
     "minutes": Flag(
         "limits",
         "end after this time, which includes loading the target, shrinking and running scripts (default: {usual})",
-        arguments={"type": positive, "metavar": "M"},
+        arguments=_value(positive, "M"),
     ),
     "limit": Flag(
         "limits",
@@ -315,19 +289,17 @@ FLAGS: Mapping[str, Flag] = {
     "memory": Flag(
         "limits",
         "memory of a worker; more is a finding (default: the profile's, else {usual})",
-        arguments={"type": positive, "metavar": "GIB"},
+        arguments=_value(positive, "GIB"),
     ),
     "starting": Flag("limits", f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),
     "check-scripts": Flag(
         "limits",
         "time in which scripts of findings are run before they are listed, 0 for none (default: {usual})",
-        arguments={"type": zero_or_more, "metavar": "SECONDS"},
+        arguments=_value(zero_or_more, "SECONDS"),
     ),
     # output
     "reports": Flag(
-        "output",
-        "folder of the results (default: reports)",
-        arguments={"type": Path, "default": Path("reports"), "metavar": "DIR"},
+        "output", "folder of the results (default: reports)", arguments=_value(Path, "DIR", Path("reports"))
     ),
     "expectations": Flag("output", "declarations of known failures (default: {usual})", arguments=_FILE),
     "update-expectations": Flag("output", "declare the failures of this run in that file", arguments=_SWITCH),
@@ -349,10 +321,7 @@ FLAGS: Mapping[str, Flag] = {
     "force": Flag("output", "replace an existing file", arguments=_SWITCH),
     # distribution
     "jobs": Flag(
-        "distribution",
-        "worker processes (default: {usual})",
-        also=("-n",),
-        arguments={"type": at_least_one, "default": 1, "metavar": "N"},
+        "distribution", "worker processes (default: {usual})", also=("-n",), arguments=_value(at_least_one, "N", 1)
     ),
     "pool": Flag(
         "distribution",
@@ -363,7 +332,7 @@ FLAGS: Mapping[str, Flag] = {
     "per-worker": Flag(
         "distribution",
         "resources of a Ray cluster for each worker, as CPU=1,GPU=1,NAME=1 (default: CPU=1)",
-        arguments={"type": resources, "default": (("CPU", 1.0),), "metavar": "NAME=N[,..]"},
+        arguments=_value(resources, "NAME=N[,..]", (("CPU", 1.0),)),
     ),
 }
 

@@ -30,11 +30,9 @@ from conformance.record import versions
 from conformance.record.errors import UserError
 from conformance.record.result import Result, Run
 from conformance.report import __main__ as report
-from conformance.report import compare, history, probe, summary
-from conformance.report.escape import escape_control_characters
-from conformance.report.pipe import reader_gone
+from conformance.report import compare, history, summary, terminal
+from conformance.report.escape import escape_control_characters, reader_gone
 from conformance.run import scripts, signals
-from conformance.run import summary as ending
 from conformance.run.execution_place import Place, place_of
 from conformance.run.messages import Limits
 from conformance.run.options import Parser, reports_expectations
@@ -178,7 +176,7 @@ class Session:
         self.target, self.seen = resolve(self.spec, self.limits, self.place, strict=strict, seconds=self.seconds)
         if self.seen is not None:
             declared = self.profile.unsupported("feature") if self.profile is not None else None
-            probe.show(self.console, profiles.identity(self.spec), self.seen, declared)
+            terminal.probed(self.console, profiles.identity(self.spec), self.seen, declared)
         codes = []
         for number, source in enumerate(sources):
             self.limits = limits_of(self.args, source.usual)
@@ -240,7 +238,7 @@ class Session:
             self._to_job_summary(text)
         source.keep(self, made)
         source.summarize(self, made)
-        ending.show(self.console, made, changes, self.reports / report.PAGES[source.stem])
+        terminal.end(self.console, made, changes, self.reports / report.PAGES[source.stem])
         accepted = getattr(self.args, "update_baseline", False)
         code = made.exit_code(changes.regressions if changes and not accepted else 0)
         if code == 2:

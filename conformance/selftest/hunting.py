@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.unsupported import unsupported_steps
@@ -48,13 +47,9 @@ class PlantedFault(Named):
     overload: str = ""
 
     @property
-    def call(self) -> str:
+    def call(self) -> str:  # type: ignore[override]
         """The bug that the fault imitates."""
         return EVERY[self.op].like
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, **rest)
 
 
 def described(target: str) -> tuple[dict[str, str], None]:

@@ -65,10 +65,6 @@ def _ordinary_in_inference(call: Call) -> Any:
         return call.run()
 
 
-def _not_filled(call: Call) -> Any:
-    return call.run().zero_()
-
-
 def _flushed_ever_after(call: Call) -> Any:
     if not (torch.tensor(1e-40) * 1.0).item():
         call.memory["flushed"] = True
@@ -167,7 +163,7 @@ STATE_FAULTS: dict[str, Fault] = {
     "inference mode is ignored": Fault("mul add clone sum", _ordinary_in_inference, "inference mode", FUNCTION),
     "autocast is remembered": Fault("mm matmul linear", _dtype_remembered, "autocast is no key of a cache", FUNCTION),
     "empty memory is not filled": Fault(
-        "empty empty_like new_empty", _not_filled, "tiny: fill_uninitialized_memory was ignored"
+        "empty empty_like new_empty", lambda call: call.run().zero_(), "tiny: fill_uninitialized_memory was ignored"
     ),
     "subnormals are flushed ever after": Fault("mul", _flushed_ever_after, "set_flush_denormal kept by a kernel"),
     "a sum remembers the number of threads": Fault("sum", _last_part_missing, "a split kept for other threads"),

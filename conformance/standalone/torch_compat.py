@@ -25,73 +25,57 @@ import torch
 from conformance.record import versions
 from conformance.record.errors import TargetError
 
-SYMBOLS: dict[str, str] = {
-    "torch:_neg_view": ">=2.9",
-    "torch:_is_zerotensor": ">=2.9",
-    "torch:Tensor._indices": ">=2.9",
-    "torch:Tensor._is_view": ">=2.9",
-    "torch:Tensor._values": ">=2.9",
-    "torch:Tensor._version": ">=2.9",
-    "torch:UntypedStorage._cdata": ">=2.9",
-    "torch._C:DispatchKey": ">=2.9",
-    "torch._C:DispatchKeySet": ">=2.9",
-    "torch._C:_current_autograd_node": ">=2.9",
-    "torch._C:_get_privateuse1_backend_name": ">=2.9",
-    "torch._C._functorch:TransformType": ">=2.9",
-    "torch._C._functorch:maybe_current_level": ">=2.9",
-    "torch._C._functorch:peek_interpreter_stack": ">=2.9",
-    "torch._ops:OpOverload.redispatch": ">=2.9",
-    "torch.autograd:_get_sequence_nr": ">=2.9",
-    "torch.overrides:_get_current_function_mode_stack": ">=2.9",
-    "torch.overrides:_pop_mode": ">=2.9",
-    "torch.overrides:_push_mode": ">=2.9",
-    "torch.testing._comparison:default_tolerances": ">=2.9",
-    "torch.utils._python_dispatch:TorchDispatchMode": ">=2.9",
-    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack": ">=2.9",
-    "torch.utils._python_dispatch:_pop_mode": ">=2.9",
-    "torch.utils._python_dispatch:_push_mode": ">=2.9",
-    "torch.utils._pytree:tree_leaves": ">=2.9",
-    "torch.utils._pytree:tree_map": ">=2.9",
-}
+
+def _since(version: str, symbols: Mapping[str, str]) -> dict[str, str]:
+    return {f"{module}:{name}": version for module, names in symbols.items() for name in names.split()}
+
+
+SYMBOLS: dict[str, str] = _since(
+    ">=2.9",
+    {
+        "torch": (
+            "_neg_view _is_zerotensor Tensor._indices Tensor._is_view Tensor._values Tensor._version "
+            "UntypedStorage._cdata"
+        ),
+        "torch._C": "DispatchKey DispatchKeySet _current_autograd_node _get_privateuse1_backend_name",
+        "torch._C._functorch": "TransformType maybe_current_level peek_interpreter_stack",
+        "torch._ops": "OpOverload.redispatch",
+        "torch.autograd": "_get_sequence_nr",
+        "torch.overrides": "_get_current_function_mode_stack _pop_mode _push_mode",
+        "torch.testing._comparison": "default_tolerances",
+        "torch.utils._python_dispatch": "TorchDispatchMode _get_current_dispatch_mode_stack _pop_mode _push_mode",
+        "torch.utils._pytree": "tree_leaves tree_map",
+    },
+)
 """Symbols that come with torch itself, and the versions that have them."""
 
-ON_USE: dict[str, str] = {
-    "torch:_TorchCompileInductorWrapper": ">=2.9",
-    "torch:_TorchCompileWrapper": ">=2.9",
-    "torch._decomp:core_aten_decompositions": ">=2.9",
-    "torch._dynamo:disable": ">=2.9",
-    "torch._dynamo:list_backends": ">=2.9",
-    "torch._dynamo:reset": ">=2.9",
-    "torch._dynamo.backends.registry:lookup_backend": ">=2.9",
-    "torch._dynamo.guards:profile_guard_manager": "",
-    "torch._dynamo.utils:counters": ">=2.9",
-    "torch._functorch:config.patch": ">=2.9",
-    "torch._inductor:config.fallback_random": ">=2.9",
-    "torch._inductor:config.patch": ">=2.9",
-    "torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem": ">=2.9",
-    "torch._inductor.cpp_builder:get_cpp_compiler": ">=2.9",
-    "torch._inductor.exc:InvalidCxxCompiler": ">=2.9",
-    "torch._inductor.virtualized:V": ">=2.9",
-    "torch._logging:set_logs": ">=2.9",
-    "torch._subclasses.fake_tensor:FakeTensorMode": ">=2.9",
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv": ">=2.9",
-    "torch.testing._internal.common_device_type:precisionOverride": ">=2.9",
-    "torch.testing._internal.common_device_type:toleranceOverride": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:foreach_unary_op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:foreach_binary_op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:foreach_pointwise_op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:foreach_reduce_op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:foreach_other_op_db": ">=2.9",
-    "torch.testing._internal.common_methods_invocations:wrapper_set_seed": ">=2.9",
-    "torch.testing._internal.common_utils:SEED": ">=2.9",
-    "torch.testing._internal.common_utils:extract_test_fn": ">=2.9",
-    "torch.testing._internal.opinfo.core:DecorateInfo": ">=2.9",
-    "torch.testing._internal.opinfo.core:OpInfo": ">=2.9",
-    "torch.testing._internal.opinfo.core:SampleInput": ">=2.9",
-    "torch.testing._internal.opinfo.core:extract_test_fn": ">=2.9",
-}
-"""Symbols imported on first use, and the versions that have them. An empty specifier claims no version.."""
+ON_USE: dict[str, str] = _since(
+    ">=2.9",
+    {
+        "torch": "_TorchCompileInductorWrapper _TorchCompileWrapper",
+        "torch._decomp": "core_aten_decompositions",
+        "torch._dynamo": "disable list_backends reset",
+        "torch._dynamo.backends.registry": "lookup_backend",
+        "torch._dynamo.utils": "counters",
+        "torch._functorch": "config.patch",
+        "torch._inductor": "config.fallback_random config.patch",
+        "torch._inductor.compiler_bisector": "CompilerBisector.disable_subsystem",
+        "torch._inductor.cpp_builder": "get_cpp_compiler",
+        "torch._inductor.exc": "InvalidCxxCompiler",
+        "torch._inductor.virtualized": "V",
+        "torch._logging": "set_logs",
+        "torch._subclasses.fake_tensor": "FakeTensorMode",
+        "torch.fx.experimental.symbolic_shapes": "ShapeEnv",
+        "torch.testing._internal.common_device_type": "precisionOverride toleranceOverride",
+        "torch.testing._internal.common_methods_invocations": (
+            "op_db foreach_unary_op_db foreach_binary_op_db foreach_pointwise_op_db foreach_reduce_op_db "
+            "foreach_other_op_db wrapper_set_seed"
+        ),
+        "torch.testing._internal.common_utils": "SEED extract_test_fn",
+        "torch.testing._internal.opinfo.core": "DecorateInfo OpInfo SampleInput extract_test_fn",
+    },
+) | {"torch._dynamo.guards:profile_guard_manager": ""}
+"""Symbols imported on first use, and the versions that have them. An empty specifier claims no version."""
 
 
 def found(name: str) -> Any:

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result
-from conformance.report import html, issue, machine
-from conformance.run import summary
+from conformance.report import html, issue, machine, terminal
 from tests.report.runs import campaign, found, result, run
 
 LOST = "it finds no difference"
@@ -33,7 +32,7 @@ def program(alone: str) -> Result:
 def printed(made: Result) -> str:
     """The end of an op_db run in the terminal."""
     text = io.StringIO()
-    summary.show(Console(file=text, width=300), run(made), None, Path("reports/conformance.html"))
+    terminal.end(Console(file=text, width=300), run(made), None, Path("reports/conformance.html"))
     return text.getvalue()
 
 

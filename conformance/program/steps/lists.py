@@ -83,10 +83,6 @@ def _descended(k: DrawContext, name: str) -> Given:
     return Given([_tensors([name]), [k.constant(t.size(), t.dtype)], []], options)
 
 
-def _added(k: DrawContext, name: str) -> Given:
-    return Given([tensor(name), _operand(k, k[name])])
-
-
 def _exchanged(k: DrawContext, name: str) -> Given | None:
     def fits(u: torch.Tensor) -> bool:
         alike = (u.dtype, u.size()) == (k[name].dtype, k[name].size())
@@ -125,7 +121,7 @@ ROWS = [
     foreach("_foreach_zero_", _alone(_plain), effect=MOVE),
     foreach("_foreach_copy_", _paired, effect=MOVE, weight=2),
     foreach("_fused_sgd_", _descended, _dense_floats, effect=LOSSY, uncounted=True),
-    custom("add_to", _added, weight=2),
+    custom("add_to", lambda k, name: Given([tensor(name), _operand(k, k[name])]), weight=2),
     custom("exchange", _exchanged, effect=MOVE),
     custom("add_to_all", _added_to_all),
 ]

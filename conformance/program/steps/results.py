@@ -56,10 +56,6 @@ def _pad(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [[k.integer(-1 if t.size(-1) > 2 else 0, 2), k.integer(0, 2)]]
 
 
-def _reshape(k: DrawContext, t: torch.Tensor) -> list[Json]:
-    return [hide_one(k, draw_shape(k, t.numel()))]
-
-
 def _right(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.number(t.dtype) if k.chance(1, 4) else k.operand(t.size(), t.dtype)]
 
@@ -188,10 +184,6 @@ def _small(t: torch.Tensor) -> bool:
     return t.numel() <= 32
 
 
-def _small_and_filled(t: torch.Tensor) -> bool:
-    return predicates.filled(t) and _small(t)
-
-
 def _plain(t: torch.Tensor) -> bool:
     """Return whether the tensor is filled and neither a conjugate nor a negative view."""
     return predicates.filled(t) and not t.is_conj() and not t.is_neg()
@@ -215,7 +207,7 @@ COPIES = [
     viewed("contiguous", weight=2),
     channels_last("contiguous.channels_last", effect=VIEW, call="contiguous"),
     channels_last("clone.channels_last", call="clone"),
-    viewed("reshape", _reshape, weight=4),
+    viewed("reshape", lambda k, t: [hide_one(k, draw_shape(k, t.numel()))], weight=4),
     viewed("flatten"),
     viewed("ravel"),
     copied("to", _to, weight=4),
@@ -229,7 +221,7 @@ COPIES = [
     copied("tile", lambda k, t: [{"tuple": [k.integer(1, 2), k.integer(1, 2)]}], _small),
     copied("tril", near_diagonal, predicates.has_dims(2)),
     copied("triu", near_diagonal, predicates.has_dims(2)),
-    copied("nn.functional.pad", _pad, _small_and_filled, form=FUNCTION),
+    copied("nn.functional.pad", _pad, lambda t: predicates.filled(t) and _small(t), form=FUNCTION),
     copied("getitem.index", _advanced, predicates.filled, form=GETITEM),
     copied("masked_select", lambda k, t: [k.mask_for(t)]),
     copied("nonzero", effect=COMPUTE, pick=decided),

@@ -175,10 +175,6 @@ def _could_want_grad(t: torch.Tensor) -> bool:
     return predicates.floating(t) and t.is_leaf and not t.requires_grad
 
 
-def _without_pieces(k: DrawContext, fits: Fits) -> str | None:
-    return None if k.shadow.has_pieces else k.pick(fits)
-
-
 def _multiplied(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.operand(t.size(), t.dtype, same=True)]
 
@@ -206,16 +202,8 @@ AUTOGRAD = [
     recorded("mul.grad", _multiplied, effect=COMPUTE, form=FUNCTION, call="mul", weight=4),
     Op("nn.functional.embedding", "autograd", MOVE, _embedded, FUNCTION, fits=_table, weight=3),
     recorded("clone.grad", effect=MOVE, call="clone", weight=3),
-    graph("requires_grad_", fits=_could_want_grad, pick=_without_pieces),
+    graph("requires_grad_", fits=_could_want_grad, pick=lambda k, fits: None if k.shadow.has_pieces else k.pick(fits)),
 ]
-
-
-def _is_one(t: torch.Tensor) -> bool:
-    return t.numel() == 1 and not t.is_complex()
-
-
-def _is_short(t: torch.Tensor) -> bool:
-    return t.numel() < 30 and not t.is_complex()
 
 
 def _settled(k: DrawContext, fits: Fits) -> str | None:
@@ -225,8 +213,8 @@ def _settled(k: DrawContext, fits: Fits) -> str | None:
 question = functools.partial(row, family="questions", effect=QUERY)
 
 QUERIES = [
-    question("item", fits=_is_one, pick=_settled, weight=4),
-    question("tolist", fits=_is_short, pick=_settled, weight=2),
+    question("item", fits=lambda t: t.numel() == 1 and not t.is_complex(), pick=_settled, weight=4),
+    question("tolist", fits=lambda t: t.numel() < 30 and not t.is_complex(), pick=_settled, weight=2),
     question("same_base", another, None, form=DEFINED),
     question("is_contiguous", fits=None),
 ]

@@ -59,10 +59,6 @@ def _arange(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [0.0, float(k.integer(1, 4)), 0.5], {}
 
 
-def _linspace(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
-    return [0, 4, k.choice((5, 3, 9))], {}
-
-
 def _tensor(k: DrawContext) -> tuple[list[Json], dict[str, Json]]:
     return [[1.5, float(k.integer(0, 3))]], {}
 
@@ -230,7 +226,7 @@ ROWS = [
     Op("where.state", NAME, MOVE, _chosen, FUNCTION, "where", fits=_integers),
     new("full.state", "full", _full),
     new("arange.state", "arange", _arange),
-    new("linspace.state", "linspace", _linspace),
+    new("linspace.state", "linspace", lambda k: ([0, 4, k.choice((5, 3, 9))], {})),
     new("tensor.state", "tensor", _tensor),
     new("full.here", "full", _full, "default_device"),
     new("arange.here", "arange", _arange, "default_device"),

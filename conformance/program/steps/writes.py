@@ -59,10 +59,6 @@ def _source(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.operand(t.size(), wide, host=True)]
 
 
-def _masked_source(k: DrawContext, t: torch.Tensor) -> list[Json]:
-    return [k.mask_for(t), k.constant((t.numel(),), t.dtype)]
-
-
 def _index_source(distinct: bool) -> Callable[[DrawContext, torch.Tensor], list[Json]]:
     """Return the rule for a dimension, indices and a source of matching size."""
 
@@ -105,10 +101,6 @@ def _scatter_reduced(k: DrawContext, t: torch.Tensor) -> Given:
 def _scatter_reduce(k: DrawContext, t: torch.Tensor) -> Given:
     args = [*_scatter(True)(k, t), k.choice(("sum", "prod", "amax", "amin"))]
     return Given(args, {"include_self": False} if k.chance(1, 3) else {})
-
-
-def _index_reduce(k: DrawContext, t: torch.Tensor) -> list[Json]:
-    return [*_index_source(False)(k, t), k.choice(("prod", "amax", "amin"))]
 
 
 def _index_put(k: DrawContext, t: torch.Tensor) -> Given:
@@ -262,11 +254,11 @@ ROWS = [
     setitem("setitem.pairs", _set_pairs, lambda t: t.dim() > 1 and t.numel() > 0),
     setitem("swap_rows_", _two_rows, predicates.filled, form=DEFINED),
     moving("masked_fill_", masked, weight=2),
-    moving("masked_scatter_", _masked_source),
+    moving("masked_scatter_", lambda k, t: [k.mask_for(t), k.constant((t.numel(),), t.dtype)]),
     moving("index_fill_", _index_fill, predicates.filled),
     moving("index_copy_", _index_source(True), predicates.filled),
     reducing("index_add_", _index_source(False)),
-    reducing("index_reduce_", _index_reduce),
+    reducing("index_reduce_", lambda k, t: [*_index_source(False)(k, t), k.choice(("prod", "amax", "amin"))]),
     moving("scatter_", _scatter(False), predicates.filled_numbers),
     reducing("scatter_.reduce", _scatter_reduced, call="scatter_"),
     reducing("scatter_reduce_", _scatter_reduce),

@@ -1,6 +1,6 @@
 """Run of measured cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
 
-Defines `MeasuredCases`, the source of both commands, and `Job`, `measured` and `run`. A crash of the device, or of the
+Defines `MeasuredCases`, the source of both commands, and `Job` and `measured`. A crash of the device, or of the
 harness, is the result of only one case. A `Job` defines the code that runs in a worker.
 """
 
@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
-from conformance.record.result import Failure, Outcome, Result, Run
+from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options, signals
-from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
@@ -42,29 +41,6 @@ class Job:
     modules: Sequence[str]
 
 
-class Measurable(Protocol):
-    """A case with an id, a dtype, a call, and a method that creates its result."""
-
-    @property
-    def id(self) -> str:
-        """Id, unique in a run."""
-
-    @property
-    def dtype(self) -> str:
-        """Dtype that a target must hold."""
-
-    @property
-    def op(self) -> str:
-        """Name of the operator that it calls, as op_db spells it."""
-
-    @property
-    def call(self) -> str:
-        """The call, as Python source."""
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-
-
 def expectations_file(name: str, target: str) -> Path:
     """Return the file of a target's known findings; it is separate from op_db's file, which is about other cases."""
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
@@ -77,7 +53,7 @@ def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     return declarations
 
 
-def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until: float = math.inf) -> Iterator[Result]:
+def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Named], until: float = math.inf) -> Iterator[Result]:
     """Yield the result of each case that ends before the time `until`. Raises TargetError if no worker can be started,
     and Stopped."""
     for case in cases:
@@ -87,8 +63,7 @@ def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Measurable], until
         if not isinstance(answer, Death):
             if isinstance(answer.error, UserError):
                 raise answer.error
-            said = f"{type(answer.error).__name__}: {answer.error}"
-            fault = Failure("harness", "the harness itself", "no error", said[:2_000])
+            fault = Failure.of_harness(answer.error)
             yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
         elif answer.reason is ExitReason.NEVER_STARTED:
             raise unusable(spec, answer)
@@ -110,52 +85,6 @@ def _too_small(death: Death) -> str:
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
 
-def run(
-    target: str,
-    job: Job,
-    cases: Sequence[Measurable],
-    limits: Limits,
-    *,
-    jobs: int = 1,
-    place: Place = LOCAL,
-    expected: Sequence[Declaration] = (),
-    found: Callable[[Result], None] = lambda result: None,
-    seconds: float = math.inf,
-) -> Run:
-    """Measure the cases on `target` for at most `seconds` and return the run; at a stop, with the results so far.
-
-    `found` receives each result after the expectations are applied. Raises TargetError for a target that cannot be
-    loaded or has no values.
-    """
-    begin = time.monotonic()
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    made = Run(target, started=started, identity=profiles.identity(target))
-    try:
-        with place.pool(target, limits, jobs, job.modules) as pool:
-            try:
-                made.environment, held = pool.ask(job.described, target)
-            except WorkerDied as died:
-                raise unusable(target, died.death) from None
-            left = [case for case in cases if held is None or case.dtype in held]
-            if len(left) < len(cases):
-                made.notes.append(
-                    f"{len(cases) - len(left)} cases of dtypes that the target does not hold were left out."
-                )
-            for result in measured(pool, target, job, left, begin + seconds):
-                made.results.append(expectations.judged(result, expected))
-                found(made.results[-1])
-    except KeyboardInterrupt:
-        made.complete, made.interrupted = False, signals.signal_number()
-    late = 0 if made.interrupted else len(left) - len(made.results)
-    if late:
-        made.notes.append(f"{late} of {len(left)} cases not run, since the time was over.")
-    small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
-    if small:
-        made.notes.append(f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.")
-    made.seconds = time.monotonic() - begin
-    return made
-
-
 class MeasuredCases(Source):
     """A source of cases from a table: accuracy or sizes. A subclass selects the cases and shows their measurements."""
 
@@ -166,7 +95,7 @@ class MeasuredCases(Source):
     listed = 10
     """Number of cases that the terminal shows, the worst first."""
 
-    def cases(self, args: argparse.Namespace) -> tuple[Sequence[Measurable], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[Sequence[Named], list[str]]:
         """Return the chosen cases, and the selection in words. Raises UsageError for unknown words."""
         raise NotImplementedError
 
@@ -192,25 +121,37 @@ class MeasuredCases(Source):
         self.expected = declared(self.stem, self.file, self.rows())
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """Measure the cases under the progress bar."""
+        """Measure the cases under the progress bar; at a stop, return the results so far. Raises TargetError for a
+        target that cannot be loaded or has no values."""
+        until, limits, job = time.monotonic() + seconds, session.limits, self.job
+        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        made = Run(session.target, started=started, identity=profiles.identity(session.target))
+        left = list(self.chosen)
         with shown(session.console) as view:
             view.start(Run(profiles.identity(session.spec)), len(self.chosen))
-            made = run(
-                session.target,
-                self.job,
-                self.chosen,
-                session.limits,
-                jobs=session.args.jobs,
-                place=session.place,
-                expected=self.expected,
-                found=view.add,
-                seconds=seconds,
-            )
-        if self.lacking:
-            made.notes.append(f"{self.lacking} cases of ops that the profile declares lacking were left out.")
+            try:
+                with session.place.pool(session.target, limits, session.args.jobs, job.modules) as pool:
+                    try:
+                        made.environment, held = pool.ask(job.described, session.target)
+                    except WorkerDied as died:
+                        raise unusable(session.target, died.death) from None
+                    left = [case for case in self.chosen if held is None or case.dtype in held]
+                    for result in measured(pool, session.target, job, left, until):
+                        made.results.append(expectations.judged(result, self.expected))
+                        view.add(made.results[-1])
+            except KeyboardInterrupt:
+                made.complete, made.interrupted = False, signals.signal_number()
+        unheld, late = len(self.chosen) - len(left), 0 if made.interrupted else len(left) - len(made.results)
+        small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
+        notes = {
+            f"{unheld} cases of dtypes that the target does not hold were left out.": unheld,
+            f"{late} of {len(left)} cases not run, since the time was over.": late,
+            f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
+            f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
+        }
+        made.notes += [note for note, count in notes.items() if count]
         made.environment["selection"] = "; ".join([self.stem, *self.selection])
         made.expectations = str(self.file) if self.file.exists() else ""
-        made.seconds = 0.0
         return made
 
     def declare(self, session: Session, made: Run) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from conformance.record.accuracy import ACCURACY
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
-from conformance.record.result import Named, Outcome, Result
+from conformance.record.result import Named
 
 FILE = Path(__file__).parent / "ops.toml"
 NOT_JUDGED = "not_judged"
@@ -75,13 +75,14 @@ class OfRow(Named):
         return str(self.row.name)
 
     @property
-    def call(self) -> str:
-        """The row's call, as Python source."""
-        return str(self.row.call)
+    def family(self) -> str:
+        """The row's family."""
+        return str(self.row.family)
 
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, family=self.row.family, **rest)
+    @property
+    def call(self) -> str:  # type: ignore[override]
+        """The row's call."""
+        return str(self.row.call)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conformance.record.accuracy import ACCURACY, limit, shown
 from conformance.record.errors import TargetError, UserError
-from conformance.record.result import Failure, Outcome, Result
+from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.record.sentences import sentence
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
@@ -89,7 +89,7 @@ def judged_by(
         except Unmeasured as why:
             result = case.result(Outcome.SKIP, skipped=1, reason=str(why))
         except Raises as error:
-            failure = Failure(error.oracle, "the call", "an answer", f"{error}"[:2_000], call=case.call)
+            failure = Failure(error.oracle, "the call", "an answer", f"{error}"[:LONGEST_TEXT], call=case.call)
             failure = replace(failure, script=script(case, under_test.script(), f"{case.id}: {sentence(failure)}"))
             result = case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from conformance.record.finding import (
     TIMEOUT,
     from_signature,
     layer_and_part,
-    property_of,
+    shown_by,
 )
 from conformance.record.models import ModelRow
 from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
@@ -58,6 +58,10 @@ NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
 report shows cells that were never drawn."""
 
 
+TOTALS = {field.name for field in fields(ProgramStats)}
+"""The totals of a run, of which a campaign counts most under the same names."""
+
+
 def parts() -> dict[str, tuple[str, ...]]:
     """The names that the parts of a finding can have, for each part with a fixed set of names."""
     steps = (*OPS, *FAMILIES)
@@ -75,7 +79,7 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
     found = replace(from_signature(finding.group, finding.kind), **known)
-    failures = [Failure(m.oracle, m.where, m.expected, m.actual, m.detail) for m in finding.told]
+    failures = [Failure(**vars(mismatch)) for mismatch in finding.told]
     failures = failures or [Failure(found.oracle, finding.op or "the program", "an answer", _ended(finding))]
     known_cause = found.shrunk or finding.precise
     found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))
@@ -107,24 +111,13 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
+    totals: dict[str, Any] = {name: one for name, one in vars(done).items() if name in TOTALS}
+    totals |= {name: dict(one) for name, one in totals.items() if isinstance(one, Counter)}
+    totals |= {name: dict(getattr(done, name).most_common()) for name in ("unsupported", "avoided")}
     drawn = ProgramStats(
-        seeds=(plan.seed,),
-        programs=done.done,
-        steps=done.steps,
-        measured=done.measured,
-        recorded=done.recorded,
-        arbitrated=done.arbitrated,
-        calls=done.calls,
-        options=options,
-        corpus=corpus,
-        unsupported=dict(done.unsupported.most_common()),
-        avoided=dict(done.avoided.most_common()),
-        cells=dict(done.cells),
-        entries=dict(done.entries),
-        hazards=dict(done.hazards),
+        **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
-        arguments=dict(done.arguments),
         **({} if plan.recorded else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
@@ -224,7 +217,7 @@ def evidence(finding: Finding, target: Target) -> Evidence | None:
     runs = finding.kind in (FAIL, FLAKY)
     found = evidence_of(finding.program, finding.property, layer, part, runs=runs)
     first = finding.mismatches[0] if finding.mismatches else None
-    seen = property_of(first.oracle, first.expected, first.actual, first.detail) if first else ""
+    seen = shown_by(first) if first else ""
     return replace(found, symptom=seen)
 
 

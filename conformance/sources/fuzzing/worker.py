@@ -49,7 +49,7 @@ from conformance.record.finding import (
     TIMEOUT,
     answers,
     cause_text,
-    property_of,
+    shown_by,
     with_signal_number,
 )
 from conformance.record.measurements import UNMEASURED, Measurements
@@ -91,6 +91,10 @@ LONGEST_ATTRIBUTION = 120.0
 
 NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
+
+
+PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
+"""Fields of a finding that are the same in its JSON form."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Finding:
         """The difference with the property of the cause."""
         if not self.mismatches:
             return Mismatch(self.property, self.op or "the program", "an answer", self.said)
-        of_property = (one for one in self.mismatches if property_of(*self._seen(one)) == self.property)
+        of_property = (one for one in self.mismatches if shown_by(one) == self.property)
         return next(of_property, self.mismatches[0])
 
     @functools.cached_property
@@ -145,10 +149,6 @@ class Finding:
         """The differences in report order: first the one with the property of the cause."""
         first = self.difference
         return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
-
-    @staticmethod
-    def _seen(one: Mismatch) -> tuple[str, str, str, str]:
-        return one.oracle, one.expected, one.actual, one.detail
 
     @functools.cached_property
     def pattern(self) -> str:
@@ -172,33 +172,17 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """The finding as JSON; `--replay` reads it as it reads a program."""
-        return {
-            "kind": self.kind,
-            "seed": self.seed,
-            "number": self.number,
-            "signature": self.group,
-            "property": self.property,
-            "op": self.op,
-            "before": self.before,
-            "said": self.said,
-            "part": self.part,
-            "unjudged": self.unjudged,
-            "layer": self.layer,
-            "culprit": self.culprit,
-            "first_bad_step": self.step,
-            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
-            "program": self.program.to_json(),
-        }
+        mismatches = [vars(mismatch) for mismatch in self.mismatches]
+        changed = {"signature": self.group, "first_bad_step": self.step, "mismatches": mismatches}
+        return {**{name: getattr(self, name) for name in PLAIN}, **changed, "program": self.program.to_json()}
 
     @classmethod
     def from_json(cls, data: Json) -> Finding:
         """The finding that `to_json` wrote."""
-        kind, seed, number, group = (data[key] for key in ("kind", "seed", "number", "signature"))
+        plain = {name: data[name] for name in PLAIN if name in data}
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        names = ("property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
-        cause = {name: data[name] for name in names if name in data}
         program, step = Program.from_json(data["program"]), data["first_bad_step"]
-        return cls(kind, seed, number, group, program, mismatches, step, **cause)
+        return cls(group=data["signature"], program=program, mismatches=mismatches, step=step, **plain)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from conformance.record.errors import UsageError, UserError
 from conformance.record.files import write_atomic
 from conformance.record.missing_ops import Outcome
 from conformance.record.names import without_features
-from conformance.report import missing_ops, probe
+from conformance.report import terminal
 from conformance.report.escape import escape_control_characters
 from conformance.run import options, signals
 from conformance.run.execution_place import Place, told
@@ -72,7 +72,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
             args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=told)
         )
     if found.probe is not None:
-        probe.show(console, args.target, found.probe)
+        terminal.probed(console, args.target, found.probe)
     late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
     made = found.profile(environment, args.memory, args.output)
     head = [
@@ -89,7 +89,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     ]
     write_atomic(args.output, profiles.dumps(made, head))
     entries = {operator: one.scope.op for operator, one in made.unsupported("operator").items()}
-    missing_ops.show(console, made.table(families=FAMILY_OF, entries=entries))
+    terminal.missing(console, made.table(families=FAMILY_OF, entries=entries))
     for sentence in sentences(found):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")

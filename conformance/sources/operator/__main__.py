@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from conformance.record.errors import UsageError
-from conformance.record.operator import OPERATOR
+from conformance.record.names import OPERATOR
 from conformance.record.result import Result, Run
 from conformance.run import options, scripts
 from conformance.run.messages import Limits

@@ -12,13 +12,13 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Judged, Terms, judge
+from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.loading import reference
 from conformance.record.accuracy import limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
@@ -153,7 +153,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class AgainstReference:
+class AgainstReference(OneAnswer):
     """A call of the operator as a subject of the judge. The reference's own rounding and its own indecision are no
     differences."""
 
@@ -187,14 +187,9 @@ class AgainstReference:
         truth = observed(self.reference, self.call, Float64Reference(), self.around, self.grad)
         return Execution((truth,)) if truth.error is None else None
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return nothing: an operator is one step."""
-        return ()
-
     def differences(self, want: Observation, got: Observation, oracles: Collection[str]) -> list[Mismatch]:
         """Return the mismatches between the reference and the operator."""
-        subject = cast("Judged", self)  # the judge runs nothing, since no rule holds
-        return judge(subject, Execution((want,)), Execution((got,)), reference(), oracles).mismatches
+        return self.compared(Execution((want,)), Execution((got,)), reference(), oracles).mismatches
 
 
 def tolerance_of(call: Call) -> Tolerance:

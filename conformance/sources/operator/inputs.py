@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,6 @@ class Description:
 
     arguments: Mapping[str, tuple[Alternative, ...]]
     sizes: Mapping[str, Range]
-
-    def names(self, dims: Sequence[str]) -> list[str]:
-        """Return the sizes that these expressions use."""
-        return [name for text in dims for name in names_in(text)]
 
 
 def parse(given: Mapping[str, Any]) -> Description:

@@ -10,9 +10,9 @@ import functools
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from conformance.record.operator import OPERATOR
+from conformance.record.names import OPERATOR
 from conformance.record.result import Failure, Named, Outcome, Result
 from conformance.run.worker import loaded, step, unit
 from conformance.sources.accuracy.worker import environment_of
@@ -59,13 +59,9 @@ class Case(Named):
         return ",".join(self.subject.dtypes) if self.subject.like else ""
 
     @property
-    def call(self) -> str:
+    def call(self) -> str:  # type: ignore[override]
         """The call, in short."""
         return f"{self.op}(...)"
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-        return Result(self.op, self.dtype, self.variant, self.layout, outcome, **rest)
 
 
 def described(target: str) -> tuple[dict[str, str], None]:
@@ -113,9 +109,8 @@ def _failed(case: Case, verdict: Verdict) -> Result:
     assert verdict.found is not None
     trial = _judging(case.subject).trial
     small = minimized(trial, verdict.found)
-    one = small.mismatch
-    texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
-    failure = Failure(case.variant, **texts, call=inputs_shown(small.call), script=script(trial, small))
+    more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small)}
+    failure = Failure.of(small.mismatch, **more)
     dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)
     count = verdict.others + 1
     return case.result(dies, samples=max(verdict.compared, count), failed=count, failures=(failure,))

@@ -30,10 +30,10 @@ from conformance.record.errors import UserError
 from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
-from conformance.record.result import Failure, Outcome, Result
+from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.sources.opinfo import batch, catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
-from conformance.sources.opinfo.finding import LONGEST_TEXT, failure_of, failure_of_program
+from conformance.sources.opinfo.finding import failure_of, failure_of_program
 from conformance.sources.opinfo.judge import JudgedCall, as_refused
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import Unwritable, program_of
@@ -124,8 +124,7 @@ def run_case(
             raise
         except Exception as error:
             tally.failed += 1
-            text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-            tally.fail(Failure("harness", "the harness itself", "no error", text))
+            tally.fail(Failure.of_harness(error))
     if case.variant in CHANGED and not (drawn or skipped or tally.failures):
         tally.skip("no argument of the op has such a change", excused=True)
     _judge_measured(case, target, tally)

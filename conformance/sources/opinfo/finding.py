@@ -39,9 +39,6 @@ LONGEST_LINES = 25
 LONGEST_INPUTS = 400
 """Limit on the storage elements of written inputs; a script takes larger inputs from op_db."""
 
-LONGEST_TEXT = 2_000
-"""Limit in characters on an exception's text and on printed values."""
-
 
 def failure_of(
     case: Case, target: Target, call: Call, mismatch: Mismatch, expected: Observation, actual: Observation
@@ -53,12 +50,9 @@ def failure_of(
         program, names = None, {}
     named = _renamed(mismatch, names)
     where = named.where if not call.note else f"{named.where} ({call.note})"
-    return Failure(
-        oracle=mismatch.oracle,
+    return Failure.of(
+        named,
         where=where,
-        expected=named.expected[:LONGEST_TEXT],
-        actual=named.actual[:LONGEST_TEXT],
-        detail=mismatch.detail[:LONGEST_TEXT],
         sample=call.sample.index,
         call=script.summary(call.source or case.name, call.tree),
         script=script.standalone(
@@ -84,14 +78,10 @@ def failure_of_program(case: Case, target: Target, failure: Failure, program: Pr
     again = f"Again: {script.again(case, target.spec, failure.sample)}"
     notes = [f"Minimized from {program.note}", *(["Finding: " + death] if death else []), again]
     text = program_script(program, target, verdict.mismatches, notes, verdict.bad_step, death)
-    made = replace(failure, call=_summary(program), script=text)
     if not isinstance(first, Mismatch):
-        return made
-    texts = {name: getattr(first, name)[:LONGEST_TEXT] for name in ("expected", "actual", "detail")}
-    shown: dict[str, Any] = {}
-    if verdict.sides is not None:
-        shown = _shown(first, *verdict.sides, program.tolerance)
-    return replace(made, oracle=first.oracle, where=first.where, **texts, **{"values": (), "layouts": {}, **shown})
+        return replace(failure, call=_summary(program), script=text)
+    shown = _shown(first, *verdict.sides, program.tolerance) if verdict.sides is not None else {}
+    return Failure.of(first, sample=failure.sample, call=_summary(program), script=text, **shown)
 
 
 def _summary(program: Program) -> str:

@@ -1,7 +1,8 @@
 """The terms of one op_db call: OpInfo's statements about its results, and its answer in float64.
 
-Defines `JudgedCall`. OpInfo states tolerances, undefined values, free signs and phases, and the text of an error.
-`undefined.toml` states which answers on special values are open. `engine/judge.py` applies these terms.
+Defines `JudgedCall`, and `truth_of`, the answer in float64. OpInfo states tolerances, undefined values, free signs and
+phases, and the text of an error. `undefined.toml` states which answers on special values are open. `engine/judge.py`
+applies these terms.
 """
 
 from __future__ import annotations
@@ -14,25 +15,35 @@ from typing import Any
 
 import torch
 
+from conformance.engine.arbitration import widened
 from conformance.engine.executor import Execution, Running, Transform
-from conformance.engine.judge import Terms
+from conformance.engine.float64 import Float64Reference
+from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.names import CHANGED
-from conformance.sources.opinfo import catalog, undefined
+from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.truth import truth_of
 from conformance.sources.opinfo.variants import Call, draws_numbers
-from conformance.standalone.moving import MARKER, leaves, storage_key, tensors
-from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch
+from conformance.standalone.moving import (
+    MARKER,
+    leaves,
+    map_leaves,
+    moved,
+    observable,
+    storage_key,
+    taken_apart,
+    tensors,
+)
+from conformance.standalone.observation import Observation, observe
+from conformance.standalone.oracles import Mismatch, compare
 
 RESULTS = ("result", "out")
 """Beginnings of the names of a call's results."""
 
 
 @dataclass(frozen=True)
-class JudgedCall:
+class JudgedCall(OneAnswer):
     """A call of a case, as the judge's subject."""
 
     case: Case
@@ -92,10 +103,6 @@ class JudgedCall:
         """Return the call's answer in float64."""
         return truth_of(self.call)
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return nothing: a call has no intermediate results."""
-        return ()
-
 
 def undefined_parts(case: Case, call: Call) -> tuple[str, ...]:
     """Return the answers without a meaning: results without a defined value, and the storage of a result that the op
@@ -124,3 +131,29 @@ def as_refused(call: Call, expected: Observation, actual: Observation, mismatch:
         return True  # torch's rules for tensors on two devices, which torch CPU cannot show
     there = not actual.error.not_implemented or origin.change.variant == "refused_device"
     return expected.error is not None and there and not CLEAR.isdisjoint(actual.error.ancestors)
+
+
+def truth_of(call: Call) -> Execution | None:
+    """Return torch CPU's answer on the same inputs in float64 and complex128, or None if it has no answer there, or
+    another one with another seed. Dtypes among the arguments are widened too; integer inputs stay unchanged."""
+    named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(call.tree)]
+    if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
+        return None
+    try:
+        first, again = (_run(call, seed) for seed in (seeding.SEED, seeding.SEED + 1))
+    except Exception:  # says nothing about the target: the finding stands
+        return None
+    return None if compare(first.last, again.last, exact=True) else first
+
+
+def _run(call: Call, seed: int) -> Execution:
+    wide = Float64Reference()
+    # `kept` is not passed: tensors that OpInfo keeps on the CPU are widened too.
+    tree = moved(call.tree, wide.send, wide.device)
+    tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
+    seeding.seed()
+    torch.default_generator.manual_seed(seed)
+    with call.draws.repeated():
+        outcome = call.run(tree, lambda function: function)
+    seen = observe({"result": taken_apart(outcome)}, observable(tree, call.tree), target=wide)
+    return Execution((seen,), outcome=outcome)

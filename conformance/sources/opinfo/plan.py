@@ -29,7 +29,7 @@ from conformance.record.names import (
     VARIANTS,
     nearest,
 )
-from conformance.record.result import Named, Outcome, Result
+from conformance.record.result import Named
 from conformance.run import options
 
 
@@ -60,11 +60,6 @@ class Case(Named):
     variant: str
     layout: str
     samples: int | None = 20
-
-    def result(self, outcome: Outcome, **rest: Any) -> Result:
-        """Return a result of this case."""
-        names = ("op", "overload", "family", "dtype", "variant", "layout")
-        return Result(**{name: getattr(self, name) for name in names}, outcome=outcome, **rest)
 
 
 SHOWN = 6

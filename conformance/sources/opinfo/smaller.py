@@ -18,7 +18,7 @@ from conformance.program.capture import Unwritable
 from conformance.program.model import Program
 from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
 from conformance.program.verdict import Verdict
-from conformance.record.finding import ON_CPU, property_of
+from conformance.record.finding import ON_CPU, shown_by
 from conformance.record.result import Failure
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
@@ -81,7 +81,7 @@ class Minimizer:
 
     def _alike(self, program: Program, one: Mismatch) -> bool:
         other = self.failure
-        if _property(one) != _property(other) or not alike(one, other):
+        if shown_by(one) != shown_by(other) or not alike(one, other):
             return False
         return one.oracle == "error" or self._of_result(program, one.where) == self._of_result(program, other.where)
 
@@ -129,7 +129,3 @@ class Minimizer:
                 if sample.index == index:
                     yield from VARIANTS[case.variant](op, sample)
                     return
-
-
-def _property(one: Mismatch | Failure) -> str:
-    return property_of(one.oracle, one.expected, one.actual, one.detail)

@@ -159,12 +159,10 @@ class Trace:
         return made
 
     def _failure(self, fault: Fault) -> Failure:
-        one = fault.mismatch
-        texts = {name: getattr(one, name)[:2_000] for name in ("where", "expected", "actual", "detail")}
         place = f"{fault.place}: {fault.place.code}"
         place = f"{fault.name}, {place}" if fault.group else place
         told = ", ".join(filter(None, (place, fault.told(self.loss), counted(fault.wrong, "wrong call"))))
-        return Failure(one.oracle, **texts, call=told, script=fault.script)
+        return Failure.of(fault.mismatch, call=told, script=fault.script)
 
 
 @contextlib.contextmanager

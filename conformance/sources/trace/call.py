@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from conformance.engine.arbitration import widened
 from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
 from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Judged, Judgement, Terms, judge
+from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target
 from conformance.standalone.moving import (
@@ -56,7 +56,7 @@ Tree = Any
 
 
 @dataclass
-class TracedCall:
+class TracedCall(OneAnswer):
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
     `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as written.
@@ -133,10 +133,6 @@ class TracedCall:
                 self.wide = Execution((Observation(error=Raised.of(error)),))
         return None if self.wide.last.error is not None else self.wide
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return no answers: a single operator has no intermediate results of its own."""
-        return ()
-
     def by_cpu(self) -> Execution:
         """Return torch CPU's answer on the copies. The copies keep their content."""
         args, kwargs = self.args, self.kwargs
@@ -156,8 +152,7 @@ class TracedCall:
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between torch CPU's answer and the device's."""
         oracles = target.oracles - UNSEEN - (VALUES if self.metadata_only else set())
-        subject = cast(Judged, self)  # the rules of its terms never run it again
-        return judge(subject, want, got, target, oracles)
+        return self.compared(want, got, target, oracles)
 
     def _observed(
         self, args: Tree, kwargs: Tree, made: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]

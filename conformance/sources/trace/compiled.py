@@ -22,7 +22,7 @@ import torch
 from conformance.engine.aten_ops import TAGGED, Tagged
 from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Judged, Judgement, Terms, judge
+from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.loading import reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
@@ -49,7 +49,7 @@ Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 @dataclass
-class GraphCall:
+class GraphCall(OneAnswer):
     """A call of a graph with copies of its inputs on the CPU, as a subject of the judge. With `cotangents`, the call
     is that of its backward pass: the gradients of the inputs in `wanted`."""
 
@@ -78,10 +78,6 @@ class GraphCall:
         except Exception:  # torch CPU may have no kernel for float64
             return None
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
-        """Return no answers."""
-        return ()
-
     def by_cpu(self) -> Execution:
         """Return the graph's answer in eager torch CPU."""
         args, cotangents = rebuild((self.args, self.cotangents), copied_to_host)
@@ -100,8 +96,7 @@ class GraphCall:
 
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between the two answers."""
-        subject = cast(Judged, self)  # the rule of its terms never runs it again
-        return judge(subject, want, got, target, JUDGED - VALUES if self.draws else JUDGED)
+        return self.compared(want, got, target, JUDGED - VALUES if self.draws else JUDGED)
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
         given = dict(zip(self.names, args))

@@ -23,8 +23,9 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, FAIL, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
+from conformance.report import terminal
 from conformance.run import probe as run_probe
-from conformance.run import session, summary
+from conformance.run import session
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, isolation, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
@@ -372,7 +373,7 @@ class TestNotShrunk:
         campaign, run = made
         console = Console(record=True, width=200, file=io.StringIO())
         summarize(campaign, run, console, "seed 0")
-        summary.show(console, run, None, Path("fuzz.html"))
+        terminal.end(console, run, None, Path("fuzz.html"))
         said = console.export_text()
         assert "not shrunk: value: 3 operators" in said
         assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
