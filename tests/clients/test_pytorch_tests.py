@@ -26,7 +26,8 @@ def test_verdicts(tmp_path: Path) -> None:
 
 
 def test_adaptation() -> None:
-    source = "import torch_npu.testing\nx = torch_npu.npu.Event()\ny = t.npu() if t.is_npu else 'npu:0'\nout_npu = z\n"
+    source = "torch.npu.config.format = 1\nimport torch_npu.testing\n"
+    source += "x = torch_npu.npu.Event()\ny = t.npu() if t.is_npu else 'npu:0'\nout_npu = z\n"
     assert pytorch_tests_run.adapted(source, "npu").splitlines() == [
         "import conformance.backend",
         "x = torch.tiny.Event()",
