@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.clients import pytorch_tests_run
 
 RESULTS = """<testsuites><testsuite>
@@ -26,7 +28,8 @@ def test_verdicts(tmp_path: Path) -> None:
 
 
 def test_adaptation() -> None:
-    source = "import torch_npu.testing\nx = torch_npu.npu.Event()\ny = t.npu() if t.is_npu else 'npu:0'\nout_npu = z\n"
+    source = "torch.npu.config.format = 1\nimport torch_npu.testing\n"
+    source += "x = torch_npu.npu.Event()\ny = t.npu() if t.is_npu else 'npu:0'\nout_npu = z\n"
     assert pytorch_tests_run.adapted(source, "npu").splitlines() == [
         "import conformance.backend",
         "x = torch.tiny.Event()",
@@ -62,3 +65,12 @@ def test_slices(tmp_path: Path) -> None:
     (keep / "test_f-1-2.xml").write_text(RESULTS)
     again = pytorch_tests_run.run(tmp_path, "test_f", slices=2, keep=keep)
     assert again.passed == ["test_f::test_a", "test_f::test_c", "test_f::TestA::test_good"]
+
+
+def test_limit_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that computes for longer than the limit fails; one that only waits as long passes."""
+    monkeypatch.setattr(pytorch_tests_run, "TEST_S", 0.5)
+    lines = ["import time", "def test_a(): time.sleep(1)", "def test_b():", "    while True: pass"]
+    (tmp_path / "test_f.py").write_text("\n".join(lines))
+    outcome = pytorch_tests_run.run(tmp_path, "test_f")
+    assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a"], ["test_f::test_b"])

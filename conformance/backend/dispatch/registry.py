@@ -89,7 +89,7 @@ class Row:
     keep_floats: bool  # whether the value of a float argument can change the metadata
     complex: ValueFunction | None  # the same for complex tensors, which are values with a last dimension of 2
     elementwise: bool  # whether each element depends only on the operands' elements in the same place
-    accumulates: bool = False  # whether that is true of the first operand: an out= tensor may be that operand
+    first_is_out: bool = False  # whether torch CPU accepts the first operand as the first out= tensor
     out_as_new: str = ""  # out= tensors with the strides of a new result, as LAPACK by columns: "empty" or "resized"
     deferrable: bool = False  # whether the function may run later: it raises no error and reads no element
     number_dtype: Callable[[Context], DType] | None = None  # the dtype of numbers that go through `operand`
@@ -108,7 +108,7 @@ def value(
     keep_floats: bool = True,
     takes_complex: bool = False,
     elementwise: bool = False,
-    accumulates: bool = False,
+    first_is_out: bool = False,
     out_as_new: str = "",
     deferrable: bool = False,
     number_dtype: Callable[[Context], DType] | None = None,
@@ -129,7 +129,7 @@ def value(
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
             of_complex = function if takes_complex else None
             ROWS[full_name(name)] = Row(
-                function, keep_floats, of_complex, elementwise, accumulates, out_as_new, deferrable, number_dtype,
+                function, keep_floats, of_complex, elementwise, first_is_out, out_as_new, deferrable, number_dtype,
                 index, reads_index, check,
             )  # fmt: skip
         return function

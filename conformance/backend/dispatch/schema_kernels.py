@@ -106,8 +106,8 @@ class Overload:
         check_written(targets)
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
-        accumulates = self.row.accumulates and overlap.same(targets[0], args[0])
-        self._check_overlap(targets, [*args[accumulates:], *inputs.values()])
+        shared = self.row.first_is_out and overlap.same(targets[0], args[0])
+        self._check_overlap(targets, [*args[shared:], *inputs.values()])
         read = {id(t) for t in tensors_in([*args, *inputs.values()])}
         if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
             raise MetaRejected("an input would be resized")

@@ -25,6 +25,7 @@ from ..lazy.dtypes import COMPUTED, TORCH, opmath
 from ..runtime import memory
 from ..runtime.stats import STATS
 from ..runtime.warn import warn
+from . import elementary as e
 
 Formula = Callable[..., UOp]
 
@@ -110,7 +111,7 @@ def logspace(
     if steps == 1:
         return constant(math.pow(base, start), dtype).expand(size)
     wide = dtypes.float64
-    return constant(base, wide).pow(linspace(size, dtypes.float64, start, end, steps, wide))
+    return e.power(constant(base, wide), linspace(size, dtypes.float64, start, end, steps, wide))
 
 
 def eye(size: tuple[int, ...], dtype: DType, *_: Any, index: int = 0) -> UOp:

@@ -104,7 +104,7 @@ def int_mm(ctx: Context, a: UOp, b: UOp) -> UOp:
     return contract(ctx, a, b)
 
 
-@value("addmm", "baddbmm", accumulates=True, deferrable=True)
+@value("addmm", "baddbmm", first_is_out=True, deferrable=True)
 def addmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (a @ b)."""
     if ctx.op is aten.addmm.default:
@@ -124,7 +124,7 @@ def _gemm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float, alpha: float) ->
     return blend(ctx, self, contract(ctx, a, b), beta, alpha)
 
 
-@value("addbmm", accumulates=True, deferrable=True)
+@value("addbmm", first_is_out=True, deferrable=True)
 def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * sum over the batch of a[i] @ b[i]: one product with the batch merged into k.
 
@@ -142,7 +142,7 @@ def addbmm(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: floa
     return _gemm(ctx, self, rows, b.reshape((batch * k, b.shape[2])), beta, alpha)
 
 
-@value("addmv", accumulates=True, deferrable=True)
+@value("addmv", first_is_out=True, deferrable=True)
 def addmv(ctx: Context, self: UOp, matrix: UOp, vector: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * (matrix @ vector)."""
     if alpha == 0 and ctx.out.computed in (dtypes.float32, dtypes.float64):  # BLAS does not read the factors
@@ -158,7 +158,7 @@ def dot(ctx: Context, a: UOp, b: UOp) -> UOp:
     return cast(cast(cast(a, dtype) * cast(b, dtype), summed).sum(dtype=summed), dtype)
 
 
-@value("addr", accumulates=True, deferrable=True)
+@value("addr", first_is_out=True, deferrable=True)
 def addr(ctx: Context, self: UOp, a: UOp, b: UOp, beta: float = 1, alpha: float = 1) -> UOp:
     """beta * self + alpha * outer(a, b); for bool: or of and (aten/src/ATen/native/cpu/LinearAlgebraKernel.cpp)."""
     dtype = accumulate(ctx)

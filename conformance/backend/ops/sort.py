@@ -72,7 +72,7 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
     return indices.transpose(dim, -1)
 
 
-@value("sort", "sort.stable")
+@value("sort", "sort.stable", first_is_out=True)
 def sort(ctx: Context, x: UOp, dim: int = -1, descending: bool = False, *, stable: bool | None = None
          ) -> tuple[UOp, UOp]:  # fmt: skip
     """Elements in order along a dimension, and their original positions; always stable."""

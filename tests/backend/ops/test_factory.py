@@ -99,6 +99,11 @@ def test_powers_that_are_whole(base):
     agree(lambda device: torch.logspace(0.5, 3.5, 4, base=base, dtype=torch.int32, device=device))
 
 
+def test_logspace_of_whole_exponents():
+    """10 ** 1 is 10 in float64. It was formerly 9.999999999999998."""
+    assert torch.logspace(3, -2, 6, dtype=torch.float64, device="tiny").tolist() == [1000, 100, 10, 1, 0.1, 0.01]
+
+
 def test_range_into_out_without_a_step():
     """`aten::range.out_` works. torch sends it to the CPU kernel, which formerly ended the process."""
     on_cpu, on_tiny = torch.empty(4), torch.empty(4, device="tiny")
