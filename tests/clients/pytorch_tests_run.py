@@ -6,7 +6,8 @@ and with --write puts them into docs/pytorch_tests.csv.
 The files are not in torch's wheel, and none is in this repository. FOLDER has copies for the torch that is installed,
 either PyTorch's own or copies that were adapted for another out-of-tree device (`--adapted-for npu`). The result of a
 file is the number of passing tests among those that can be judged. `pytorch_tests.toml` lists the others with reasons;
-an entry that no failing test needs any more is also a failure.
+an entry that no failing test needs any more is also a failure. Its table `part` has pytest's -k expression for each
+file that tests much besides devices.
 """
 
 from __future__ import annotations
@@ -100,6 +101,13 @@ def adapted(source: str, device: str) -> str:
     return source.replace(f".is_{device}", ".is_tiny")
 
 
+def helpers(folder: Path, source: str) -> list[Path]:
+    """Return the modules of the folder, relative to it, that a test file imports: files, and packages as a whole."""
+    names = sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, flags=re.MULTILINE)))
+    found = [path for name in names for path in (folder / f"{name}.py", *(folder / name).glob("*.py"))]
+    return [path.relative_to(folder) for path in found if path.is_file()]
+
+
 def run(
     folder: Path, file: str, device: str = "", only: str = "", slices: int = 1, keep: Path | None = None
 ) -> Outcome:
@@ -109,13 +117,17 @@ def run(
     slice with a result there is not run again. Raises RuntimeError if a slice ended before its last test, and
     subprocess.TimeoutExpired.
     """
-    entries = [e for e in tomllib.loads(NOT_JUDGED.read_text())["not_judged"] if e["test"].startswith(f"{file}::")]
+    table = tomllib.loads(NOT_JUDGED.read_text())
+    entries = [e for e in table["not_judged"] if e["test"].startswith(f"{file}::")]
+    only = only or table["part"].get(file, "")
     left_out = [e["test"] for e in entries if not e.get("run", True)]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         results = [(keep or place) / f"{file}-{number}-{slices}.xml" for number in range(slices)]
-        source = (folder / f"{file}.py").read_text()
-        (place / f"{file}.py").write_text(adapted(source, device) if device else source)
+        for path in (Path(f"{file}.py"), *helpers(folder, (folder / f"{file}.py").read_text())):
+            (place / path).parent.mkdir(exist_ok=True)
+            source = (folder / path).read_text()
+            (place / path).write_text(adapted(source, device) if device else source)
         (place / "conftest.py").write_text(CONFTEST)
         (place / "pytest.ini").write_text("[pytest]\n")
         words = [

@@ -40,8 +40,11 @@ def test_adaptation() -> None:
 
 def test_a_whole_file(tmp_path: Path) -> None:
     """A file runs in a process of its own, on tiny."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "helper.py").write_text("import torch_npu\n")
     lines = [
         "import torch",
+        "from package import helper",
         "def test_a(): assert torch.ones(2, device='npu').device.type == 'tiny'",
         "def test_b(): 1 / 0",
     ]

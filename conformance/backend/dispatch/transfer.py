@@ -105,7 +105,18 @@ def item(tensor: torch.Tensor) -> Any:
     """The Python number in a tensor of one element (aten::_local_scalar_dense)."""
     lazy = storage_of(tensor)
     flush.flush([lazy])
-    return on_host(tensor, host_bytes(lazy, tensor.element_size())).item()
+    host = on_host(tensor, host_bytes(lazy, tensor.element_size()))
+    return host.item() if tensor.numel() else torch.ops.aten._local_scalar_dense.default(host)  # raises torch's error
+
+
+def to_copy(self: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+    """aten::_to_copy, where torch's own kernel would look for pinned memory if a copy to the CPU need not block."""
+    device = options.get("device")
+    composite = torch_compat.DispatchKey.CompositeExplicitAutograd
+    made: torch.Tensor = torch.ops.aten._to_copy.default._op_dk(
+        composite, self, **options, non_blocking=non_blocking and (device is None or device.type != "cpu")
+    )
+    return made
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:

@@ -43,6 +43,7 @@ def install() -> None:
     kernels |= {op: kernel for name, kernel in views.KERNELS.items() if (op := schema_kernels.listed(name)) is not None}
     kernels[torch.ops.aten.copy_.default] = transfer.copy_
     kernels[torch.ops.aten._local_scalar_dense.default] = transfer.item
+    kernels[torch.ops.aten._to_copy.default] = transfer.to_copy
     for name, kernel in ops.KERNELS.items():
         if (op := schema_kernels.listed(name)) is not None:
             kernels[op] = schema_kernels.or_cpu(op, kernel)

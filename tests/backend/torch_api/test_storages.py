@@ -110,6 +110,15 @@ class TestPinning:
         with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
             x.pin_memory()
 
+    @pytest.mark.parametrize("dtype", [None, torch.int32])
+    def test_a_copy_to_the_host_that_need_not_block(self, dtype: torch.dtype | None) -> None:
+        """torch wanted pinned memory for it, and raised NotImplementedError."""
+        x = torch.tensor([[1.5, 2.0], [3.0, 4.0]], device="tiny", requires_grad=dtype is None).t()
+        made = x.to("cpu", dtype=dtype, non_blocking=True)
+        assert (made.device.type, made.stride(), made.dtype) == ("cpu", (1, 2), dtype or x.dtype)
+        assert made.tolist() == x.tolist() if dtype is None else made.tolist() == [[1, 3], [2, 4]]
+        assert made.requires_grad is x.requires_grad
+
     def test_a_data_loader(self) -> None:
         loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
         assert all(batch.is_pinned() for batch in loader)
@@ -223,3 +232,8 @@ class TestTooSmall:
         assert (x[:2] + 1).tolist() == [1.0, 2.0]
         x.untyped_storage().resize_(16)
         assert x.tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_the_number_in_an_empty_tensor() -> None:
+    with pytest.raises(RuntimeError, match="Empty tensor not supported"):
+        torch.ops.aten._local_scalar_dense(torch.empty(0, device="tiny"))
