@@ -179,7 +179,7 @@ def check_all(python: str, suite: str = "") -> int:
     has: dict[str, str] = json.loads(asked.stdout)
     torch = has["torch"].partition("+")[0]
     tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
-    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": {}}
+    entry: dict[str, Any] = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": {}}
     if suite and not tiny:
         print(
             f"torch {torch}: the suites run on tiny, which needs torch {'.'.join(map(str, OLDEST_FOR_TINY))} or newer"
@@ -190,8 +190,8 @@ def check_all(python: str, suite: str = "") -> int:
     else:
         record = [python, "-m", "scripts.op_names"]
         subprocess.run(record, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    kept, made = dict(entry["checks"]), {}
-    entry["checks"] = kept
+    made: dict[str, Any] = {}
+    kept = entry["checks"] = dict(entry["checks"])
     for check in [of_suite(suite)] if suite else checks(tiny):
         outcome = run(check, python)
         kept[check.name] = made[check.name] = asdict(outcome)
