@@ -262,12 +262,17 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
 @nox.session(python=False, default=False)
 def versions(session: nox.Session) -> None:
     """Tests that depend on the version, on other releases of torch, or of `tinygrad` with the pinned torch."""
+    parser = argparse.ArgumentParser("nox -s versions --", description=versions.__doc__)
+    parser.add_argument("version", nargs="*", default=VERSIONS, help="releases of torch, or `tinygrad`")
+    parser.add_argument("--suite", help="only this suite of op_db, on tiny")
+    args = parser.parse_args(session.posargs)
+    suite = ["--suite", args.suite] if args.suite else []
     failed: dict[str, int] = {}
-    for version in session.posargs or VERSIONS:
+    for version in args.version:
         folder = session.cache_dir.resolve().parent / re.sub(r"[^\w.-]+", "-", f"versions-{version}")
         try:
             other = other_environment(session, version, folder)
-            session.run(sys.executable, "-m", "scripts.torch_versions", "check", other, external=True)
+            session.run(sys.executable, "-m", "scripts.torch_versions", "check", other, *suite, external=True)
         except CommandFailed as failure:
             failed[version] = failure.return_code or 1
     session.log(f"Results: {ROOT / 'docs' / 'contributing.md'}; the environments under .nox/ take 5 GB each")

@@ -4,9 +4,11 @@ The harness's own tests must pass, and no campaign or run of op_db may end in a 
 torch's own targets (meta, fake, ...) are findings about torch, which differ from version to version. They are counted
 and do not fail the check. On `tiny` and on torch's CPU nothing may fail.
 
-Usage: ``python -m scripts.torch_versions check PYTHON`` runs the checks under an interpreter that has the package and
-adds the results to docs/versions.json; ``... page`` writes the tables of docs/contributing.md from that file.
-`nox -s versions` does both for each version. The file also has the names of the failing tests, programs and cases.
+Usage: ``python -m scripts.torch_versions check PYTHON`` runs the checks under an interpreter that has the package,
+records the names of its op_db and adds the results to docs/versions.json. ``... check PYTHON --suite main`` runs a
+whole suite of op_db on `tiny` instead, and keeps the other results of the version. ``... page`` writes the tables of
+docs/contributing.md from that file. `nox -s versions` does both for each version. The file also has the names of the
+failing tests, programs and cases.
 """
 
 from __future__ import annotations
@@ -32,13 +34,20 @@ from scripts.pages import ROOT, Part, write
 RESULTS, PART = Path("docs/versions.json"), Part("docs/contributing.md", "torch_versions")
 OLDEST_FOR_TINY = (2, 13)
 TARGETS = ("cpu", "meta", "fake", "functionalize", "aot_eager")
+TITLES = {
+    "tests": "Tests", "fuzz": "Drawn programs, seed 0", "op_db": "op_db, the suite `quick`",
+    "main": "op_db, the suite `main`",
+}  # fmt: skip
+"""Titles of the tables, by the kind of check."""
 RIGHT = ("cpu", "tiny")
 """Targets without any allowed failure: the reference itself, and the device in this package."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Command under the version's Python; `kind` is tests, fuzz or op_db, `subject` a part of the tests or a target."""
+    """Command under the version's Python; `kind` is tests, fuzz, op_db or a suite, `subject` a part of the tests or a
+    target.
+    """
 
     kind: str
     subject: str
@@ -64,6 +73,7 @@ class Outcome:
     faults: int = 0
     seconds: float = 0.0
     said: str = ""
+    date: str = ""
 
 
 def checks(tiny: bool) -> Iterator[Check]:
@@ -83,6 +93,12 @@ def checks(tiny: bool) -> Iterator[Check]:
         yield Check("op_db", target, ("-m", "conformance.opinfo_runner", "--target", target, "--suite", "quick"))
 
 
+def of_suite(suite: str) -> Check:
+    """Check of a whole suite of op_db on `tiny`, with the declared failures of the repository."""
+    words = ("-m", "conformance.opinfo_runner", "--target", "tiny", "--suite", suite, "--expectations")
+    return Check(suite, "tiny", (*words, str(ROOT / "reports" / "expectations" / "tiny.toml")))
+
+
 def run(check: Check, python: str) -> Outcome:
     """Run a check and read its result: pytest's last line, or the result file of the command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
@@ -95,7 +111,7 @@ def run(check: Check, python: str) -> Outcome:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         made = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
-    made.seconds = round(time.monotonic() - began, 1)
+    made.seconds, made.date = round(time.monotonic() - began, 1), datetime.date.today().isoformat()
     if made.faults:
         print(done.stdout[-6000:], flush=True)
     return made
@@ -155,17 +171,30 @@ print(json.dumps({"torch": version("torch"), "tinygrad": version("tinygrad"), "p
 """
 
 
-def check_all(python: str) -> int:
-    """Run all checks under an interpreter and save the results; return 1 if there is a fault."""
+def check_all(python: str, suite: str = "") -> int:
+    """Run all checks under an interpreter, or one suite of op_db on `tiny`, and save the results; return 1 for a fault,
+    2 if the version has no `tiny`.
+    """
     asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
     has: dict[str, str] = json.loads(asked.stdout)
     torch = has["torch"].partition("+")[0]
     tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
+    entry: dict[str, Any] = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": {}}
+    if suite and not tiny:
+        print(
+            f"torch {torch}: the suites run on tiny, which needs torch {'.'.join(map(str, OLDEST_FOR_TINY))} or newer"
+        )
+        return 2
+    if suite:
+        entry |= next((one for one in read() if key_of(one) == key_of(entry)), {})
+    else:
+        record = [python, "-m", "scripts.op_names"]
+        subprocess.run(record, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     made: dict[str, Any] = {}
-    entry = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": made}
-    for check in checks(tiny):
+    kept = entry["checks"] = dict(entry["checks"])
+    for check in [of_suite(suite)] if suite else checks(tiny):
         outcome = run(check, python)
-        made[check.name] = asdict(outcome)
+        kept[check.name] = made[check.name] = asdict(outcome)
         print(f"torch {torch}: {check.name}: {cell(made[check.name])} in {outcome.seconds:.0f} s", flush=True)
         keep(entry)
     return int(any(one["faults"] for one in made.values()))
@@ -174,9 +203,14 @@ def check_all(python: str) -> int:
 def keep(entry: dict[str, Any]) -> None:
     """Replace a version's last results by the current ones, complete or not, and write the page again."""
     with locked((ROOT / RESULTS).parent):
-        every = {f"{one['torch']} {one['tinygrad']}": one for one in (*read(), entry)}
+        every = {key_of(one): one for one in (*read(), entry)}
         write(ROOT / RESULTS, json.dumps(sorted(every.values(), key=in_order), indent=1) + "\n")
         page()
+
+
+def key_of(entry: dict[str, Any]) -> str:
+    """The versions of torch and tinygrad of an entry."""
+    return f"{entry['torch']} {entry['tinygrad']}"
 
 
 @contextlib.contextmanager
@@ -204,12 +238,13 @@ def read() -> list[dict[str, Any]]:
 def page() -> int:
     """Write the table of the last results into the page."""
     entries, parts = read(), []
-    for kind, title in (("tests", "Tests"), ("fuzz", "Drawn programs, seed 0"), ("op_db", "op_db, the suite `quick`")):
+    for kind, title in TITLES.items():
         subjects = list(
             dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
         )
         if subjects:
-            parts.append(f"{title}:\n\n" + "\n".join(table(entries, subjects)))
+            rows = entries if kind != "main" else [one for one in entries if subjects[0] in one["checks"]]
+            parts.append(f"{title}:\n\n" + "\n".join(table(rows, subjects)))
     return PART.renew("\n\n".join(parts), root=ROOT)
 
 
@@ -219,7 +254,10 @@ def table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[s
     yield "|---" * (3 + len(names)) + "|"
     for entry in entries:
         cells = (cell(entry["checks"][name]) if name in entry["checks"] else "-" for name in names)
-        yield f"|{entry['torch']}|{entry['tinygrad'] or '-'}|{entry['date']}|{'|'.join(cells)}|"
+        date = next(
+            (one["date"] for name in names if (one := entry["checks"].get(name, {})).get("date")), entry["date"]
+        )
+        yield f"|{entry['torch']}|{entry['tinygrad'] or '-'}|{date}|{'|'.join(cells)}|"
 
 
 def cell(outcome: dict[str, Any]) -> str:
@@ -232,11 +270,13 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="run the checks under an interpreter").add_argument("python")
+    checker = commands.add_parser("check", help="run the checks under an interpreter")
+    checker.add_argument("python")
+    checker.add_argument("--suite", default="", help="only this suite of op_db, on tiny; the other results are kept")
     commands.add_parser("page", help="write the page from the last results")
     given = parser.parse_args()
     if given.command == "check":
-        return check_all(given.python)
+        return check_all(given.python, given.suite)
     return page()
 
 

@@ -282,5 +282,13 @@ class TestVersions:
             noxfile.versions(session)
         assert session.ran == ["2.9.1", "2.15.0"]
 
+    def test_a_suite_on_a_version(self, noxfile, tmp_path, monkeypatch):
+        """`--suite` reaches the check of each version."""
+        session = Session("2.15.0", "--suite", "main")
+        session.cache_dir = tmp_path / "cache"
+        monkeypatch.setattr(noxfile, "other_environment", lambda session, asked, folder: asked)
+        noxfile.versions(session)
+        assert [command[-3:] for command in session.ran] == [["2.15.0", "--suite", "main"]]
+
 
 PROJECT = {"project": {"dependencies": ["torch>=2.9"], "optional-dependencies": {"tiny": ["tinygrad"]}}}

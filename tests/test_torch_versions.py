@@ -98,6 +98,21 @@ class TestPage:
         assert rows == ["|2.9.1|-|2026-01-01|**7/1**|", "|2.15.0|-|2026-01-01|60/0|"]
         assert [one["checks"]["fuzz cpu"]["said"] for one in script.read()] == ["add (value)", ""]
 
+    def test_a_suite_keeps_the_other_results(self, script, monkeypatch):
+        """A suite is one more result of its version, with its own date and table; an older torch is refused."""
+        asked = {"torch": "2.15.0+cpu", "tinygrad": "0.14.0", "python": "3.11"}
+        monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: ended(0, json.dumps(asked)))
+        monkeypatch.setattr(script, "run", lambda check, python: script.Outcome(2190, 0, date="2026-02-03"))
+        script.keep(entry("2.15.0", {"fuzz cpu": {"passed": 60, "failed": 0, "faults": 0}}, "0.14.0"))
+        script.keep(entry("2.14.1", {"fuzz cpu": {"passed": 58, "failed": 0, "faults": 0}}, "0.14.0"))
+        assert script.check_all("python", "main") == 0
+        rows = [line for line in (script.ROOT / script.PART.page).read_text().splitlines() if line.startswith("|2.")]
+        assert rows == [
+            "|2.14.1|0.14.0|2026-01-01|58/0|", "|2.15.0|0.14.0|2026-01-01|60/0|", "|2.15.0|0.14.0|2026-02-03|2190/0|"
+        ]  # fmt: skip
+        asked |= {"torch": "2.12.1", "tinygrad": ""}
+        assert script.check_all("python", "main") == 2
+
     def test_the_tracked_page_is_that_of_the_tracked_results(self, script):
         """The tracked page is generated from the tracked results."""
         for path in (script.RESULTS, script.PART.page):

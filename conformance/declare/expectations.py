@@ -9,6 +9,7 @@ an op or a program.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from conformance.declare.declaration import (
     quoted,
     read,
 )
+from conformance.record import op_names, versions
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
-from conformance.record.result import BROKEN, RERUN, UNEXPLAINED, Finding, Outcome, Result, Run
+from conformance.record.result import BROKEN, RERUN, UNEXPLAINED, Finding, Outcome, Result, Run, counted
 from conformance.record.sentences import headline
 
 FOLDER = Path("reports/expectations")
@@ -264,6 +266,24 @@ def without_cases(declarations: Sequence[Declaration], catalog: Sequence[Any]) -
                 what = " ".join(",".join(part) for part in (one.scope.variant, one.scope.dtype) if part)
                 problems.append(f"{one.where}: {glob!r} has no case {what} in op_db; take it out.")
     return problems
+
+
+def known_ops(installed: Sequence[str]) -> list[str]:
+    """Return the names of ops that an entry may have: those of the installed op_db, then those of other versions."""
+    return [*dict.fromkeys([*installed, *op_names.versions_of()])]
+
+
+def absent(declarations: Sequence[Declaration], installed: Sequence[str]) -> list[str]:
+    """Return a sentence that counts the declarations whose ops are all absent from the installed op_db, or nothing."""
+    skipped = [
+        one
+        for one in declarations
+        if one.holds and one.subject is CASES and not any(fnmatch.filter(installed, glob) for glob in one.scope.op)
+    ]
+    if not skipped:
+        return []
+    ops = ", ".join(dict.fromkeys(glob for one in skipped for glob in one.scope.op))
+    return [f"{counted(len(skipped), 'expectation')} skipped, since torch {versions.installed()} has no {ops}"]
 
 
 def _has_case(op: Any, scope: Scope) -> bool:

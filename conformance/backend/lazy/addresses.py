@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import sys
 
+from ..runtime import first_use
 from ..runtime.lock import LOCK
 
 
@@ -34,6 +35,7 @@ class AddressSpace:
                 return freed.pop(), size
         with LOCK:
             if self._next + size > self._end:
+                first_use.begin()  # the address space is empty until the first storage
                 self._next, length = _map_unreadable(size, self.REGION)
                 self._end = self._next + length
             address = self._next

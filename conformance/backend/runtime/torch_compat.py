@@ -60,11 +60,11 @@ def holds(specifier: str) -> bool:
 
 
 def found(name: str) -> Any:
-    """A private symbol, written "module:name.name". Raises TorchError, in one sentence, if torch does not have it."""
+    """A symbol, written "module:name.name", or a module. Raises TorchError, in one sentence, if torch lacks it."""
     module, _, path = name.partition(":")
     try:
         value: Any = importlib.import_module(module)
-        for part in path.split("."):
+        for part in filter(None, path.split(".")):
             value = getattr(value, part)
         return value
     except (ImportError, AttributeError):
@@ -137,7 +137,11 @@ _push_mode: Callable[[Any], None] = found("torch.overrides:_push_mode")
 
 # Random numbers, streams and events
 Event: Any = found("torch:Event")
+set_multithreading: Callable[[bool], None] = found("torch._C:_set_multithreading_enabled")
+multithreading: Callable[[], bool] = found("torch._C:_is_multithreading_enabled")
 Generator: Any = found("torch._C:Generator")
+GENERATOR_CALL = f"{type(Generator).__module__}:{type(Generator).__qualname__}.__call__"
+"""The method that constructs generators. The module of the metaclass depends on the version of torch."""
 Stream: Any = found("torch:Stream")
 default_generator: Any = found("torch:default_generator")
 
@@ -150,21 +154,12 @@ DeviceType: Any = found("torch._C:_autograd.DeviceType")
 ImperativeEngine: Any = found("torch._C:_ImperativeEngine")
 PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
 set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
-tensor_str: Callable[[torch.Tensor, int], str] = found("torch:_tensor_str._tensor_str")
-module_apply: Callable[..., torch.nn.Module] = found("torch.nn:Module._apply")
-data_parallel_device: Callable[[], str | None] = found("torch.nn.parallel.data_parallel:_get_available_device_type")
-validate_flex_device: Callable[..., None] = found("torch.nn.attention.flex_attention:_validate_device")
-inductor_wrapper: Any = found("torch:_TorchCompileInductorWrapper")
-aot_inductor_wrapper: Any = found("torch:_TorchCompileAOTInductorWrapper")
 
 # Nested tensors in the jagged layout
 NestedTensor: Any = found("torch.nested._internal.nested_tensor:NestedTensor")
-jagged_attention: Callable[..., Any] = found("torch.nested._internal.sdpa:jagged_scaled_dot_product_attention")
 jagged_attention_in_autocast: Callable[..., Any] = found("torch.nested._internal.sdpa:_autocast")
 check_jagged_attention: Callable[..., None] = found("torch.nested._internal.sdpa:_validate_sdpa_input")
 nested_from_padded: Callable[..., Any] = found("torch.nested._internal.nested_tensor:nested_from_padded")
-_OF_ENGINE = found("torch.autograd:Variable._execution_engine")
-_OF_ATTENTION = found("torch.nested._internal.ops:jagged_scaled_dot_product_attention")
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
@@ -201,52 +196,18 @@ def replace_modes(instead: list[Any]) -> None:
         _push_mode(mode)
 
 
-def replace_tensor_str(function: Callable[[torch.Tensor, int], str]) -> None:
-    """Make torch format the text of a tensor with this function."""
-    torch._tensor_str._tensor_str = function
+ACCELERATOR_FUNCTIONS = (
+    "getDeviceIndex", "setDeviceIndex", "exchangeDevice", "maybeExchangeDevice", "getDeviceCapability", "getStream",
+    "synchronizeDevice", "isAllocatorInitialized", "emptyCache", "emptyHostCache", "getDeviceStats",
+    "resetAccumulatedStats", "resetPeakStats", "getMemoryInfo",
+)  # fmt: skip
+"""The C functions below `torch.accelerator` that the device serves, without their prefix `_accelerator_`."""
 
 
-def replace_engine(engine: Any) -> None:
-    """Run backward passes that Python starts in this autograd engine."""
-    torch.autograd.Variable._execution_engine = engine  # type: ignore[attr-defined]
-
-
-def replace_jagged_attention(function: Callable[..., Any]) -> None:
-    """Replace scaled_dot_product_attention of jagged tensors by this function."""
-    for module in ("sdpa", "ops"):
-        imported = importlib.import_module(f"torch.nested._internal.{module}")
-        imported.jagged_scaled_dot_product_attention = function  # type: ignore[attr-defined]
-
-
-def replace_module_apply(function: Callable[..., torch.nn.Module]) -> None:
-    """Replace the method with which a module's `to`, `float` and similar methods change its tensors."""
-    torch.nn.Module._apply = function  # type: ignore[method-assign]
-
-
-def replace_flex_device_check(function: Callable[..., None]) -> None:
-    """Replace flex_attention's check of the device of its tensors by this function."""
-    importlib.import_module("torch.nn.attention.flex_attention")._validate_device = function  # type: ignore[attr-defined]
-
-
-def replace_data_parallel_device(function: Callable[[], str | None]) -> None:
-    """Replace DataParallel's choice of its device type by this function."""
-    importlib.import_module("torch.nn.parallel.data_parallel")._get_available_device_type = function  # type: ignore[attr-defined]
-
-
-def process_group_functions() -> tuple[Callable[..., Any], Callable[..., Any], dict[str, str]]:
-    """The functions that make the first and later process groups, and torch's default backend for each device type."""
-    names = "init_process_group", "new_group", "Backend.default_device_backend_map"
-    init, new, chosen = (found(f"torch.distributed.distributed_c10d:{name}") for name in names)
-    return init, new, chosen
-
-
-def replace_process_group_functions(**functions: Callable[..., Any]) -> None:
-    """Replace the functions that make process groups."""
-    for module in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
-        imported = importlib.import_module(module)
-        for name, function in functions.items():
-            if hasattr(imported, name):
-                setattr(imported, name, function)
+def default_backends() -> dict[str, str]:
+    """torch's default process-group backend for each device type."""
+    chosen: dict[str, str] = found("torch.distributed.distributed_c10d:Backend.default_device_backend_map")
+    return chosen
 
 
 def wait_for(work: Any) -> None:

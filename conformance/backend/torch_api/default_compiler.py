@@ -7,12 +7,12 @@ Triton, neither of which can address a storage on tiny.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..runtime import torch_compat
+from .replacements import replace_at_import, replace_on_first_use
 
 
 def install() -> None:
@@ -21,9 +21,12 @@ def install() -> None:
     Modes and options select Inductor's kernels, so the tiny compiler ignores them. A graph for a shared library
     (`use_aoti`) raises RuntimeError, since tiny has no such form.
     """
-    wrapper: Any = torch_compat.inductor_wrapper
-    original = wrapper.__call__
+    replace_at_import("torch:_TorchCompileInductorWrapper.__call__", _compiling_graphs)
+    replace_at_import("torch:_TorchCompileAOTInductorWrapper.__call__", _refusing_libraries)
+    replace_on_first_use("torch.nn.attention.flex_attention:_validate_device", _validating_flex_device)
 
+
+def _compiling_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_graph(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if not has_tiny(graph, inputs):
             return original(self, graph, inputs, **options)
@@ -31,26 +34,28 @@ def install() -> None:
 
         return tiny(graph, inputs)
 
-    wrapper.__call__ = compile_graph
-    ahead_of_time: Any = torch_compat.aot_inductor_wrapper
-    original_ahead = ahead_of_time.__call__
+    return compile_graph
 
+
+def _refusing_libraries(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_library(self: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if has_tiny(graph, inputs):
             raise RuntimeError(
                 "tiny: use_aoti makes a library of CPU or CUDA code, which cannot address tensors on tiny: leave it "
                 'out, or name backend="tiny"'
             )
-        return original_ahead(self, graph, inputs, **options)
+        return original(self, graph, inputs, **options)
 
-    ahead_of_time.__call__ = compile_library
-    torch_compat.replace_flex_device_check(_validate_flex_device)
+    return compile_library
 
 
-def _validate_flex_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """flex_attention has a list of devices; on tiny its decomposition into matrix products and a softmax is used."""
-    if query.device.type != "tiny":
-        torch_compat.validate_flex_device(query, key, value)
+def _validating_flex_device(original: Callable[..., None]) -> Callable[..., None]:
+    def validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """flex_attention has a list of devices; on tiny its decomposition into matrix products and a softmax serves."""
+        if query.device.type != "tiny":
+            original(query, key, value)
+
+    return validate
 
 
 def has_tiny(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:

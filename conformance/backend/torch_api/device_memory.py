@@ -1,6 +1,6 @@
 """`torch.tiny.memory_allocated()` and related functions, and the same functions of `torch.accelerator`.
 
-Defines them, and `install`, which replaces torch's functions that query an allocator in C++. Memory in use is the
+Defines them, and `ACCELERATOR`, the functions that serve `torch.accelerator`. Memory in use is the
 memory of tinygrad's buffers. Lazy values have none, and neither do tensors of zeros that were never written. The
 numbers are therefore the memory of the process, not the sizes of the tensors.
 """
@@ -8,9 +8,8 @@ numbers are therefore the memory of the process, not the sizes of the tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from ..runtime import allocations, memory
 from .devices import get_device_name, index_of
@@ -187,10 +186,13 @@ PUBLIC = (
 )  # fmt: skip
 
 
-def install() -> None:
-    """Replace torch.accelerator's functions, which need an allocator in C++, by these."""
-    replaced = {function.__name__: function for function in PUBLIC} | {"get_memory_info": mem_get_info}
-    for module in (torch.accelerator, torch.accelerator.memory):
-        for name, function in replaced.items():
-            if hasattr(module, name):
-                setattr(module, name, function)
+ACCELERATOR: dict[str, Callable[..., Any]] = {
+    "isAllocatorInitialized": lambda: True,
+    "emptyCache": empty_cache,
+    "emptyHostCache": empty_host_cache,
+    "getDeviceStats": memory_stats_as_nested_dict,
+    "resetAccumulatedStats": reset_accumulated_memory_stats,
+    "resetPeakStats": reset_peak_memory_stats,
+    "getMemoryInfo": mem_get_info,
+}
+"""The C functions below `torch.accelerator.memory` that need an allocator in C++."""

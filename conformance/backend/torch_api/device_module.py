@@ -1,12 +1,15 @@
 """Registration of the device `tiny` with torch, and `torch.tiny`.
 
 Defines `register`, which uses torch's own Python-backend registration. This module adds the device module, with the
-functions of its neighbours: devices, memory, streams and events, random numbers. They replace functions that torch
-implements only in C++.
+functions of its neighbours: devices, memory, streams and events, random numbers. `replacements.py` lists the functions
+of torch that they replace.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +31,7 @@ from . import (
     storages,
     streams,
 )
+from .replacements import replace_at_import, replace_on_first_use
 
 
 def _module() -> ModuleType:
@@ -63,10 +67,10 @@ class _Hooks(torch_compat.PrivateUse1Hooks):  # type: ignore[misc]
 def register() -> None:
     """Make `tiny` a torch device. Call once, before kernels are installed."""
     torch_compat.set_up_device("tiny", backend_module=_module(), hook=_Hooks(), device_guard=_Guard())
+    torch_compat.make_storage_methods("tiny")
     storages.install()
     generators.install()
     streams.install()
-    device_memory.install()
     legacy_types.install()
     nested.install()
     pending_errors.install()
@@ -74,70 +78,79 @@ def register() -> None:
     distributed.install()
     profiler.install()
     _serve_accelerator()
-    _print_on_host()
-    _keep_shared_parameters()
-    # tinygrad's scheduler is not thread-safe; backward runs in the calling thread.
-    torch.autograd.set_multithreading_enabled(False)
+    replace_on_first_use("torch._tensor_str:_tensor_str", _printing_on_host)
+    replace_at_import("torch.nn.modules.module:Module._apply", _keeping_shared_parameters)
 
 
-def _print_on_host() -> None:
+def _printing_on_host(original: Callable[..., str]) -> Callable[..., str]:
     """Format tensors on the host: torch uses some thirty operators, and on a copy none of them runs on the device."""
 
     def tensor_str(self: torch.Tensor, indent: int) -> str:
-        return torch_compat.tensor_str(self.cpu() if self.device.type == "tiny" else self, indent)
+        return original(self.cpu() if self.device.type == "tiny" else self, indent)
 
-    torch_compat.replace_tensor_str(tensor_str)
+    return tensor_str
 
 
-def _keep_shared_parameters() -> None:
-    """Keep parameters shared when a module moves to or from a device of another kind.
+_Places = list[tuple[torch.nn.Module, str]]
+_moving = threading.local()
+
+
+def _keeping_shared_parameters(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """Keep parameters shared when a module moves to or from the device.
 
     torch makes a new parameter for each place of use. Shared parameters (a language model's embedding and its last
     layer) would become separate and train independently, without an error. Here all places of one parameter get the
-    same new one.
+    same new one. Moves between other devices stay torch's.
     """
-    original = torch_compat.module_apply
-    moving = False
 
+    @functools.wraps(original)
     def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-        nonlocal moving
-        if moving or not recurse:
+        shared = [] if not recurse or getattr(_moving, "active", False) else _shared_parameters(self)
+        if not shared:
             return original(self, fn, recurse)
-        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-        for module in self.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    places.setdefault(id(parameter), []).append((module, name))
-        moving = True
+        _moving.active = True
         try:
             moved = original(self, fn, recurse)
         finally:
-            moving = False
-        for (first, name), *others in places.values():
-            for module, other in others:
-                module._parameters[other] = first._parameters[name]
+            _moving.active = False
+        for before, device, ((first, name), *others) in shared:
+            after = first._parameters[name]
+            if after is not before and after is not None and "tiny" in (device, after.device.type):
+                for module, other in others:
+                    module._parameters[other] = after
         return moved
 
-    torch_compat.replace_module_apply(apply)
+    return apply
+
+
+def _shared_parameters(root: torch.nn.Module) -> list[tuple[torch.nn.Parameter, str, _Places]]:
+    """Each parameter with several places in the modules, with its device type and these places."""
+    places: dict[int, tuple[torch.nn.Parameter, str, _Places]] = {}
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                known = places.get(id(parameter))
+                if known is None:
+                    places[id(parameter)] = parameter, parameter.device.type, [(module, name)]
+                else:
+                    known[2].append((module, name))
+    return [found for found in places.values() if len(found[2]) > 1]
 
 
 def _serve_accelerator() -> None:
-    """Replace functions of `torch.accelerator` that C++ cannot answer for a Python device, such as its index."""
-
-    def set_device_index(device: Any, /) -> None:
-        """Make another device the current one; no effect if the index is negative."""
-        if not isinstance(device, int) or device >= 0:
-            devices.set_device(device)
-
-    replacements = {
-        "set_device_index": set_device_index, "set_device_idx": set_device_index,
-        "current_device_index": devices.current_device, "current_device_idx": devices.current_device,
-        "device_index": devices.device, "device_count": devices.device_count,
-        "get_device_capability": _capability,
+    """Replace functions below `torch.accelerator` that C++ cannot answer for a Python device, such as its index."""
+    functions: dict[str, Callable[..., Any]] = {
+        "getDeviceIndex": devices.current_device, "setDeviceIndex": devices.exchange_device,
+        "exchangeDevice": devices.exchange_device, "maybeExchangeDevice": devices.exchange_device,
+        "getDeviceCapability": _capability, "getStream": streams.current_stream,
+        "synchronizeDevice": streams.synchronize, **device_memory.ACCELERATOR,
     }  # fmt: skip
-    for name, function in replacements.items():
-        if hasattr(torch.accelerator, name):
-            setattr(torch.accelerator, name, function)
+    for name in torch_compat.ACCELERATOR_FUNCTIONS:
+        replace_at_import(f"torch._C:_accelerator_{name}", functools.partial(_instead, functions[name]))
+
+
+def _instead(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _capability(device: Any = None, /) -> dict[str, Any]:

@@ -8,7 +8,6 @@ data back. DistributedDataParallel needs nothing more.
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from ..dispatch.tensors import is_tiny
 from ..runtime import torch_compat
 from .devices import index_of
+from .replacements import replace_at_import, replace_on_first_use
 
 # The first argument of every other collective holds the tensors that it fills.
 FILLS_NOTHING = frozenset({"send", "barrier"})
@@ -59,33 +59,35 @@ def _serve_collectives() -> None:
 
 
 def _choose_gloo() -> None:
-    """Use gloo over the CPU as the default backend, and for a group that is bound to a tiny device.
+    """Use gloo over the CPU as the default backend, also for a group that is bound to a tiny device.
 
-    Without a named backend, torch searches for one of the accelerator, also in programs with CPU tensors only.
+    Without a named backend, torch makes one for the accelerator alone. Here it is one for the CPU, as in a process
+    without accelerator. It serves the tensors of both.
     """
-    init, new, chosen = torch_compat.process_group_functions()
-    chosen["tiny"] = "gloo"
-    torch_compat.replace_process_group_functions(
-        init_process_group=_unbound(init, backend="gloo"), new_group=_unbound(new)
-    )
+    torch_compat.default_backends()["tiny"] = "gloo"
+    replace_at_import("torch.distributed.distributed_c10d:BackendConfig.__init__", _over_the_cpu)
+    replace_at_import("torch.distributed.distributed_c10d:_new_process_group_helper", _unbound)
 
 
-def _unbound(make: Callable[..., Any], **defaults: Any) -> Callable[..., Any]:
-    """A function that makes a process group, with defaults for arguments that are None, and no binding to tiny
-    devices.
-    """
-    signature = inspect.signature(make)
+def _over_the_cpu(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, backend: Any) -> None:
+        original(self, backend)
+        if list(self.device_backend_map) == ["tiny"]:
+            self.device_backend_map = {"cpu": self.device_backend_map["tiny"]}
 
-    @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        device = given.get("device_id")
-        if isinstance(device, int) or (device is not None and torch.device(device).type == "tiny"):
-            index_of(device)
-            given["device_id"] = None
-        for name, value in defaults.items():
-            given[name] = value if given.get(name) is None else given[name]
-        return make(**given)
+    return init
+
+
+def _unbound(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that makes a process group, without a binding to a tiny device."""
+
+    @functools.wraps(original)
+    def made(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
+        if device_id is not None and torch.device(device_id).type == "tiny":
+            index_of(device_id)
+            device_id = None
+        return original(*args, device_id=device_id, **kwargs)
 
     return made
 
@@ -125,36 +127,45 @@ def _tensors(x: Any) -> list[torch.Tensor]:
 
 def _refuse_data_parallel() -> None:
     """Refuse DataParallel: torch assumes that it serves any accelerator, and fails inside, also for CPU modules."""
-    available = torch_compat.data_parallel_device
-    torch_compat.replace_data_parallel_device(lambda: None if available() == "tiny" else available())
-    parallel: Any = torch.nn.parallel
-    parallel.DataParallel.__init__ = _refusing(parallel.DataParallel.__init__)
-    parallel.data_parallel = _refusing(parallel.data_parallel)
+    replace_at_import("torch.nn.parallel.data_parallel:_get_available_device_type", _other_than_tiny)
+    replace_on_first_use("torch.nn.parallel.data_parallel:DataParallel.__init__", _refusing)
+    replace_on_first_use("torch.nn.parallel:data_parallel", _refusing)
     for name in ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced", "scatter", "gather"):
-        setattr(parallel.comm, name, _refusing(getattr(parallel.comm, name)))
+        replace_on_first_use(f"torch.nn.parallel.comm:{name}", _refusing)
+
+
+def _other_than_tiny(available: Callable[[], str | None]) -> Callable[[], str | None]:
+    def device_type() -> str | None:
+        found = available()
+        return None if found == "tiny" else found
+
+    return device_type
 
 
 def _refuse_unused_parameters() -> None:
     """Refuse options that record used parameters: torch pins memory for them with a C++ allocator, which tiny lacks."""
-    parallel: Any = torch.nn.parallel.DistributedDataParallel
-    original = parallel.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
-        if asked and any(map(is_tiny, module.parameters())):
-            raise RuntimeError(f"tiny: DistributedDataParallel({asked[0]}=True) {UNUSED}")
-        original(self, module, *args, **kwargs)
+    def constructing(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
+            if asked and any(map(is_tiny, module.parameters())):
+                raise RuntimeError(f"tiny: DistributedDataParallel({asked[0]}=True) {UNUSED}")
+            original(self, module, *args, **kwargs)
 
-    set_static = parallel._set_static_graph
+        return init
 
-    @functools.wraps(set_static)
-    def set_static_graph(self: Any) -> None:
-        if any(map(is_tiny, self.module.parameters())):
-            raise RuntimeError(f"tiny: DistributedDataParallel._set_static_graph() {UNUSED}")
-        set_static(self)
+    def setting(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def set_static_graph(self: Any) -> None:
+            if any(map(is_tiny, self.module.parameters())):
+                raise RuntimeError(f"tiny: DistributedDataParallel._set_static_graph() {UNUSED}")
+            original(self)
 
-    parallel.__init__, parallel._set_static_graph = init, set_static_graph
+        return set_static_graph
+
+    replace_on_first_use("torch.nn.parallel.distributed:DistributedDataParallel.__init__", constructing)
+    replace_on_first_use("torch.nn.parallel.distributed:DistributedDataParallel._set_static_graph", setting)
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:

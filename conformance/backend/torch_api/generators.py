@@ -9,13 +9,14 @@ runtime/random_state.py has the state for calls without a generator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ..runtime import random_state, torch_compat
 from .devices import current_device, device_count, index_of
+from .replacements import replace_at_import
 
 _Native: Any = torch_compat.Generator
 
@@ -54,17 +55,18 @@ def install() -> None:
 
     The type itself is implemented in C and stays. Its metaclass's `__call__` is replaced in Python.
     """
-    metaclass: Any = type(_Native)
-    original = metaclass.__call__
 
-    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is _Native:
-            device = args[0] if args else kwargs.get("device")
-            if isinstance(device, (str, torch.device)) and torch.device(device).type == "tiny":
-                return Generator(device)
-        return original(cls, *args, **kwargs)
+    def serving(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls is _Native and (args or kwargs):
+                device = args[0] if args else kwargs.get("device")
+                if isinstance(device, (str, torch.device)) and torch.device(device).type == "tiny":
+                    return Generator(device)
+            return original(cls, *args, **kwargs)
 
-    metaclass.__call__ = call
+        return call
+
+    replace_at_import(torch_compat.GENERATOR_CALL, serving)
 
 
 def manual_seed(seed: int) -> None:

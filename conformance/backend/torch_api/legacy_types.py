@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..runtime import torch_compat
+from .replacements import replace_at_import
 from .storages import refuse_file
 
 NAMES = {
@@ -59,17 +60,18 @@ def classes() -> dict[str, type]:
 
 def install() -> None:
     """Make `torch.set_default_tensor_type` accept tiny's types: it sets the default dtype and the default device."""
-    original: Callable[[Any], None] = torch.set_default_tensor_type
+    replace_at_import("torch._C:_set_default_tensor_type", _serving)
+
+
+def _serving(original: Callable[[Any], None]) -> Callable[[Any], None]:
     ours = False
 
     def set_default_tensor_type(t: Any, /) -> None:
         nonlocal ours
-        name = t if isinstance(t, str) else getattr(t, "__name__", "")
-        if name.startswith("torch.tiny."):
-            dtype = NAMES.get(name.removeprefix("torch.tiny."))
-            if dtype is None or not dtype.is_floating_point:
+        if isinstance(t, _Meta):
+            if not t.dtype.is_floating_point:
                 raise TypeError("invalid type object: only floating-point types are supported as the default type")
-            torch.set_default_dtype(dtype)
+            torch.set_default_dtype(t.dtype)
             torch.set_default_device("tiny")
             ours = True
             return
@@ -78,5 +80,4 @@ def install() -> None:
             ours = False
         original(t)
 
-    set_default_tensor_type.__doc__ = original.__doc__
-    torch.set_default_tensor_type = set_default_tensor_type
+    return set_default_tensor_type

@@ -9,17 +9,22 @@ This module must not depend on how nested tensors are padded: torch's own operat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..runtime import torch_compat
+from .replacements import replace_on_first_use
 
 
 def install() -> None:
     """Serve attention of jagged tensors on tiny; other devices keep torch's function."""
-    original = torch_compat.jagged_attention
+    for module in ("sdpa", "ops"):
+        replace_on_first_use(f"torch.nested._internal.{module}:jagged_scaled_dot_product_attention", _serving)
 
+
+def _serving(original: Callable[..., Any]) -> Callable[..., Any]:
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
@@ -44,7 +49,7 @@ def install() -> None:
         )
         return _jagged(out, query)
 
-    torch_compat.replace_jagged_attention(attention)
+    return attention
 
 
 def _rows_first(x: Any) -> Any:

@@ -8,7 +8,6 @@ Aliasing is lost: two views of one storage arrive as two tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -16,15 +15,21 @@ from torch.multiprocessing import reductions
 from torch.utils.hooks import warn_if_has_hooks
 
 from ..runtime.lock import locked
+from .replacements import replace_on_first_use
 
 
 def install() -> None:
-    """Allow sending tensors and storages on tiny to other processes; other devices are unchanged."""
-    for sent in (torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(sent, _reduce_tensor)
-    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-    share: Any = torch.UntypedStorage.share_memory_
+    """Allow sending tensors and storages on tiny to other processes, once there are any."""
+    replace_on_first_use("multiprocessing.reduction:ForkingPickler._extra_reducers", _with_ours)
+    replace_on_first_use("torch.storage:UntypedStorage.share_memory_", _refusing_to_share)
 
+
+def _with_ours(reducers: dict[type, Any]) -> dict[type, Any]:
+    ours: dict[type, Any] = {torch.Tensor: _reduce_tensor, torch.nn.Parameter: _reduce_tensor}
+    return {**reducers, **ours, torch.UntypedStorage: _reduce_storage}
+
+
+def _refusing_to_share(share: Callable[..., Any]) -> Callable[..., Any]:
     def share_memory_(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
         if self.device.type == "tiny":
             raise RuntimeError(
@@ -34,7 +39,7 @@ def install() -> None:
         return share(self, *args, **kwargs)
 
     share_memory_.__doc__ = share.__doc__
-    torch.UntypedStorage.share_memory_ = share_memory_  # type: ignore[method-assign]
+    return share_memory_
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -7,11 +7,13 @@ kernel that runs and finishes within such a range is an ordinary event, inside t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..runtime import torch_compat, trace
+from .replacements import replace_at_import
 
 
 def _span() -> trace.KernelSpan | None:
@@ -30,13 +32,14 @@ def _profile_on_host() -> None:
     torch would query the device's clock in C++, and print hundreds of lines because there is none. The kernels use the
     host's clock.
     """
-    profile: Any = torch.autograd.profiler.profile
-    original = profile.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("use_device") == "tiny":
-            kwargs["use_device"] = None
-        original(self, *args, **kwargs)
+    def serving(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("use_device") == "tiny":
+                kwargs["use_device"] = None
+            original(self, *args, **kwargs)
 
-    profile.__init__ = init
+        return init
+
+    replace_at_import("torch.autograd.profiler:profile.__init__", serving)

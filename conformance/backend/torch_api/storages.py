@@ -7,6 +7,7 @@ uses to make and change storages.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,25 +15,24 @@ import torch
 
 from ..lazy import access
 from ..lazy.storage import allocate
-from ..runtime import torch_compat
 from ..runtime.lock import locked
 from .devices import index_of
+from .replacements import replace_at_import, replace_on_first_use
 
 _storages = torch.library.Library("aten", "IMPL")
 
 
 def install() -> None:
     """Serve storages on tiny; storages of other devices keep torch's methods."""
-    _serve_constructor()
+    replace_at_import("torch.storage:UntypedStorage.__new__", _constructing)
     methods: dict[str, Callable[..., Any]] = {
         "resize_": _resize, "new": _new, "byteswap": _byteswap,
         "is_shared": lambda self: False,  # torch returns True for all memory of accelerators
     }  # fmt: skip
-    _refuse_slices()
     for name, method in methods.items():
-        _replace(name, method)
-    torch_compat.make_storage_methods("tiny")
-    _pin_by_copying()
+        replace_on_first_use(f"torch.storage:UntypedStorage.{name}", functools.partial(_choosing, locked(method)))
+    replace_on_first_use("torch.storage:UntypedStorage.__getitem__", _refusing_slices)
+    _storages.impl("_pin_memory", _pinned, "CPU")
     _storages.impl("from_file", refuse_file, "PrivateUse1")
 
 
@@ -44,49 +44,49 @@ def refuse_file(*_: Any, **__: Any) -> Any:
     )
 
 
-def _serve_constructor() -> None:
-    """Replace the constructor: PrivateUse1 has no allocator, so torch's own would crash on device="tiny"."""
-    original: Any = torch.UntypedStorage.__new__
+def _constructing(original: Any) -> Any:
+    """The constructor: PrivateUse1 has no allocator, so torch's own would crash on device="tiny"."""
 
-    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
         if device is None or torch.device(device).type != "tiny":
-            return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+            return original(cls, *args, **kwargs)
+        del kwargs["device"]
         index = index_of(device)
-        if not args:
+        if not args and not kwargs:
             return allocate(0, index)
         if len(args) == 1 and isinstance(args[0], int) and not isinstance(args[0], bool):
             return allocate(_checked(args[0]), index)
-        values = original(cls, *args).tolist()  # refused as on the CPU
+        values = original(cls, *args, **kwargs).tolist()  # refused as on the CPU
         made = allocate(len(values), index)
         made.copy_(torch.tensor(values, dtype=torch.uint8, device="cpu").untyped_storage())
         return made
 
-    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[method-assign,assignment]
+    new.__annotations__ = {}  # the signature of the class stays
+    return staticmethod(new)
 
 
-def _replace(name: str, method: Callable[..., Any]) -> None:
-    original: Any = getattr(torch.UntypedStorage, name)
-    method = locked(method)
+def _choosing(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method for storages on tiny, and torch's own for others."""
 
+    @functools.wraps(original, assigned=("__name__", "__doc__"))
     def chosen(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if self.device.type == "tiny":
             return method(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
-    chosen.__name__, chosen.__doc__ = name, original.__doc__
-    setattr(torch.UntypedStorage, name, chosen)
+    return chosen
 
 
-def _refuse_slices() -> None:
-    """Refuse slices of storages: a slice would begin inside another storage, which the device does not support."""
-    original: Any = torch.UntypedStorage.__getitem__
+def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Indexing without slices: a slice would begin inside another storage, which the device does not support."""
 
     def getitem(self: torch.UntypedStorage, index: Any) -> Any:
         if isinstance(index, slice) and self.device.type == "tiny":
             raise NotImplementedError("tiny: a storage has no slices: slice a tensor over it, or its copy from .cpu()")
         return original(self, index)
 
-    torch.UntypedStorage.__getitem__ = getitem  # type: ignore[method-assign,assignment]
+    return getitem
 
 
 def _checked(nbytes: int) -> int:
@@ -110,16 +110,19 @@ def _byteswap(self: torch.UntypedStorage, dtype: torch.dtype) -> None:
     self.copy_(host)
 
 
-def _pin_by_copying() -> None:
-    """Make `pin_memory()` of a CPU tensor a copy marked as pinned: all host memory has the same transfer speed."""
+def _pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """`pin_memory()` of a CPU tensor: a copy marked as pinned, since all host memory has the same transfer speed."""
+    _serve_is_pinned()
+    made = self.clone()
+    made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
+    return made
 
-    def pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        made = self.clone()
-        made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
-        return made
 
-    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return bool(getattr(self.untyped_storage(), "_pinned", False))
+@functools.cache
+def _serve_is_pinned() -> None:
+    """Recognize marked copies. Until there is one, torch's own kernel serves, which is three times as fast."""
+    _storages.impl("is_pinned", _is_pinned, "CPU")
 
-    _storages.impl("_pin_memory", pinned, "CPU")
-    _storages.impl("is_pinned", is_pinned, "CPU")
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return bool(getattr(self.untyped_storage(), "_pinned", False))

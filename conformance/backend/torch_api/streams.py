@@ -19,6 +19,7 @@ from ..lazy.storage import LAZY
 from ..runtime import torch_compat
 from .devices import device as device_context
 from .devices import index_of, set_device
+from .replacements import replace_on_first_use
 
 _NativeEvent: Any = torch_compat.Event
 _NativeStream: Any = torch_compat.Stream
@@ -132,11 +133,9 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
 
 
 def install() -> None:
-    """Make `torch.Event` and `torch.Stream` accept tiny devices, and `torch.accelerator` return tiny's streams."""
-    torch.Event = _of_any_device("Event", _NativeEvent, Event)  # type: ignore[misc,assignment]
-    torch.Stream = _of_any_device("Stream", _NativeStream, Stream)  # type: ignore[misc,assignment]
-    torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
-    torch.accelerator.synchronize = synchronize  # type: ignore[assignment]
+    """Make `torch.Event` and `torch.Stream` accept tiny devices, once the device is used."""
+    replace_on_first_use("torch:Event", lambda native: _of_any_device("Event", native, Event))
+    replace_on_first_use("torch:Stream", lambda native: _of_any_device("Stream", native, Stream))
 
 
 def current_stream(device: Any = None) -> Stream:

@@ -90,7 +90,8 @@ def run(
             made.measures = cases.measures
             listed(catalog)
             profile = profiles.of(target) or Profile()
-            refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": [entry.name for entry in catalog]}))
+            known = expectations.known_ops([entry.name for entry in catalog])
+            refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
             unsupported = () if lacking else profile.unsupported("op")
             asked, left_out = plan.without(plan.select(catalog, selections, shard), unsupported)
             made.lacking = profile.table(left_out)
@@ -200,6 +201,7 @@ class OpDb(Source):
             "shard": list(args.shard),
             "torch": str(versions.installed()),
         }
+        absent: list[str] = []
         with Journal(args.reports, identity, args.resume) as journal, shown(session.console) as view:
             made = run(
                 session.target,
@@ -216,12 +218,13 @@ class OpDb(Source):
                 fail_on_torch_bugs=args.fail_on_torch_bugs,
                 place=session.place,
                 seconds=seconds,
-                listed=lambda catalog: check_names(self.expected_file, catalog),
+                listed=lambda catalog: absent.extend(check_names(self.expected_file, catalog)),
                 started=view.start,
                 ended=journal.add,
                 found=view.add,
             )
             self.journal = journal
+        made.notes += absent
         made.seconds = journal.seconds
         made.environment["selection"] = _selection(args.suite, selections, args.shard)
         made.budgets = self.counted
@@ -285,14 +288,15 @@ def instead(args: argparse.Namespace) -> int | None:
     return replay(args.replay, args.target, again, args.oracle)
 
 
-def check_names(file: Path, catalog: Sequence[plan.Entry]) -> None:
-    """Raise ReportError if the file names an unknown op. Entries outside op_db are checked only in runs that include
-    them.
+def check_names(file: Path, catalog: Sequence[plan.Entry]) -> list[str]:
+    """Return a sentence on the entries that name only ops of other versions of torch, if there are any. Raises
+    ReportError if the file names an unknown op. Entries outside op_db are checked only in runs that include them.
     """
     names = [entry.name for entry in catalog]
     there = plan.is_beside(*names)
     declarations = [one for one in read(file) if there or not plan.is_beside(*one.scope.op)]
-    refuse(check(declarations, CASES, expectations.WORDS | {"op": names}))
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": expectations.known_ops(names)}))
+    return expectations.absent(declarations, names)
 
 
 def _selection(suite: str | None, selections: Sequence[Selection], shard: tuple[int, int]) -> str:

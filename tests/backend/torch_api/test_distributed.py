@@ -120,11 +120,11 @@ def test_collectives(tmp_path):
     ids=["", "bound", "int"],
 )
 def test_a_group_without_a_backend(tmp_path, options):
-    """A group without a backend uses gloo. It formerly requested a backend of the accelerator, also for CPU tensors. A
-    group bound to tiny still did so after the first correction."""
+    """A group without a backend uses gloo, and has torch's name for it. It formerly requested a backend of the
+    accelerator, also for CPU tensors. A group bound to tiny still did so after the first correction."""
     dist.init_process_group(init_method=f"file://{tmp_path}/store", rank=0, world_size=1, **options)
     try:
-        assert dist.get_backend() == "gloo"
+        assert dist.get_backend() == ("gloo" if options else "undefined")
         group = dist.new_group([0], device_id=torch.device("tiny:0"))
         for device in ("cpu", "tiny"):
             row = torch.ones(2, device=device)
@@ -137,8 +137,15 @@ def test_a_group_without_a_backend(tmp_path, options):
 
 
 def test_a_group_bound_to_no_such_device():
-    with pytest.raises(RuntimeError, match="no device tiny:7"):
+    """torch refuses an index that is out of range, and the device one of a later group."""
+    with pytest.raises(ValueError, match="device_id tiny:7 is out of range"):
         dist.init_process_group("gloo", device_id=torch.device("tiny:7"))
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises(RuntimeError, match="no device tiny:7"):
+            dist.new_group([0], device_id=torch.device("tiny:7"))
+    finally:
+        dist.destroy_process_group()
 
 
 def network() -> nn.Module:

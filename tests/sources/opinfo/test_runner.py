@@ -45,7 +45,8 @@ class TestExpectationsFile:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ('{op = "sni"}', "t.toml, line 1: unknown op 'sni'; did you mean sin?"),
+            ('{op = "sni"}', "t.toml, line 1: unknown op 'sni'; did you mean sin"),
+            ('{op = "qrr"}', "t.toml, line 1: unknown op 'qrr'; did you mean qr?"),
             ('{op = "sin", variant = ["forwrad"]}', "line 1: unknown variant 'forwrad'; did you mean forward"),
             ('{op = "ops.aten.sni"}', ""),  # outside op_db, so this run cannot check the name
         ],
@@ -56,6 +57,23 @@ class TestExpectationsFile:
         catalog = [plan.Entry("sin", "", "unary", frozenset({"float32"}), frozenset(), frozenset({"forward"}))]
         with pytest.raises(errors.ReportError, match=re.escape(message)) if message else contextlib.nullcontext():
             runner.check_names(tmp_path / "t.toml", catalog)
+
+    @pytest.mark.parametrize(
+        ("ops", "sentences"),
+        [
+            ('["qr", "cholesky"]', ["1 expectation skipped, since torch 2.15.0 has no qr, cholesky"]),
+            ('"q?"', ["1 expectation skipped, since torch 2.15.0 has no q?"]),
+            ('["qr", "sin"]', []),
+        ],
+    )
+    def test_an_op_of_another_torch(
+        self, ops: str, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An entry whose ops only other versions of torch have is skipped and counted. It formerly ended the run."""
+        monkeypatch.setattr("conformance.record.versions.installed", lambda: "2.15.0")
+        (tmp_path / "t.toml").write_text(f'[[declare]]\nscope = {{op = {ops}}}\nproperty = "*"\nreason = "r"\n')
+        catalog = [plan.Entry("sin", "", "unary", frozenset({"float32"}), frozenset(), frozenset({"forward"}))]
+        assert runner.check_names(tmp_path / "t.toml", catalog) == sentences
 
     @pytest.mark.slow
     def test_the_command_refuses_it(self, command: Command, tmp_path: Path) -> None:
