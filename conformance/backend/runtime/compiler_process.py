@@ -117,9 +117,8 @@ class CompilerProcess:
 
 
 _lock = threading.Lock()
-_running: CompilerProcess | None = None
-_commands: dict[tuple[str, ...], list[str] | None] = {}
-_command: list[str] | None = None  # of the running process
+_running: dict[str, CompilerProcess] = {}  # by command: kernels with integers that may wrap have a flag of their own
+_commands: dict[str, list[str] | None] = {}
 
 
 def inner_command(command: list[str]) -> list[str] | None:
@@ -127,7 +126,7 @@ def inner_command(command: list[str]) -> list[str] | None:
 
     None for a compiler with another command line.
     """
-    key = tuple(command)
+    key = shlex.join(command)
     if key not in _commands:
         _commands[key] = _asked([*command, "-###"])
     return _commands[key]
@@ -158,38 +157,31 @@ def check_output(command: list[str], input: bytes) -> bytes:
 
 
 def _compiled(command: list[str], source: bytes) -> bytes:
-    global _running, _command
+    key = shlex.join(command)
     with _lock:
-        if _running is not None and (_running.is_exhausted or _command != command):
-            _end()
-        if _running is None:
-            _running, _command = CompilerProcess(command), command
+        if key in _running and _running[key].is_exhausted:
+            _running.pop(key).end()
+        if key not in _running:
+            _running[key] = CompilerProcess(command)
         try:
-            return _running.compile(source)
+            return _running[key].compile(source)
         except BaseException:  # an interrupt leaves half an object in the pipe
-            _end()
+            _running.pop(key).end()
             raise
 
 
-def _end() -> None:
-    global _running
-    if _running is not None:
-        _running.end()
-        _running = None
-
-
 def end() -> None:
-    """End the running process, if there is one; the next kernel starts another."""
+    """End the running processes; the next kernel starts another."""
     with _lock:
-        _end()
+        while _running:
+            _running.popitem()[1].end()
 
 
 def _after_fork() -> None:
-    global _running, _lock
+    global _lock
     _lock = threading.Lock()
-    if _running is not None:
-        _running.forget()
-        _running = None
+    while _running:
+        _running.popitem()[1].forget()
 
 
 Patch(

@@ -36,6 +36,12 @@ def compile_(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     getenv.cache_clear()
 
 
+def running() -> subprocess.Popen[bytes]:
+    """The only running compiler."""
+    (process,) = compiler_process._running.values()
+    return process._process
+
+
 def image(library: bytes) -> bytes:
     """The bytes that are loaded from an object."""
     return bytes(elf_loader(library)[0])
@@ -54,6 +60,16 @@ def test_one_process_compiles_many_sources(compile_, monkeypatch):
     for number in (0, 1, INPUTS - 1, INPUTS):
         assert image(compile_(KERNEL.format(number=number))) == image(made[number])
     assert len(set(map(image, made))) == len(made)
+
+
+def test_each_command_has_a_process(compile_):
+    """Kernels with and without a flag take turns without a new process for each."""
+    compile_(KERNEL.format(number=1))
+    before = running()
+    wraps = "// integers wrap\n" + KERNEL
+    assert image(compile_(wraps.format(number=1))) == image(compile_(KERNEL.format(number=1)))
+    assert len(compiler_process._running) == 2
+    assert before in [process._process for process in compiler_process._running.values()]
 
 
 def test_long_sources(compile_):
@@ -75,7 +91,7 @@ def test_an_error_is_the_compilers(compile_, capfd):
 def test_a_killed_process_is_replaced(compile_):
     """If the process dies, the source that it should compile is compiled nevertheless."""
     compile_(KERNEL.format(number=1))
-    process = compiler_process._running._process
+    process = running()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert compile_(KERNEL.format(number=2))[:4] == b"\x7fELF"
@@ -86,11 +102,11 @@ def test_a_fork_has_its_own_process(compile_):
     compile_(KERNEL.format(number=1))
     child = os.fork()
     if not child:
-        os._exit(0 if compiler_process._running is None and compile_(KERNEL.format(number=2)) else 1)
+        os._exit(0 if not compiler_process._running and compile_(KERNEL.format(number=2)) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    running = compiler_process._running
+    before = running()
     assert compile_(KERNEL.format(number=3))[:4] == b"\x7fELF"
-    assert compiler_process._running is running is not None
+    assert running() is before
 
 
 def test_it_ends_with_its_owner(compile_):
@@ -99,7 +115,7 @@ def test_it_ends_with_its_owner(compile_):
     owner = os.fork()
     if not owner:
         compile_(KERNEL.format(number=4))
-        os.write(write, b"%d" % compiler_process._running._process.pid)
+        os.write(write, b"%d" % running().pid)
         time.sleep(60)
         os._exit(1)
     compiler = int(os.read(read, 20))
