@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.engine.loading import describe_target, load_target
+from conformance.backend.runtime import compiler_process
+from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.program.execute import SteppedProgram, make_inputs
 from conformance.program.model import Program
@@ -118,13 +119,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
     target = load_target(args.one)
-    target = describe_target(args.one)
     drawing = Drawing(args.steps, without=unsupported_steps(target), compiled=target.compiles)
     way = naively if args.naive else as_a_worker
     for number in range(WARM_UP):
         way(drawing.numbered(args.seed + 1, number), target)
     memory, kernels, ran, number = [], 0, 0, 0
-    schedules, began, started = schedules_of(target), processor_seconds(), time.monotonic()
+    schedules, began, started = schedules_of(target), processor_seconds(target), time.monotonic()
     done = 0.0
     while done < 1:
         program = drawing.numbered(args.seed, number)
@@ -139,7 +139,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             memory.append(resident())
     return {
         "programs": ran,
-        "rate": number / (processor_seconds() - began),
+        "rate": number / (processor_seconds(target) - began),
         "kernels": kernels,
         "schedules": schedules_of(target) - schedules,
         "memory": memory,
@@ -179,8 +179,10 @@ def read_after_each_step(program: Program, target: Target) -> Observation:
     return execution.observe(target)
 
 
-def processor_seconds() -> float:
-    """User and system time of this process and its finished children."""
+def processor_seconds(target: Target) -> float:
+    """User and system time of this process and its children, after the end of tiny's compiler."""
+    if isinstance(target, TinyTarget):
+        compiler_process.end()
     return sum(os.times()[:4])
 
 

@@ -25,7 +25,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..tinygrad_patches.patch import Patch
-from . import disk_cache
+from . import compiler_process, disk_cache  # noqa: F401 - installs itself
 from .counters import COUNTERS
 from .progress import PROGRESS
 
