@@ -4,8 +4,8 @@ Defines `specs`, `MetaRejected`, `global_settings`, `number_class` and `device_i
 
 Metadata depend on the geometry of the arguments and on torch's global settings, not on elements. The meta kernel
 therefore runs once for each geometry and settings. A trial follows: the CPU's kernel runs on ones. It shows whether the
-CPU refuses the call, and it gives strides. For large tensors a trial gives only dtypes, and `_STRIDES` has the
-operators whose strides the meta kernel does not give.
+CPU refuses the call, and it gives strides. For large tensors a trial on few elements gives dtypes and the order of
+dimensions in memory; `_STRIDES` has the operators for which the order depends on sizes.
 
 This module must not depend on values.
 """
@@ -127,9 +127,9 @@ def _tried(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: R
     sizes = [geometry(t)[:2] for t in tensors_in([*args, *kwargs.values()])]
     sizes += [(s.size, s.stride) for s in known[1] if s is not None]
     if sum(layout.plan(size, stride).extent for size, stride in sizes) > _TRIED:
+        known = _like(known, _results_of_few(op, args, kwargs))
         strided = _STRIDES.get(op._schema.name)
-        known = known if strided is None else strided(known, *args)
-        return _with_dtypes(known, _result_dtypes(op, args, kwargs))
+        return known if strided is None else strided(known, *args)
     refused = ""  # the text alone: the exception would keep the arguments alive, and so their values
     for made in (_ones, _zeros):
         try:
@@ -189,47 +189,71 @@ def _sizes(results: Results) -> Any:
     return results[0], [None if s is None else s.size for s in results[1]]
 
 
-def _with_dtypes(results: Results, kinds: Sequence[torch.dtype | None]) -> Results:
-    """A description of results with other dtypes; without change if there is another number of them."""
-    if len(kinds) != len(results[1]):
+def _like(results: Results, few: Sequence[Spec | None]) -> Results:
+    """A description of results with the dtypes and the order of dimensions of a call on few elements; without change if
+    there is another number of them.
+    """
+    if len(few) != len(results[1]):
         return results
     return results[0], tuple(
-        s if s is None or kind is None else s._replace(dtype=kind) for s, kind in zip(results[1], kinds, strict=True)
+        s if s is None or short is None else s._replace(dtype=short.dtype, stride=_ordered(s, short))
+        for s, short in zip(results[1], few, strict=True)
     )
 
 
-_kinds_known: dict[tuple[Any, ...], tuple[torch.dtype | None, ...] | None] = {}
+def _ordered(spec: Spec, short: Spec) -> tuple[int, ...]:
+    """The strides of a result, or dense strides in the order of the same result with short dimensions."""
+    same = short.size == _shortened(spec.size) and short.stride == _dense(short.size, short.stride)
+    dense = _dense(spec.size, short.stride)
+    as_known = all(a == b for a, b, n in zip(dense, spec.stride, spec.size, strict=False) if n > 1)
+    return dense if same and not as_known else spec.stride
 
 
-def _result_dtypes(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, ...]:
-    """The dtypes of the results of a large call, from a trial on few elements; () if its sizes do not suit the call.
+def _shortened(size: Sequence[int]) -> tuple[int, ...]:
+    return tuple([min(n, _SHRUNK) for n in size])
+
+
+def _dense(size: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps in the order of other strides; an expanded dimension stays expanded."""
+    made, step = [0] * len(size), 1
+    for d in sorted(range(len(size)), key=lambda d: (stride[d], -d)):
+        if stride[d]:
+            made[d], step = step, step * size[d]
+    return tuple(made)
+
+
+_few_known: dict[tuple[Any, ...], tuple[Spec | None, ...] | None] = {}
+
+
+def _results_of_few(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Spec | None, ...]:
+    """The results of a large call, from a trial on few elements; () if its sizes do not suit the call.
 
     Raises MetaRejected if torch CPU refuses the dtypes.
     """
     key = (op, _kind(args), _kind(tuple(kwargs.items())), global_settings())
-    if key not in _kinds_known:
+    if key not in _few_known:
         try:
             _, specs_ = _describe(_on_cpu(op, args, kwargs, _few))
         except Exception as error:  # the operator may refuse the sizes, so only errors about dtypes count
             if not any(word in str(error) for word in _OF_DTYPES):
                 return ()
-            _kinds_known[key] = None
+            _few_known[key] = None
         else:
             aliased = any(a.alias_info is not None for a in op._schema.arguments)
-            _kinds_known[key] = () if aliased else tuple(None if s is None else s.dtype for s in specs_)
-    known = _kinds_known[key]
+            _few_known[key] = () if aliased else specs_
+    known = _few_known[key]
     if known is None:
         raise MetaRejected("the CPU's kernel takes no such dtypes")
     return known
 
 
 def _kind(x: Any) -> Any:
-    """The part of an argument that decides the dtypes of results, by torch's rules of promotion."""
+    """The part of an argument that decides the dtypes of results, and the order of their dimensions."""
     if isinstance(x, torch.Tensor):
-        return _key(x, {}, False) if x.device.type != "tiny" else (x.dtype, bool(x.dim()))
+        return _key(x, {}, False) if x.device.type != "tiny" else (x.dtype, *_few_of(x))
     if isinstance(x, (list, tuple)):
         return tuple([_kind(y) for y in x])
-    return x.__class__ if isinstance(x, (int, float, complex)) and not isinstance(x, bool) else x
+    return x.__class__ if isinstance(x, (float, complex)) else (x.__class__, x)
 
 
 def is_tried(op: OpOverload, args: Sequence[Any]) -> bool:
@@ -302,10 +326,18 @@ def _zeros(x: Any) -> Any:
     return _ones(x, 0)
 
 
+def _few_of(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Size and strides of a tensor with short dimensions, without gaps, in the same order in memory."""
+    size, stride, _ = geometry(x)
+    return _shortened(size), _dense(_shortened(size), stride)
+
+
 def _few(x: Any) -> Any:
-    """Arguments on the CPU, tensors as ones with short dimensions."""
+    """Arguments on the CPU, tensors as ones with short dimensions in the same order in memory."""
     if isinstance(x, torch.Tensor):
-        return torch.ones([min(n, _SHRUNK) for n in x.size()], dtype=x.dtype, device="cpu")
+        size, stride = _few_of(x) if x.device.type == "tiny" else (_shortened(x.size()), None)
+        made = torch.ones(size, dtype=x.dtype, device="cpu")
+        return made if stride is None else made.flatten()[: layout.plan(size, stride).extent].as_strided(size, stride)
     if type(x) in (list, tuple):
         return type(x)([_few(y) for y in x])
     return _ones(x)

@@ -135,3 +135,23 @@ def test_large_convolutions_have_the_strides_of_the_cpu(dims: int, mkldnn: bool)
                 for one, other in zip(gots, wants, strict=True):
                     pairs = zip(one.stride(), other.stride(), other.size(), strict=True)
                     assert all(stride == expected for stride, expected, length in pairs if length > 1)
+
+
+ORDERED: dict[str, Callable[..., torch.Tensor]] = {
+    "hardtanh_backward": lambda x, y: torch.ops.aten.hardtanh_backward.default(x, y, -1.0, 1.0),
+    "native_batch_norm_backward": lambda x, y: torch.ops.aten.native_batch_norm_backward.default(
+        x, y, *[torch.ones(40, device=x.device)] * 5, True, 1e-5, [True, True, True]
+    )[0],
+    "_fft_c2c": lambda x, y: torch.ops.aten._fft_c2c.default(x + 0j, [1, 2], 0, True),
+    "_fft_c2c of another dimension": lambda x, y: torch.ops.aten._fft_c2c.default(x + 0j, [0, 3], 0, True),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_large_results_have_the_order_of_dimensions_of_the_cpu(name: str) -> None:
+    """Results that are too large for a trial have the CPU's order of dimensions, from a trial on few elements. Formerly
+    it was the meta kernel's, which takes the order of another operand."""
+    made = torch.ones(2, 40, 20, 20), torch.ones(2, 20, 20, 40).permute(0, 3, 1, 2)
+    for x, y in itertools.product(made, repeat=2):
+        want, got = (ORDERED[name](x.to(device), y.to(device)) for device in DEVICES)
+        assert got.stride() == want.stride()
