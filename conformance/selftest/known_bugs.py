@@ -2,10 +2,11 @@
 
     conformance known-bugs [--target TARGET ...] [--programs K] [--seed N] [--results FILE ...]
 
-Each target of the index gets one campaign of the same seed and number of programs; `--results` reads the `fuzz.json` of
-campaigns that ran before, with the findings beside it. A bug is found if a minimized program matches it by the strict
-rule of `record/upstream.py`. First the repro of each bug runs, so that a bug that this torch does not show is not
-counted. The table is printed, and written as JSON and as a page.
+Each target of the index gets one campaign of the same seed and number of programs. `--results` reads the `fuzz.json` of
+campaigns that ran before, with the findings beside it, and the `opinfo.json` of runs of op_db. A bug is found if a
+minimized program, or the call of a failing sample, matches it by the strict rule of `record/upstream.py`. First the
+repro of each bug runs, so that a bug that this torch does not show is not counted. The table is printed, and written as
+JSON and as a page.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from conformance.engine.target import Target
 from conformance.program.attribution import culprit
 from conformance.program.model import ProgramError
 from conformance.record import versions
-from conformance.record.errors import ReportError, TargetError, UserError
+from conformance.record.errors import TargetError, UserError
 from conformance.record.files import write_atomic
-from conformance.record.finding import FAIL
-from conformance.record.result import exit_code, load
+from conformance.record.finding import CRASH, FAIL, TIMEOUT, shown_by
+from conformance.record.patterns import base_operator
+from conformance.record.result import UNEXPECTED, Run, exit_code, load
 from conformance.record.upstream import Bug, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
@@ -40,10 +42,15 @@ from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
 from conformance.sources.fuzzing.results import evidence
 from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.opinfo.plan import Case
+from conformance.standalone.oracles import Mismatch
 
 PROGRAMS = 400
 FLAGS = ("target", "seed", "programs", "results", "check-scripts", "reports", "jobs")
 STEM = "known-bugs"
+
+OF_DEATH = {"crash": CRASH, "timeout": TIMEOUT}
+"""Kind of a finding by the oracle of a failure that ends its process."""
 
 FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no target", "no campaign"
 """Statuses of a bug. `gone here`: its repro does not show it on the installed torch."""
@@ -67,7 +74,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The findings of a campaign with the number of the first program of each, and its average seconds a program."""
+    """The findings of a campaign with the number of the first program of each, and its time in seconds. For op_db, a
+    case counts as a program."""
 
     target: str
     programs: int
@@ -76,10 +84,11 @@ class Campaign:
 
 
 def read(path: Path) -> Campaign:
-    """Return the campaign of a `fuzz.json`, with the minimized findings beside it. Raises ReportError."""
+    """Return the campaign of a `fuzz.json`, with the minimized findings beside it, or of an `opinfo.json`. Raises
+    ReportError."""
     run = load(path)
     if run.drawn is None:
-        raise ReportError(f"{path} holds no drawn programs; give the fuzz.json of a campaign")
+        return Campaign(run.target, len(run.results), run.seconds, [*_of_cases(run)])
     name, progress = "", path.parent / "fuzz-progress.json"
     if progress.exists():
         name = str(json.loads(progress.read_text(encoding="utf-8")).get("campaign", ""))
@@ -90,6 +99,25 @@ def read(path: Path) -> Campaign:
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
                 found.append((Finding.from_json(data), min(data["numbers"])))
     return Campaign(run.target, run.drawn.programs, run.seconds, found)
+
+
+def _of_cases(run: Run) -> Iterator[tuple[Finding, int]]:
+    """Yield the failures of op_db's cases as findings, each with the number of its case. Only failures of a property
+    that a bug of the index has on this target count."""
+    from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
+
+    properties = {bug.property for bug in bugs() if run.target in bug.targets}
+    target = load_target(run.target) if properties else None
+    for number, result in enumerate(run.results):
+        case = Case(result.op, result.overload, result.family, result.dtype, result.variant, result.layout, None)
+        for failure in result.failures if target is not None and result.outcome in UNEXPECTED else ():
+            seen = failure.oracle if failure.oracle in OF_DEATH else shown_by(failure)
+            if target is None or seen not in properties:
+                continue
+            mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
+            kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
+            for program in programs_of(case, failure, target)[0]:
+                yield Finding(kind, 0, number, case.id, program, (mismatch,), 1, seen, op), number
 
 
 def with_culprit(finding: Finding, target: Target) -> Finding:

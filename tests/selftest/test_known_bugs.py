@@ -11,8 +11,9 @@ import pytest
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
+from conformance.record.finding import ON_CPU
 from conformance.record.program_stats import ProgramStats
-from conformance.record.result import Run
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.upstream import DECISIVE, SETTING, bugs
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
@@ -101,10 +102,38 @@ class TestMain:
     def test_bad_usage(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert known_bugs.main(["--target", "tiny"]) == 2
         assert "no bug of the index shows on tiny" in capsys.readouterr().err
-        model.save(Run("cpu"), tmp_path / "opinfo.json")
-        words = ["--results", str(tmp_path / "opinfo.json"), "--check-scripts", "0", "--reports", str(tmp_path)]
+        words = ["--results", str(tmp_path / "none.json"), "--check-scripts", "0", "--reports", str(tmp_path)]
         assert known_bugs.main(words) == 2
-        assert "holds no drawn programs" in capsys.readouterr().err
+        assert "none.json" in capsys.readouterr().err
+
+
+class TestCases:
+    """Bugs that runs of op_db show."""
+
+    @pytest.mark.parametrize(
+        ("where", "outcome", "status"), [(ON_CPU, Outcome.CRASH, FOUND), (ON_CPU, Outcome.XFAIL, MISSED)]
+    )
+    def test_a_crash_of_torch_cpu(self, tmp_path: Path, where: str, outcome: Outcome, status: str) -> None:
+        """A sample that ends torch CPU's process is written as a program that does not run. A declared failure is not
+        found by the run."""
+        failure = Failure("crash", where, "an answer", "SIGFPE", sample=0)
+        names = {"op": "div", "overload": "trunc_rounding", "family": "binary", "dtype": "int32"}
+        result = Result(**names, variant="end_values", layout="as_sampled", outcome=outcome, failures=(failure,))
+        model.save(Run("cpu", [result], seconds=60.0), tmp_path / "opinfo.json")
+        (row,) = (row for row in known_bugs.rows(WITH_REPRO, [known_bugs.read(tmp_path / "opinfo.json")])
+                  if row.number == 138425)  # fmt: skip
+        assert row.status == status
+        assert (row.programs, row.minutes, row.steps) == ((1, 1.0, 1) if status == FOUND else (None, None, None))
+
+    def test_another_operator(self, tmp_path: Path) -> None:
+        """A crash of the same dtype in another operator is another bug."""
+        failure = Failure("crash", ON_CPU, "an answer", "SIGFPE", sample=0)
+        names = {"op": "remainder", "overload": "", "family": "binary", "dtype": "int32"}
+        result = Result(**names, variant="end_values", layout="as_sampled", outcome=Outcome.CRASH, failures=(failure,))
+        model.save(Run("cpu", [result], seconds=60.0), tmp_path / "opinfo.json")
+        assert all(
+            row.status != FOUND for row in known_bugs.rows(WITH_REPRO, [known_bugs.read(tmp_path / "opinfo.json")])
+        )
 
 
 @pytest.mark.slow

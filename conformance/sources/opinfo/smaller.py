@@ -1,7 +1,7 @@
 """The minimized form of one failing sample, in a worker: trials on the target, and the failure of the smallest program.
 
-Defines `Minimizer`. A candidate fails in the same way if the verdict on it has a mismatch of the same property: the
-same oracle, about a result or about an input as before, and for an error the same type and text.
+Defines `Minimizer` and `programs_of`. A candidate fails in the same way if the verdict on it has a mismatch of the same
+property: the same oracle, about a result or about an input as before, and for an error the same type and text.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Minimizer:
             return ""
         start = NOTHING
         if self.failure.where == ON_CPU:  # the reference itself ends its process, so no smaller program can be judged
-            programs, reason = self._programs()
+            programs, reason = programs_of(self.case, self.failure, self.target)
             return self._failure(programs[0]) if programs else f"it cannot be written as a program: {reason}"
         if not self.trials.progress.best:
-            programs, reason = self._programs()
+            programs, reason = programs_of(self.case, self.failure, self.target)
             if not programs:
                 return f"it cannot be written as a program: {reason}"
             if self.trials.hangs and not (self.target.lazy or self.target.transforms_program):
@@ -108,24 +108,27 @@ class Minimizer:
         small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
         return made if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 
-    def _programs(self) -> tuple[list[Program], str]:
-        """Return the failing sample's calls as programs, and the reason if none of them can be written."""
-        made, reason = list[Program](), "a sample without a call"
-        written = unrun if self.failure.where == ON_CPU else program_of
-        for call in self._calls():
-            if not call.note or self.failure.oracle in DEATHS or f"({call.note})" in self.failure.where:
-                try:
-                    made.append(written(self.case, call))
-                except Unwritable as error:
-                    reason = str(error)
-        return made, reason
 
-    def _calls(self) -> Iterator[Call]:
-        case, index = self.case, self.failure.sample
-        op, dtype = catalog.find(case), getattr(torch, case.dtype)
-        unseeded = op_db_unseeded() if self.target.transforms_program else contextlib.nullcontext()
-        with unseeded, contextlib.suppress(Skip):
-            for sample in samples(op, case.variant, dtype, case.layout, None):
-                if sample.index == index:
-                    yield from VARIANTS[case.variant](op, sample)
-                    return
+def programs_of(case: Case, failure: Failure, target: Target) -> tuple[list[Program], str]:
+    """Return the failing sample's calls as programs, and the reason if none of them can be written. A call that ends
+    torch CPU's own process does not run."""
+    made, reason = list[Program](), "a sample without a call"
+    written = unrun if failure.where == ON_CPU else program_of
+    for call in _calls(case, failure.sample, target):
+        if not call.note or failure.oracle in DEATHS or f"({call.note})" in failure.where:
+            try:
+                made.append(written(case, call))
+            except Unwritable as error:
+                reason = str(error)
+    return made, reason
+
+
+def _calls(case: Case, index: int, target: Target) -> Iterator[Call]:
+    """Yield the calls of the case's sample of this index."""
+    op, dtype = catalog.find(case), getattr(torch, case.dtype)
+    unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    with unseeded, contextlib.suppress(Skip):
+        for sample in samples(op, case.variant, dtype, case.layout, None):
+            if sample.index == index:
+                yield from VARIANTS[case.variant](op, sample)
+                return
