@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..lazy.dtypes import COMPUTED, PAIRS
-from ..runtime import torch_compat
+from ..runtime import first_use, torch_compat
 from . import (
     amp,
     device_memory,
@@ -92,7 +92,35 @@ def _printing_on_host(original: Callable[..., str]) -> Callable[..., str]:
 
 
 _Places = list[tuple[torch.nn.Module, str]]
-_moving = threading.local()
+
+
+class _Move:
+    """Conversion of a module's parameters that is in progress, with the parameters that have several places."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.root = root
+        self.shared: list[tuple[torch.nn.Parameter, str, _Places]] = []
+
+    def find_shared(self) -> None:
+        """Keep the shared parameters; before any is converted."""
+        self.shared = _shared_parameters(self.root)
+
+    def share(self) -> None:
+        """Put the new parameter into all places of the old one, if the device is its old or new place."""
+        for before, device, ((first, name), *others) in self.shared:
+            after = first._parameters[name]
+            if after is not before and after is not None and "tiny" in (device, after.device.type):
+                for module, other in others:
+                    module._parameters[other] = after
+
+
+_moves: dict[int, _Move] = {}  # by thread
+
+
+def _find_shared() -> None:
+    """Look for shared parameters in all conversions: one of them has just made the first storage on the device."""
+    for move in list(_moves.values()):
+        move.find_shared()
 
 
 def _keeping_shared_parameters(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
@@ -100,24 +128,24 @@ def _keeping_shared_parameters(original: Callable[..., torch.nn.Module]) -> Call
 
     torch makes a new parameter for each place of use. Shared parameters (a language model's embedding and its last
     layer) would become separate and train independently, without an error. Here all places of one parameter get the
-    same new one. Moves between other devices stay torch's.
+    same new one. Moves between other devices stay torch's, and cost as much until the device is used.
     """
+    first_use.on_first_use(_find_shared)
 
     @functools.wraps(original)
     def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-        shared = [] if not recurse or getattr(_moving, "active", False) else _shared_parameters(self)
-        if not shared:
+        thread = threading.get_ident()
+        if thread in _moves or not recurse:
             return original(self, fn, recurse)
-        _moving.active = True
+        move = _moves[thread] = _Move(self)
         try:
+            if first_use.happened():
+                move.find_shared()
             moved = original(self, fn, recurse)
         finally:
-            _moving.active = False
-        for before, device, ((first, name), *others) in shared:
-            after = first._parameters[name]
-            if after is not before and after is not None and "tiny" in (device, after.device.type):
-                for module, other in others:
-                    module._parameters[other] = after
+            del _moves[thread]
+        if move.shared:
+            move.share()
         return moved
 
     return apply

@@ -48,6 +48,8 @@ def _constructing(original: Any) -> Any:
     """The constructor: PrivateUse1 has no allocator, so torch's own would crash on device="tiny"."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            return original(cls, *args)
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "tiny":
             return original(cls, *args, **kwargs)

@@ -281,3 +281,67 @@ class TestCpuCode:
         """Only the probes of refused calls raise an error; any other error would hide a difference."""
         raised = {name for name, text in results[0].items() if text.split(":")[0].endswith("Error")}
         assert raised == {name for name in PROBES if name.startswith("refused: ")}
+
+
+CALLS = [
+    "torch.UntypedStorage(4, device='tiny').tolist() == [0] * 4",
+    "torch.Generator(device='tiny').device.type == 'tiny'",
+    "torch.set_default_tensor_type('torch.tiny.FloatTensor') or torch.ones(1).device.type == 'tiny'",
+    "torch.accelerator.current_stream().device.type == 'tiny'",
+    "torch.accelerator.synchronize() is None",
+    "torch.accelerator.memory_allocated() >= 0",
+    "torch.accelerator.device_index(0).__enter__() is None",
+    "torch.tiny.Event(enable_timing=True).record() is None",
+    "repr(torch.ones(2, device='tiny')) == \"tensor([1., 1.], device='tiny:0')\"",
+    "torch.ones(2).to('tiny').untyped_storage().is_shared() is False",
+]
+"""Expressions that are true, and are the first use of the device."""
+
+FIRST_CALLS = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import torch, conformance.backend
+for call in json.loads(sys.argv[2]):
+    if not (child := os.fork()):
+        print(eval(call), end=" ", flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+FIRST_MOVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, conformance.backend
+from conformance.backend.runtime import first_use
+from torch import nn
+
+def tied():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    model[1][0].weight = model[0].weight
+    return model
+
+assert not first_use.happened()
+moved = tied().to("tiny")
+assert first_use.happened()
+assert moved[1][0].weight is moved[0].weight and moved[1][0].bias is not moved[0].bias
+back = moved.to("cpu")
+assert back[1][0].weight is back[0].weight
+anew = tied().to("meta").to_empty(device="tiny")
+assert anew[1][0].weight is not anew[0].weight  # torch has separated them on meta
+event = torch.Event(device="tiny", enable_timing=True)
+assert isinstance(event, torch.tiny.Event) and type(torch.Event) is not type
+"""
+
+
+class TestFirstUse:
+    """Code that uses the device."""
+
+    def test_the_first_move_of_a_module(self, standalone: Standalone) -> None:
+        """Parameters stay shared in the move that is the first use of the device, and in later ones."""
+        done = standalone(FIRST_MOVE, words=[str(ROOT)])
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_call_that_is_the_first_use(self, standalone: Standalone) -> None:
+        """Calls that name the device are served, each in a process where nothing on the device exists before it."""
+        done = standalone(FIRST_CALLS, words=[str(ROOT), json.dumps(CALLS)])
+        assert (done.returncode, done.stdout.split("\n"), done.stderr) == (0, [*["True 0"] * len(CALLS), ""], "")
