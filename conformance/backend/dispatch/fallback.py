@@ -24,7 +24,7 @@ from .tensors import SET, Spec, check_written, is_tiny, new_tensor, tensor_on
 class _Call:
     """One operator call moved to the CPU."""
 
-    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], to_read: bool = False) -> None:
         self.moved: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tiny, CPU)
         self.hosts: dict[int, torch.Tensor] = {}  # by storage
         self.index = 0
@@ -33,7 +33,7 @@ class _Call:
         # A tensor passed twice is one tensor on the CPU too; a second copy would overwrite the first in `write_back`.
         tiny = list({id(x): x for x in given}.values())
         apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
-        hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces]))
+        hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces], to_read))
         for t, pieces in zip(tiny, apart, strict=True):
             here = [next(hosts) for _ in pieces]
             self.index = t.device.index or 0
@@ -187,6 +187,18 @@ def callable_with_numbers(op: Any, args: Sequence[Any]) -> Any:
 _ASKS_FOR_GRADIENTS = frozenset({torch.ops.aten._sparse_mm_reduce_impl.default})
 
 
+_ATEN = torch.ops.aten
+ONLY_READ = frozenset({
+    _ATEN.sort.default, _ATEN.sort.stable, _ATEN.topk.default, _ATEN.kthvalue.default, _ATEN.median.default,
+    _ATEN.median.dim, _ATEN._unique2.default, _ATEN._unique.default, _ATEN.unique_consecutive.default,
+    _ATEN.unique_dim.default, _ATEN.nonzero.default, _ATEN.bincount.default,
+})  # fmt: skip
+"""Operators that read large tensors on the CPU by design. They get the device's own memory in place of a copy.
+
+Not every operator may: `native_batch_norm` writes its running statistics, and its schema does not say so.
+"""
+
+
 def on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `op` on the CPU, counted by name; raises FallbackError inside `no_fallback`."""
     count_fallback(str(op))
@@ -198,7 +210,7 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
     Raises RuntimeError if a tensor on the CPU would be written with values of the device.
     """
-    call = _Call(args, kwargs)
+    call = _Call(args, kwargs, op in ONLY_READ)
     given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
     if op in _ASKS_FOR_GRADIENTS:
         with torch.enable_grad():

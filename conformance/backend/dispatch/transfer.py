@@ -70,15 +70,17 @@ def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
     return on_host(tensor, host_bytes(lazy))
 
 
-def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def to_host(tensors: Iterable[torch.Tensor], to_read: bool = False) -> list[torch.Tensor]:
     """CPU tensors with the same geometry as these tiny ones, with the same sharing of storages; one schedule for
     all.
+
+    With `to_read` they may share the device's memory, and must not be written.
     """
     tensors = list(tensors)
     storages = {id(c): c for c in (storage_of(t) for t in tensors)}
     if any(lazy.nbytes for lazy in storages.values()):
         flush.flush(storages.values())
-    hosts = {key: host_bytes(lazy).clone() for key, lazy in storages.items()}
+    hosts = {key: host_bytes(lazy) if to_read else host_bytes(lazy).clone() for key, lazy in storages.items()}
     return [on_host(t, hosts[id(storage_of(t))]) for t in tensors]
 
 

@@ -125,12 +125,52 @@ def hosted(name: str) -> Callable[..., Any]:
     return kernel
 
 
+CHUNK = 1 << 22  # elements that `unique` sorts at a time
+COUNTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_unique_at_once = hosted("_unique2")
+
+
+def unique(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """aten::_unique2. The CPU's kernel takes 18 bytes an element beside its results, so many integers with few distinct
+    values are sorted in chunks.
+    """
+    if sorted and self.dtype in COUNTED and self.numel() > CHUNK:
+        host = read_on_host(self).reshape(-1)
+        found = _distinct(host)
+        if found is not None:
+            STATS.host["aten._unique2.default"] += 1
+            values, counts = found
+            inverse = torch.empty(host.numel() if return_inverse else 0, dtype=torch.int64, device="cpu")
+            for part, place in zip(host.split(CHUNK), inverse.split(CHUNK), strict=False) if return_inverse else ():
+                torch.searchsorted(values, part, out=place)
+            inverse = inverse.view(self.shape) if return_inverse else inverse
+            made = values, inverse, counts if return_counts else counts[:0]
+            return tuple(fallback.upload(x, self.device.index or 0) for x in made)
+    result: tuple[torch.Tensor, ...] = _unique_at_once(self, sorted, return_inverse, return_counts)
+    return result
+
+
+def _distinct(host: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(distinct elements in order, int64 number of each); None for so many that chunks would save no memory."""
+    values, counts = host[:0], torch.zeros(0, dtype=torch.int64, device="cpu")
+    for part in host.split(CHUNK):
+        more, numbers = part.unique(return_counts=True)
+        values, place = torch.cat([values, more]).unique(return_inverse=True)
+        counts = torch.zeros_like(values, dtype=torch.int64).index_add_(0, place, torch.cat([counts, numbers]))
+        if 2 * len(values) > CHUNK:
+            return None
+    return values, counts
+
+
 HOSTED = ("nonzero", "nonzero.out", "nonzero_static", "nonzero_static.out",
-          "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+          "_unique", "unique_dim", "unique_consecutive", "bincount",
           "repeat_interleave.Tensor")  # fmt: skip
 
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: hosted(name) for name in HOSTED},
+    "_unique2": unique,
     "index.Tensor": _accepting_masks("index.Tensor", "index.Tensor"),
     "index.Tensor_out": _accepting_masks("index.Tensor", "index.Tensor_out"),
     "_unsafe_index.Tensor": _accepting_masks("_unsafe_index.Tensor", "_unsafe_index.Tensor"),

@@ -1,14 +1,17 @@
 """Scans along a dimension: running sums, products, extremes and log-sum-exps.
 
-A running extreme is one running maximum of order keys with the position packed below.
+A running extreme is one running maximum of order keys with the position packed below. Sums and products of long lines
+run as a loop: tinygrad's scan in two stages takes a number of steps that grows with the square of the length, and holds
+all partial results.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from tinygrad.dtype import dtypes
+from tinygrad.dtype import DType, dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
@@ -16,6 +19,8 @@ from ..dispatch import fallback
 from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
+from ..runtime import memory
+from ..runtime.loop_kernels import Array, Program, kernel
 from . import order
 
 
@@ -23,30 +28,44 @@ def _running(x: UOp, dim: int, op: Ops) -> UOp:
     return x.contiguous()._split_cumalu(dim, op)
 
 
-def _lines(ctx: Context, x: UOp, dim: int) -> tuple[UOp, int]:
-    """(x in the dtype to accumulate in, dim): a 0-d value becomes a vector, integers use int64 and wrap.
+LONG = 1 << 20  # least length of a line that runs as a loop
+
+
+def _accumulated(ctx: Context, x: UOp, dim: int, op: Ops) -> UOp:
+    """The running sum or product, in the dtype that the CPU accumulates in; integers use int64 and wrap.
 
     The CPU accumulates float32 in float64, and 16-bit floats in float32 (ATen's AccumulateType.h).
     """
     dtype = ctx.out.computed
     wide = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64
-    x = cast(x, dtype).contiguous()  # before widening, because a buffer is contiguous already
     x = x.reshape((1,)) if x.ndim == 0 else x
-    return cast(x, wide), dim % x.ndim
+    dim %= x.ndim
+    if x.shape[dim] < LONG or not memory.host_addressable(ctx.device):
+        x = cast(x, dtype).contiguous()  # before widening, because a buffer is contiguous already
+        return cast(x, wide)._split_cumalu(dim, op).reshape(ctx.out.size)
+    lines = tuple(int(n) for n in (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])))
+    return kernel(_scan, [(lines, dtype)], [x.reshape(lines)], ctx.device, op, dtype, wide)[0].reshape(ctx.out.size)
+
+
+def _scan(p: Program, result: Array, x: Array, op: Ops, dtype: DType, wide: DType) -> None:
+    for outer in p.loop(x.shape[0]):
+        for inner in p.loop(x.shape[2]):
+            total = p.local(wide, 0 if op is Ops.ADD else 1)
+            for place in p.loop(x.shape[1]):
+                total[0] = total[0].alu(op, cast(cast(x[outer, place, inner], dtype), wide))
+                result[outer, place, inner] = cast(total[0], result.dtype)
 
 
 @value("cumsum", deferrable=True)
 def cumsum(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running sum."""
-    x, dim = _lines(ctx, x, dim)
-    return x._split_cumalu(dim, Ops.ADD).reshape(ctx.out.size)
+    return _accumulated(ctx, x, dim, Ops.ADD)
 
 
 @value("cumprod", deferrable=True)
 def cumprod(ctx: Context, x: UOp, dim: int, **_: Any) -> UOp:
     """The running product."""
-    x, dim = _lines(ctx, x, dim)
-    return x._split_cumalu(dim, Ops.MUL).reshape(ctx.out.size)
+    return _accumulated(ctx, x, dim, Ops.MUL)
 
 
 def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
