@@ -10,7 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,13 +34,13 @@ class Flag:
     """One flag: its group, its help, and the other arguments of `add_argument`. The help may name the command's usual
     value as `{usual}`."""
 
-    group: str
     help: str
     also: Sequence[str] = ()
     """Further spellings of the flag."""
     arguments: Mapping[str, Any] | None = None
     values: Callable[[], str] | None = None
     """Returns the known values, which the help appends. Called only if the command takes the flag."""
+    group: str = ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -173,168 +173,132 @@ _FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
 _SECONDS: Mapping[str, Any] = {"type": positive, "metavar": "SECONDS"}
 _SWITCH: Mapping[str, Any] = {"action": "store_true"}
 
-FLAGS: Mapping[str, Flag] = {
-    # target
-    "target": Flag(
-        "target",
-        "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a profile "
-        "FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, decompositions, "
-        "aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
-        f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
-    ),
-    "oracle": Flag("target", "judge without torch CPU, by relations: metamorphic", arguments=_value(oracle, "NAME")),
-    "env": Flag(
-        "target",
-        "environment variable that is set before anything is imported; may be repeated",
-        arguments=_many("K=V"),
-    ),
-    # what to run
-    "all": Flag("what to run", "also the accuracy and the sizes of operators, and recorded models", arguments=_SWITCH),
-    "seed": Flag(
-        "what to run", "the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}
-    ),
-    "programs": Flag("what to run", "number of programs (default: {usual})", arguments=_value(natural, "K")),
-    "steps": Flag(
-        "what to run", "number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")
-    ),
-    "only": Flag("what to run", "only these step families, beside views; may be repeated", arguments=_many("FAMILY")),
-    "without": Flag("what to run", "not these step families; may be repeated", arguments=_many("FAMILY")),
-    "families": Flag("what to run", "list the step families, and run nothing", arguments=_SWITCH),
-    "corpus": Flag("what to run", "saved programs that run first", arguments=_value(Path, "DIR")),
-    "op": Flag("what to run", "only operators with this name; may be repeated", arguments=_many("GLOB")),
-    "dtype": Flag("what to run", "only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),
-    "variant": Flag(
-        "what to run", "only these variants, or all (default: {usual}): {values}", arguments=_list_of("A,B")
-    ),
-    "layout": Flag(
-        "what to run",
-        "only these layouts of the inputs, or all (default: {usual}): {values}",
-        arguments=_list_of("A,B"),
-        values=lambda: ", ".join(LAYOUTS),
-    ),
-    "samples": Flag(
-        "what to run", "number of samples of an operator (default: {usual})", arguments={"metavar": "N|all"}
-    ),
-    "like": Flag("what to run", "operator of op_db that gives samples and tolerances", arguments={"metavar": "NAME"}),
-    "reference": Flag("what to run", "slow, right version of the operator", arguments={"metavar": "MODULE:NAME"}),
-    "inputs": Flag("what to run", "description of its inputs", arguments=_FILE),
-    "checks": Flag("what to run", "only these checks, or all (default: {usual})", arguments=_list_of("A,B")),
-    "exclude": Flag(
-        "what to run", "check that is not judged, and why; may be repeated", arguments=_many("CHECK=REASON")
-    ),
-    "batch": Flag("what to run", "dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
-    "every": Flag(
-        "what to run", "only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)
-    ),
-    "divergence": Flag(
-        "what to run", "also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH
-    ),
-    "training-steps": Flag(
-        "what to run",
-        "only these steps of the script's optimizers, counted from 1 (default: all)",
-        arguments=_value(steps_range, "MIN..MAX"),
-    ),
-    "suite": Flag("what to run", "a set of dtypes and variants by name: {values}"),
-    "class": Flag(
-        "what to run", "only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}
-    ),
-    "scale": Flag("what to run", "sizes of the tensors: {values} (default: {usual})", arguments={"default": "large"}),
-    "fault": Flag("what to run", "only this planted fault; may be repeated", arguments=_many("NAME")),
-    "plain": Flag("what to run", "draw without bias", arguments=_SWITCH),
-    "model": Flag(
-        "what to run",
-        "only the calls of this recorded model; may be repeated (default: {usual})",
-        arguments=_many("NAME"),
-    ),
-    "calls": Flag("what to run", "recorded calls (default: {usual})", arguments=_FILE),
-    "shard": Flag(
-        "what to run", "only the i-th of n parts, for a matrix of machines", arguments=_value(shard, "i/n", (1, 1))
-    ),
-    "replay": Flag("what to run", "run a finding again: {usual}", arguments={"metavar": "FILE"}),
-    "minimize": Flag("what to run", "make the failing program in a JSON file smaller", arguments=_FILE),
-    "also-on": Flag(
-        "what to run",
-        "run the scripts of the findings under this Python too, whose torch may be another, and name the versions that "
-        "show them; may be repeated",
-        arguments=_many("PYTHON"),
-    ),
-    "results": Flag(
-        "what to run",
-        "measure these results of earlier campaigns, and run none; may be repeated",
-        arguments=_many("FILE", type=Path),
-    ),
-    "resume": Flag("what to run", "go on where the same run in --reports stopped", arguments=_SWITCH),
-    "stop-at-first-failure": Flag("what to run", "end with the first finding that is not declared", arguments=_SWITCH),
-    "rerun-failures": Flag(
-        "what to run", "run a failure again, up to N times (default: 0)", arguments=_value(natural, "N", 0)
-    ),
-    # limits
-    "minutes": Flag(
-        "limits",
-        "end after this time, which includes loading the target, shrinking and running scripts (default: {usual})",
-        arguments=_value(positive, "M"),
-    ),
-    "limit": Flag(
-        "limits",
-        "time of one program, case or trial (default: the profile's, else {usual})",
-        also=("--timeout",),
-        arguments=_SECONDS,
-    ),
-    "compile-limit": Flag(
-        "limits",
-        "time of building kernels, in addition to --limit: in the first run of an operator on its dtypes, and always "
-        f"on a compiler or a lazy device (default: the profile's, else {COMPILE_LIMIT:g})",
-        arguments=_SECONDS,
-    ),
-    "memory": Flag(
-        "limits",
-        "memory of a worker; more is a finding (default: the profile's, else {usual})",
-        arguments=_value(positive, "GIB"),
-    ),
-    "starting": Flag("limits", f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),
-    "check-scripts": Flag(
-        "limits",
-        "time in which scripts of findings are run before they are listed, 0 for none (default: {usual})",
-        arguments=_value(zero_or_more, "SECONDS"),
-    ),
-    # output
-    "reports": Flag(
-        "output", "folder of the results (default: reports)", arguments=_value(Path, "DIR", Path("reports"))
-    ),
-    "expectations": Flag("output", "declarations of known failures (default: {usual})", arguments=_FILE),
-    "update-expectations": Flag("output", "declare the failures of this run in that file", arguments=_SWITCH),
-    "baseline": Flag("output", "earlier results to compare with (default: {usual})", arguments=_FILE),
-    "update-baseline": Flag("output", "write this run to the baseline", arguments=_SWITCH),
-    "kernels": Flag(
-        "output", "earlier kernel counts of programs; a higher count is a finding (default: {usual})", arguments=_FILE
-    ),
-    "record-kernels": Flag(
-        "output", "write the kernel counts of this run to that file, and compare none", arguments=_SWITCH
-    ),
-    "workloads": Flag("output", "kernel counts of whole workloads, to compare as well", arguments=_FILE),
-    "fail-on-torch-bugs": Flag(
-        "output",
-        "fail also for findings that compile:eager or compile:aot_eager show without the backend",
-        arguments=_SWITCH,
-    ),
-    "output": Flag("output", "the profile (default: {usual})", arguments=_FILE),
-    "force": Flag("output", "replace an existing file", arguments=_SWITCH),
-    # distribution
-    "jobs": Flag(
-        "distribution", "worker processes (default: {usual})", also=("-n",), arguments=_value(at_least_one, "N", 1)
-    ),
-    "pool": Flag(
-        "distribution",
-        "place of the workers: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's address "
-        "(default: local)",
-        arguments={"default": "local", "metavar": "ADDRESS"},
-    ),
-    "per-worker": Flag(
-        "distribution",
-        "resources of a Ray cluster for each worker, as CPU=1,GPU=1,NAME=1 (default: CPU=1)",
-        arguments=_value(resources, "NAME=N[,..]", (("CPU", 1.0),)),
-    ),
+_BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
+    "target": {
+        "target": Flag(
+            "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a "
+            "profile FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, "
+            "decompositions, aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
+            f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})"
+        ),
+        "oracle": Flag("judge without torch CPU, by relations: metamorphic", arguments=_value(oracle, "NAME")),
+        "env": Flag(
+            "environment variable that is set before anything is imported; may be repeated", arguments=_many("K=V")
+        ),
+    },
+    "what to run": {
+        "all": Flag("also the accuracy and the sizes of operators, and recorded models", arguments=_SWITCH),
+        "seed": Flag("the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}),
+        "programs": Flag("number of programs (default: {usual})", arguments=_value(natural, "K")),
+        "steps": Flag("number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")),
+        "only": Flag("only these step families, beside views; may be repeated", arguments=_many("FAMILY")),
+        "without": Flag("not these step families; may be repeated", arguments=_many("FAMILY")),
+        "families": Flag("list the step families, and run nothing", arguments=_SWITCH),
+        "corpus": Flag("saved programs that run first", arguments=_value(Path, "DIR")),
+        "op": Flag("only operators with this name; may be repeated", arguments=_many("GLOB")),
+        "dtype": Flag("only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),
+        "variant": Flag("only these variants, or all (default: {usual}): {values}", arguments=_list_of("A,B")),
+        "layout": Flag(
+            "only these layouts of the inputs, or all (default: {usual}): {values}",
+            arguments=_list_of("A,B"),
+            values=lambda: ", ".join(LAYOUTS),
+        ),
+        "samples": Flag("number of samples of an operator (default: {usual})", arguments={"metavar": "N|all"}),
+        "like": Flag("operator of op_db that gives samples and tolerances", arguments={"metavar": "NAME"}),
+        "reference": Flag("slow, right version of the operator", arguments={"metavar": "MODULE:NAME"}),
+        "inputs": Flag("description of its inputs", arguments=_FILE),
+        "checks": Flag("only these checks, or all (default: {usual})", arguments=_list_of("A,B")),
+        "exclude": Flag("check that is not judged, and why; may be repeated", arguments=_many("CHECK=REASON")),
+        "batch": Flag("dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
+        "every": Flag("only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)),
+        "divergence": Flag("also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH),
+        "training-steps": Flag(
+            "only these steps of the script's optimizers, counted from 1 (default: all)",
+            arguments=_value(steps_range, "MIN..MAX"),
+        ),
+        "suite": Flag("a set of dtypes and variants by name: {values}"),
+        "class": Flag("only rows of these classes: {values}", arguments={"dest": "classes", **_list_of("A,B")}),
+        "scale": Flag("sizes of the tensors: {values} (default: {usual})", arguments={"default": "large"}),
+        "fault": Flag("only this planted fault; may be repeated", arguments=_many("NAME")),
+        "plain": Flag("draw without bias", arguments=_SWITCH),
+        "model": Flag(
+            "only the calls of this recorded model; may be repeated (default: {usual})", arguments=_many("NAME")
+        ),
+        "calls": Flag("recorded calls (default: {usual})", arguments=_FILE),
+        "shard": Flag("only the i-th of n parts, for a matrix of machines", arguments=_value(shard, "i/n", (1, 1))),
+        "replay": Flag("run a finding again: {usual}", arguments={"metavar": "FILE"}),
+        "minimize": Flag("make the failing program in a JSON file smaller", arguments=_FILE),
+        "also-on": Flag(
+            "run the scripts of the findings under this Python too, whose torch may be another, and name the versions "
+            "that show them; may be repeated",
+            arguments=_many("PYTHON"),
+        ),
+        "results": Flag(
+            "measure these results of earlier campaigns, and run none; may be repeated",
+            arguments=_many("FILE", type=Path),
+        ),
+        "resume": Flag("go on where the same run in --reports stopped", arguments=_SWITCH),
+        "stop-at-first-failure": Flag("end with the first finding that is not declared", arguments=_SWITCH),
+        "rerun-failures": Flag("run a failure again, up to N times (default: 0)", arguments=_value(natural, "N", 0)),
+    },
+    "limits": {
+        "minutes": Flag(
+            "end after this time, which includes loading the target, shrinking and running scripts (default: {usual})",
+            arguments=_value(positive, "M"),
+        ),
+        "limit": Flag(
+            "time of one program, case or trial (default: the profile's, else {usual})",
+            also=("--timeout",),
+            arguments=_SECONDS,
+        ),
+        "compile-limit": Flag(
+            "time of building kernels, in addition to --limit: in the first run of an operator on its dtypes, and "
+            "always "
+            f"on a compiler or a lazy device (default: the profile's, else {COMPILE_LIMIT:g})",
+            arguments=_SECONDS,
+        ),
+        "memory": Flag(
+            "memory of a worker; more is a finding (default: the profile's, else {usual})",
+            arguments=_value(positive, "GIB"),
+        ),
+        "starting": Flag(f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),
+        "check-scripts": Flag(
+            "time in which scripts of findings are run before they are listed, 0 for none (default: {usual})",
+            arguments=_value(zero_or_more, "SECONDS"),
+        ),
+    },
+    "output": {
+        "reports": Flag("folder of the results (default: reports)", arguments=_value(Path, "DIR", Path("reports"))),
+        "expectations": Flag("declarations of known failures (default: {usual})", arguments=_FILE),
+        "update-expectations": Flag("declare the failures of this run in that file", arguments=_SWITCH),
+        "baseline": Flag("earlier results to compare with (default: {usual})", arguments=_FILE),
+        "update-baseline": Flag("write this run to the baseline", arguments=_SWITCH),
+        "kernels": Flag(
+            "earlier kernel counts of programs; a higher count is a finding (default: {usual})", arguments=_FILE
+        ),
+        "record-kernels": Flag("write the kernel counts of this run to that file, and compare none", arguments=_SWITCH),
+        "workloads": Flag("kernel counts of whole workloads, to compare as well", arguments=_FILE),
+        "fail-on-torch-bugs": Flag(
+            "fail also for findings that compile:eager or compile:aot_eager show without the backend", arguments=_SWITCH
+        ),
+        "output": Flag("the profile (default: {usual})", arguments=_FILE),
+        "force": Flag("replace an existing file", arguments=_SWITCH),
+    },
+    "distribution": {
+        "jobs": Flag("worker processes (default: {usual})", also=("-n",), arguments=_value(at_least_one, "N", 1)),
+        "pool": Flag(
+            "place of the workers: local, ray (one that ends with the command), ray://HOST:PORT, or a cluster's "
+            "address (default: local)",
+            arguments={"default": "local", "metavar": "ADDRESS"},
+        ),
+        "per-worker": Flag(
+            "resources of a Ray cluster for each worker, as CPU=1,GPU=1,NAME=1 (default: CPU=1)",
+            arguments=_value(resources, "NAME=N[,..]", (("CPU", 1.0),)),
+        ),
+    },
 }
+
+FLAGS = {name: replace(flag, group=group) for group, flags in _BY_GROUP.items() for name, flag in flags.items()}
 
 PLACE = ("jobs", "pool", "per-worker", "starting")
 LIMITS = ("limit", "compile-limit", "memory")
