@@ -25,7 +25,7 @@ from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.shrinking import RemoteShrinker, Shrinker
-from conformance.sources.fuzzing.worker import NOTHING, Finding, Result
+from conformance.sources.fuzzing.worker import NOTHING, FailingProgram, ShardResult
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""
@@ -64,12 +64,15 @@ class Simulated(Pool):
             (shard,) = task.args
             numbers = range(shard.first, shard.first + shard.count)
             findings = [
-                Finding("FAIL", 0, number, f"value / op {number // FAILING % CAUSES}", NOTHING)
+                FailingProgram("FAIL", 0, number, f"value / op {number // FAILING % CAUSES}", NOTHING)
                 for number in numbers
                 if number % FAILING == 0
             ]
             cells = Counter({("view", "window", f"dtype {number % 300}"): 1 for number in numbers})
-            yield task, Done(Result(shard.count, 6 * shard.count, cells=cells, done=shard.count, findings=findings))
+            yield (
+                task,
+                Done(ShardResult(shard.count, 6 * shard.count, cells=cells, done=shard.count, findings=findings)),
+            )
 
     def ask(
         self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf

@@ -41,7 +41,7 @@ from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
 from conformance.sources.fuzzing.results import evidence
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch
 
@@ -80,7 +80,7 @@ class Campaign:
     target: str
     programs: int
     seconds: float
-    findings: Sequence[tuple[Finding, int]]
+    findings: Sequence[tuple[FailingProgram, int]]
 
 
 def read(path: Path) -> Campaign:
@@ -97,11 +97,11 @@ def read(path: Path) -> Campaign:
         data = json.loads(saved.read_text(encoding="utf-8"))
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
-                found.append((Finding.from_json(data), min(data["numbers"])))
+                found.append((FailingProgram.from_json(data), min(data["numbers"])))
     return Campaign(run.target, run.drawn.programs, run.seconds, found)
 
 
-def _of_cases(run: Run) -> Iterator[tuple[Finding, int]]:
+def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int]]:
     """Yield the failures of op_db's cases as findings, each with the number of its case. Only failures of a property
     that a bug of the index has on this target count."""
     from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
@@ -117,10 +117,10 @@ def _of_cases(run: Run) -> Iterator[tuple[Finding, int]]:
             mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
             kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
             for program in programs_of(case, failure, target)[0]:
-                yield Finding(kind, 0, number, case.id, program, (mismatch,), 1, seen, op), number
+                yield FailingProgram(kind, 0, number, case.id, program, (mismatch,), 1, seen, op), number
 
 
-def with_culprit(finding: Finding, target: Target) -> Finding:
+def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     """Return the finding with its culprit. A finding of an earlier version, or one that time did not suffice for, has
     none, and its program runs here."""
     if finding.culprit or finding.kind != FAIL or not isinstance(target, Layered) or not finding.mismatches:
@@ -147,7 +147,7 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
             yield Row(bug.number, bug.title, bug.targets[0], status)
 
 
-def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, Finding, str]]:
+def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:
     """The pairs of a bug and a finding that match: the bug's number, the first program, the finding, and why."""
     if not any(campaign.target in bug.targets for bug in measured):
         return []

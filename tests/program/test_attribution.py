@@ -19,7 +19,7 @@ from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.patterns import LESS_PRECISE
 from conformance.selftest.mutants import MutantTarget
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
 PLANTED = Path(__file__).parents[1] / "planted"
@@ -96,9 +96,9 @@ class TestPattern:
     def test_of_a_culprit(self, detail: str, op: str, blamed: str, pattern: str) -> None:
         """Findings of one culprit are one cause. Values that are only less precise are one already."""
         wrong = Mismatch("value", "b", "1.0", "7.0", detail)
-        found = Finding("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
+        found = FailingProgram("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
         assert found.pattern == pattern
-        assert Finding.from_json(found.to_json()).pattern == pattern
+        assert FailingProgram.from_json(found.to_json()).pattern == pattern
         assert replace(found, kind="FLAKY").pattern == f"flaky: {pattern}"
 
 

@@ -22,7 +22,7 @@ from conformance.program.steps.op import Step, definitions_of, tensor
 from conformance.program.verdict import judge_program
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.worker import Finding, ended
+from conformance.sources.fuzzing.worker import FailingProgram, ended
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MARKER, bare, judged, own_part
 from tests.planted import liars
@@ -145,7 +145,7 @@ class TestFirstScreen:
         text = script(finding.program, load_target("cpu"), (), (), finding.step, finding.death())
         said = f"CRASH at {finding.op}: the device killed its process with SIGSEGV (signal 11)"
         assert text.startswith(f'"""{said}"""')
-        assert Finding.from_json(finding.to_json()) == finding
+        assert FailingProgram.from_json(finding.to_json()) == finding
 
     def test_what_is_carried_is_one_text(self):
         """The comparison code is the same in every script, so that there is only one judge. Its last line has the

@@ -17,7 +17,7 @@ from conformance.record.finding import FAIL, FLAKY
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.worker import Finding, confirmed, shrink
+from conformance.sources.fuzzing.worker import FailingProgram, confirmed, shrink
 from conformance.standalone.moving import map_tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.targets.cpu import CpuTarget
@@ -124,7 +124,7 @@ class TestShrinking:
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: TwoFaults())
         made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
         verdict = judge_program(made, TwoFaults())
-        found = Finding(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
+        found = FailingProgram(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
         small = shrink("two faults", found, 60)
         assert [step.op for step in small.program.steps] == ["fill_"]
         assert small.group.startswith("value / fill_ / ")
@@ -150,7 +150,7 @@ class TestShrinking:
             (Step(op, (tensor("a"),)),),
         )
         verdict = judge_program(made, Faulty().plant(spoilt, lambda call: call.first))
-        small = shrink("lost", Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
+        small = shrink("lost", FailingProgram(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
         assert small.group.startswith(f"value / {left} / ")
 
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
@@ -164,7 +164,7 @@ class TestShrinking:
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
         verdict = judge_program(made, Faulty().plant("fill_", fails))
-        found = Finding(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
+        found = FailingProgram(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
         small = shrink("an error", found, 60)
         assert small.group == "error / RuntimeError: no such memory"
         assert small.program.inputs[0].offset == 1
@@ -204,7 +204,9 @@ class TestVanished:
     """A failure that disappears in a second run of the program, or of its prefixes, has no first bad step."""
 
     PROGRAM = program(FILL, Step("add_", (tensor("a"), 1)))
-    SAVED = Finding(FAIL, 0, 0, "as drawn", program(FILL, *PROGRAM.steps), (Mismatch("value", "a", "8", "9", ""),))
+    SAVED = FailingProgram(
+        FAIL, 0, 0, "as drawn", program(FILL, *PROGRAM.steps), (Mismatch("value", "a", "8", "9", ""),)
+    )
 
     @staticmethod
     def target() -> Faulty:

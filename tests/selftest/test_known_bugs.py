@@ -18,7 +18,7 @@ from conformance.record.upstream import DECISIVE, SETTING, bugs
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
 WITH_REPRO = [bug for bug in bugs() if bug.repro]
@@ -26,11 +26,11 @@ EXPAND = Step("expand", (tensor("a"), [4, 3]), out=("b",))
 WRONG = (Mismatch("value", "b", "2.0", "8.0"),)
 
 
-def finding(*steps: Step) -> Finding:
+def finding(*steps: Step) -> FailingProgram:
     """A finding of AOTAutograd with a wrong value."""
     program = Program((Storage("float32", 3),), (Input("a", 0, "float32", (3,), (1,)),), steps)
     known = {"property": "value", "op": "expand", "culprit": "AOTAutograd"}
-    return Finding("FAIL", 0, 40, "value / fill_", program, WRONG, len(steps), **known)  # type: ignore[arg-type]
+    return FailingProgram("FAIL", 0, 40, "value / fill_", program, WRONG, len(steps), **known)  # type: ignore[arg-type]
 
 
 WRITTEN = finding(EXPAND, Step("fill_", (tensor("b"), 2)))
@@ -48,7 +48,7 @@ def reports(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def save(reports: Path, one: Finding, campaign: str = "mine", shrunk: bool = True) -> None:
+def save(reports: Path, one: FailingProgram, campaign: str = "mine", shrunk: bool = True) -> None:
     data = {**one.to_json(), "target": "aot_eager", "campaign": campaign, "numbers": [71, 47], "shrunk": shrunk}
     (reports / "failures" / f"{one.number}-{campaign}.json").write_text(json.dumps(data))
 

@@ -32,7 +32,7 @@ from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Shrinker
-from conformance.sources.fuzzing.worker import Finding, Result
+from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
 
 PROGRESS = 5
 """Schema version of the progress file."""
@@ -61,12 +61,12 @@ class Group:
     """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
     signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
 
-    finding: Finding
+    finding: FailingProgram
     numbers: set[int]
     found_as: set[str]
     shrunk: bool = False
     elsewhere: dict[str, str] = field(default_factory=dict)
-    """Result of the program on each target related to the target under test."""
+    """ShardResult of the program on each target related to the target under test."""
     masked: set[int] = field(default_factory=set)
     """Numbers of programs with later steps that are not judged because of this difference."""
     alone: str = NOT_RUN
@@ -79,7 +79,7 @@ class Campaign:
 
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
-    result: Result = field(default_factory=Result)
+    result: ShardResult = field(default_factory=ShardResult)
     groups: list[Group] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
@@ -318,7 +318,7 @@ class Campaign:
             if data["schema"] != PROGRESS:
                 raise ValueError("it is of another version")
             identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
-            self.result = Result.from_json(data["result"])
+            self.result = ShardResult.from_json(data["result"])
             self.unfinished = {first: Shard(self.plan, first, count, self.name) for first, count in data["unfinished"]}
             self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -331,11 +331,11 @@ class Campaign:
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                 "steps, corpus, shard and torch that it was started with"
             )
-        untaken: list[Finding] = []
+        untaken: list[FailingProgram] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
                 found = json.loads(saved.read_text(encoding="utf-8"))
-                finding = Finding.from_json(found)
+                finding = FailingProgram.from_json(found)
             except (OSError, ValueError, KeyError, TypeError, ProgramError):
                 continue  # not of a campaign: a program that a user put there
             if saved.name.startswith(f"found-{self.name}-"):
@@ -351,13 +351,13 @@ class Campaign:
     def _enough(self) -> bool:
         return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.groups))
 
-    def _take(self, result: Result) -> None:
+    def _take(self, result: ShardResult) -> None:
         found, result.findings = result.findings, []
         self.result.add(result)
         for finding in found:
             self.add(finding)
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: FailingProgram) -> None:
         """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
         finding with the lowest program number, in whatever order findings arrive."""
         alike = (one for one in self.groups if one.finding.layer == finding.layer)
@@ -414,7 +414,7 @@ class Campaign:
                 path.with_suffix(".json").unlink(missing_ok=True)
         self.tell(self)
 
-    def _of_cause(self, finding: Finding) -> Group | None:
+    def _of_cause(self, finding: FailingProgram) -> Group | None:
         """The shrunk group with this finding's cause, if there is one."""
         cause = finding.cause()
         return next((one for one in self.groups if cause and one.shrunk and one.finding.cause() == cause), None)

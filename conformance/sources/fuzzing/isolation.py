@@ -25,7 +25,7 @@ from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime,
 from conformance.run.pool import PRELOAD
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
-from conformance.sources.fuzzing.worker import DEATHS, MOST_PARTS, NOTHING, Finding, Result
+from conformance.sources.fuzzing.worker import DEATHS, MOST_PARTS, NOTHING, FailingProgram, ShardResult
 from conformance.sources.programs.progress import Progress
 
 TO_ANSWER = 1.0
@@ -60,7 +60,7 @@ class Workers(PlacedPool):
         shard = replace(shard, hang=self.hang)
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
-    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, Result, Shard | None]]:
+    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, ShardResult, Shard | None]]:
         """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
         Raises TargetError if no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
@@ -81,9 +81,9 @@ class Workers(PlacedPool):
             rest = replace(shard, first=shard.first + result.done, count=shard.count - result.done, behind=behind)
             yield shard, result, rest if rest.count else None
 
-    def run(self, shard: Shard) -> Result:
+    def run(self, shard: Shard) -> ShardResult:
         """Run one shard to its end, in a new worker after each death."""
-        whole = Result()
+        whole = ShardResult()
         self.begin(shard)
         for _, result, rest in self.results():
             whole.add(result)
@@ -102,7 +102,7 @@ class Workers(PlacedPool):
         except ProgramError:  # a program without a meaning on torch CPU shows nothing
             return ""
 
-    def shows(self, finding: Finding, until: float = math.inf) -> bool:
+    def shows(self, finding: FailingProgram, until: float = math.inf) -> bool:
         """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
@@ -118,14 +118,14 @@ class Workers(PlacedPool):
             return True
 
     @staticmethod
-    def _same(finding: Finding) -> frozenset[ExitReason]:
+    def _same(finding: FailingProgram) -> frozenset[ExitReason]:
         """Return the deaths of a worker that count as the finding; none for a finding that ends no worker."""
         kind = finding.kind
         return frozenset(map(ExitReason, {kind, CRASH if kind == MEMORY else kind})) if kind in DEATHS else frozenset()
 
     def shrink(
-        self, finding: Finding, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
-    ) -> Finding:
+        self, finding: FailingProgram, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
+    ) -> FailingProgram:
         """Return the finding on the smallest program found by `until` (seconds since the epoch). A death that does not
         repeat is FLAKY; `fresh` provides a fresh worker for this check. If a smaller program ends the worker, another
         one goes on. Raises errors of the harness itself."""
@@ -143,13 +143,13 @@ class Workers(PlacedPool):
             small = self.ask(worker.attributed, self.target, small, early, seconds=seconds, until=until)
         return small
 
-    def _smallest(self, finding: Finding, trials: int, until: float) -> Finding:
+    def _smallest(self, finding: FailingProgram, trials: int, until: float) -> FailingProgram:
         """Return the finding on the smallest program that workers find, one after the other."""
         same, progress, last = self._same(finding), Progress(), time.time() + 60 + trials * 10.0
         while not progress.over and time.time() < last:
             given = (self.target, finding, trials, until - TO_ANSWER, progress, self.hang)
             try:
-                small: Finding = self.ask(worker.shrink, *given, seconds=last - time.time(), until=until)
+                small: FailingProgram = self.ask(worker.shrink, *given, seconds=last - time.time(), until=until)
                 return small
             except OutOfTime:
                 break
@@ -161,7 +161,9 @@ class Workers(PlacedPool):
             return finding
         return worker.died_of(finding, Program.from_json(json.loads(progress.best)))
 
-    def confirm(self, finding: Finding, small: Finding, fresh: FreshWorkers, trials: int, until: float) -> Finding:
+    def confirm(
+        self, finding: FailingProgram, small: FailingProgram, fresh: FreshWorkers, trials: int, until: float
+    ) -> FailingProgram:
         """Return the smaller finding if it fails in a fresh worker too.
 
         Otherwise run the original program in a fresh worker. If it passes there, return it as FLAKY. If it fails,
@@ -213,20 +215,20 @@ class FreshWorkers:
                 pass
             yield taken
 
-    def show(self, finding: Finding, until: float = math.inf) -> bool:
+    def show(self, finding: FailingProgram, until: float = math.inf) -> bool:
         """Whether a fresh worker fails on a finding's program as before."""
         with self.taken(until) as clean:
             return clean.shows(finding, until)
 
 
-def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | None]:
+def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind | None]:
     """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
     a finding for the program that ended the worker."""
     kind, number, note, behind = str(death.reason), shard.first, death.note, None
 
-    def before(op: str) -> Finding:
+    def before(op: str) -> FailingProgram:
         word = kind.lower()
-        return Finding(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
+        return FailingProgram(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
 
     finding = before("starting")
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
@@ -243,15 +245,15 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[Result, Behind | No
         unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)
         ran_before = number - 1 if number > shard.first else None
         finding = replace(finding, before=ran_before, said=death.said, part=part, unjudged=unjudged)
-    left = Result(done=number - shard.first + (behind is None))
+    left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)
     left.findings = [*found_by(shard, shard.first, number + 1), finding]
     return left, behind
 
 
-def found_by(shard: Shard, first: int, end: int) -> Iterator[Finding]:
+def found_by(shard: Shard, first: int, end: int) -> Iterator[FailingProgram]:
     """Yield the findings that a shard left on disk for the programs from `first` to before `end`."""
     for number in range(first, end):
         for path in filter(Path.exists, (shard.found(number, part) for part in range(MOST_PARTS))):
-            yield Finding.from_json(json.loads(path.read_text(encoding="utf-8")))
+            yield FailingProgram.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -32,9 +32,9 @@ from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
 from conformance.sources.fuzzing.results import parts, replayed, result_of
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 
-Rerun = Callable[[Path], tuple[Finding | None, str]]
+Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
 
 MINIMIZE_TRIALS = 1000
 """Number of smaller programs that `--minimize` tries."""
@@ -71,7 +71,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
     with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, limits, place=place) as workers:
         workers.load()
 
-        def rerun(path: Path) -> tuple[Finding | None, str]:
+        def rerun(path: Path) -> tuple[FailingProgram | None, str]:
             plan = Plan(spec, reports=Path(notes), corpus=(str(path),), kernels=kernels)
             result = workers.run(Shard(plan, -1, 1))
             finding = result.findings[0] if result.findings else None
@@ -115,7 +115,7 @@ def replay_folder(folder: Path, args: argparse.Namespace, limits: Limits) -> int
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
     known = read(file)
     refuse(check(known, FINDINGS, parts()))
-    found: list[tuple[Finding, str]] = []
+    found: list[tuple[FailingProgram, str]] = []
     lines: list[Replayed] = []
     with replaying(args, limits) as (_, rerun):
         for path in paths:
@@ -148,7 +148,7 @@ def _minimal(path: Path, args: argparse.Namespace) -> Path:
     return Path(args.reports) / "failures" / f"{path.stem}-minimal.json"
 
 
-def _replayed(path: Path, args: argparse.Namespace, finding: Finding | None, lacks: str) -> Replayed:
+def _replayed(path: Path, args: argparse.Namespace, finding: FailingProgram | None, lacks: str) -> Replayed:
     steps = f"all {len(read_program(path).steps)} steps"
     if finding is None:
         return Replayed(str(path), args.target, steps, lacks=lacks)

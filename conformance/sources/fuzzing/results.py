@@ -42,7 +42,7 @@ from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
 from conformance.sources.fuzzing.plan import HANGS
-from conformance.sources.fuzzing.worker import SAME, Finding
+from conformance.sources.fuzzing.worker import SAME, FailingProgram
 
 if TYPE_CHECKING:
     from conformance.sources.fuzzing.campaign import Campaign, Group
@@ -73,7 +73,7 @@ def parts() -> dict[str, tuple[str, ...]]:
     }
 
 
-def result_of(finding: Finding, script: str = "", **more: object) -> Result:
+def result_of(finding: FailingProgram, script: str = "", **more: object) -> Result:
     """A finding as a result. `more` holds fields of the model's finding."""
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
@@ -91,12 +91,12 @@ def result_of(finding: Finding, script: str = "", **more: object) -> Result:
     return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
 
 
-def _ended(finding: Finding) -> str:
+def _ended(finding: FailingProgram) -> str:
     """How the process ended, for a finding without mismatches."""
     return finding.said or DEATHS.get(finding.kind, "none")
 
 
-def _suspect(finding: Finding) -> str:
+def _suspect(finding: FailingProgram) -> str:
     """The reason of a FLAKY failure, with the program that may have caused it."""
     if finding.before is None:
         return "it failed once, and not when it was run again"
@@ -207,7 +207,7 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 
 
-def evidence(finding: Finding, target: Target) -> Evidence | None:
+def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
     """The evidence that decides whether a finding is a reported bug of PyTorch; None if its cause is unknown, or
     lies in no part of PyTorch. A program that ended its process is not run."""
     layer, part = layer_and_part(finding.culprit)
@@ -221,13 +221,15 @@ def evidence(finding: Finding, target: Target) -> Evidence | None:
     return replace(found, symptom=seen)
 
 
-def upstream_of(finding: Finding, target: Target) -> str:
+def upstream_of(finding: FailingProgram, target: Target) -> str:
     """The names of the reported bugs that a finding is, or that the index has none; "" without evidence."""
     known = evidence(finding, target)
     return known_as(known) if known is not None else ""
 
 
-def replayed(spec: str, findings: Sequence[tuple[Finding, str]], programs: Sequence[str], unsupported: int) -> Run:
+def replayed(
+    spec: str, findings: Sequence[tuple[FailingProgram, str]], programs: Sequence[str], unsupported: int
+) -> Run:
     """The run of saved programs: each finding with its program's name, the names of all programs, and the number of
     programs that the target does not support."""
     results: dict[str, Result] = {}

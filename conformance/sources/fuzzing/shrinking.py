@@ -14,16 +14,16 @@ from typing import Protocol
 
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 
 
 class Shrinker(Protocol):
     """Shrinks findings. `until` is in seconds since the epoch."""
 
-    def shrink(self, finding: Finding, until: float) -> Finding:
+    def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """The finding on a smaller program; see `Workers.shrink`."""
 
-    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+    def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """The smaller finding, after it failed in a fresh worker too; see `Workers.confirm`."""
 
 
@@ -35,12 +35,12 @@ class LocalShrinker:
     fresh: FreshWorkers
     trials: int
 
-    def shrink(self, finding: Finding, until: float) -> Finding:
+    def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
         self.fresh.start()
         return self.workers.shrink(finding, self.trials, until, self.fresh)
 
-    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+    def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`."""
         return self.workers.confirm(finding, small, self.fresh, self.trials, until)
 
@@ -56,7 +56,7 @@ class RemoteShrinker:
 
     workers: Workers
     trials: int
-    found: dict[Key, Finding | Exception] = field(default_factory=dict)
+    found: dict[Key, FailingProgram | Exception] = field(default_factory=dict)
     """Answers of tasks."""
     asked: set[Key] = field(default_factory=set)
 
@@ -65,7 +65,7 @@ class RemoteShrinker:
         """Number of tasks that have not ended."""
         return len(self.asked) - len(self.found)
 
-    def begin(self, finding: Finding, small: Finding | None = None, until: float = math.inf) -> Key:
+    def begin(self, finding: FailingProgram, small: FailingProgram | None = None, until: float = math.inf) -> Key:
         """Start a task for this finding, unless there is one."""
         key = (finding.number, finding.group, small.group if small is not None else "")
         if key not in self.asked:
@@ -84,15 +84,15 @@ class RemoteShrinker:
         else:
             self.found[key] = answer.error or answer.value
 
-    def shrink(self, finding: Finding, until: float) -> Finding:
+    def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
         return self._wanted(self.begin(finding, None, until))
 
-    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+    def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`."""
         return self._wanted(self.begin(finding, small, until))
 
-    def _wanted(self, key: Key) -> Finding:
+    def _wanted(self, key: Key) -> FailingProgram:
         if key not in self.found:
             for task, answer in self.workers.ended():
                 self.take(task, answer)
@@ -105,8 +105,14 @@ class RemoteShrinker:
 
 
 def shrunk(
-    target: str, limits: Limits, trials: int, hang: frozenset[str], one: Finding, small: Finding | None, until: float
-) -> Finding:
+    target: str,
+    limits: Limits,
+    trials: int,
+    hang: frozenset[str],
+    one: FailingProgram,
+    small: FailingProgram | None,
+    until: float,
+) -> FailingProgram:
     """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
     workers, fresh = _own(target, limits)
     workers.hang = hang

@@ -98,7 +98,7 @@ PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailingProgram:
     """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
 
     `kind` is INVALID for a fault of the generator, a program without a meaning on torch CPU. It is HARNESS if the
@@ -166,7 +166,7 @@ class Finding:
             return ""
         return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
 
-    def flaky(self) -> Finding:
+    def flaky(self) -> FailingProgram:
         """This failure as FLAKY, after it did not repeat."""
         return replace(self, kind=FLAKY, group=f"flaky / {self.group}")
 
@@ -177,7 +177,7 @@ class Finding:
         return {**{name: getattr(self, name) for name in PLAIN}, **changed, "program": self.program.to_json()}
 
     @classmethod
-    def from_json(cls, data: Json) -> Finding:
+    def from_json(cls, data: Json) -> FailingProgram:
         """The finding that `to_json` wrote."""
         plain = {name: data[name] for name in PLAIN if name in data}
         mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
@@ -186,7 +186,7 @@ class Finding:
 
 
 @dataclass
-class Result(Tally):
+class ShardResult(Tally):
     """The result of a shard: the tally of drawing, the number of programs, their kernels, and the findings."""
 
     done: int = 0
@@ -203,7 +203,7 @@ class Result(Tally):
     """The recorded calls that ran, by number, with the reason if the target leaves the call out, else ""."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """The judged measurements of programs by digest, if the campaign records them."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FailingProgram] = field(default_factory=list)
 
     @property
     def judged(self) -> int:
@@ -215,7 +215,7 @@ class Result(Tally):
         return {**super().to_json(), "measured": simple_values.dump(self.measured), "findings": []}
 
     @classmethod
-    def from_json(cls, data: Json) -> Result:
+    def from_json(cls, data: Json) -> ShardResult:
         """The counts that `to_json` wrote."""
         made = super().from_json({**data, "measured": ()})
         made.measured = simple_values.load(Measurements, data["measured"])
@@ -242,10 +242,10 @@ class _Ran:
     culprits: ClassVar[dict[tuple[str, str], str]] = {}
 
 
-def run_shard(shard: Shard) -> Result:
+def run_shard(shard: Shard) -> ShardResult:
     """Draw and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
     may end early, at the first failure or at `until`; `done` is the number of programs that ran."""
-    result = Result()
+    result = ShardResult()
     for number in range(shard.first, shard.first + shard.count):
         if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
             break
@@ -259,7 +259,7 @@ def run_shard(shard: Shard) -> Result:
     return result
 
 
-def _run_program(shard: Shard, number: int, result: Result) -> None:
+def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
     """Draw one program and judge it; after each difference, judge the remainder behind it."""
     try:
         with unit(json.dumps({"number": number})):
@@ -269,9 +269,9 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
                 rest = remainder(shard.behind.program, shard.behind.step)
                 program, part = rest.program if rest is not None else None, shard.behind.part
     except Exception as error:
-        _keep(shard, result, Finding(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING))
+        _keep(shard, result, FailingProgram(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING))
         return
-    earlier: Finding | None = None
+    earlier: FailingProgram | None = None
     while program is not None:
         found, unsupported = _judge_part(shard, number, part, program, result)
         if unsupported and earlier is not None:  # a remainder, not a drawn program
@@ -286,7 +286,7 @@ def _run_program(shard: Shard, number: int, result: Result) -> None:
         program, part = rest.program if rest is not None else None, part + 1
 
 
-def _keep(shard: Shard, result: Result, finding: Finding) -> None:
+def _keep(shard: Shard, result: ShardResult, finding: FailingProgram) -> None:
     """Write a finding to disk and add it to the result. It replaces an earlier finding of the same part of the
     program."""
     keep(shard.found(finding.number, finding.part), json.dumps(finding.to_json()))
@@ -294,7 +294,7 @@ def _keep(shard: Shard, result: Result, finding: Finding) -> None:
     result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
 
 
-def _unjudged(finding: Finding) -> int:
+def _unjudged(finding: FailingProgram) -> int:
     """Number of steps that are not judged because a difference ends the judgement of its program."""
     if finding.kind == FLAKY or {*MEASURED} >= {mismatch.oracle for mismatch in finding.mismatches}:
         return 0  # the program ran to its end
@@ -303,7 +303,9 @@ def _unjudged(finding: Finding) -> int:
     return len(finding.program.steps) - (finding.step or 0)
 
 
-def _judge_part(shard: Shard, number: int, part: int, program: Program, result: Result) -> tuple[Finding | None, str]:
+def _judge_part(
+    shard: Shard, number: int, part: int, program: Program, result: ShardResult
+) -> tuple[FailingProgram | None, str]:
     """Judge a program or a remainder, and add it to the counts. Return its finding, if any, and the reason if the
     target does not support it. An exception of the harness itself is also a finding, so that the next programs are
     still judged."""
@@ -317,7 +319,7 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
         found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
         return found, verdict.unsupported
     except ProgramError as error:
-        return Finding(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
+        return FailingProgram(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
     except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
         raise
     except Exception as error:
@@ -325,10 +327,10 @@ def _judge_part(shard: Shard, number: int, part: int, program: Program, result: 
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
         wrong = Mismatch("harness", "the harness itself", "no error", said, where)
-        return Finding(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,)), ""
+        return FailingProgram(HARNESS, shard.plan.seed, number, f"harness / {said[:200]}", program, (wrong,)), ""
 
 
-def _count(shard: Shard, number: int, program: Program, verdict: Verdict, result: Result) -> None:
+def _count(shard: Shard, number: int, program: Program, verdict: Verdict, result: ShardResult) -> None:
     result.measured += verdict.measured
     result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
     if shard.plan.recorded:
@@ -397,13 +399,15 @@ def exhausted(verdict: Verdict) -> bool:
     return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
 
 
-def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> Finding:
+def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> FailingProgram:
     """The failure after a second run, or FLAKY if it does not repeat. The second run is omitted if this process has
     already confirmed a failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
     reported."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
-    found = Finding(FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op)
+    found = FailingProgram(
+        FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op
+    )
     with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
         found = replace(found, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
     if verdict.vanished:
@@ -415,12 +419,12 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
     return found
 
 
-def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Finding:
+def ended(kind: str, seed: int, number: int, program: Program, step: int) -> FailingProgram:
     """A crash or a hang in this step, with the program up to it. Step 0 is the move of the inputs; the number after the
     last step is the observation."""
     where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
-    return Finding(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+    return FailingProgram(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
 def is_recorded(program: Program) -> bool:
@@ -433,7 +437,7 @@ def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program
     return RECORDED_PASSES if is_recorded(program) else ()
 
 
-def died_of(finding: Finding, small: Program) -> Finding:
+def died_of(finding: FailingProgram, small: Program) -> FailingProgram:
     """The death of a finding on a smaller program."""
     if not finding.step:
         return replace(finding, program=small)
@@ -456,12 +460,12 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
 
 def shrink(
     spec: str,
-    finding: Finding,
+    finding: FailingProgram,
     trials: int,
     until: float = math.inf,
     progress: Progress = NO_PROGRESS,
     hang: Collection[str] = (),
-) -> Finding:
+) -> FailingProgram:
     """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
     `until` on, in seconds since the epoch, no smaller program is tried. `progress` is that of earlier workers.
 
@@ -522,7 +526,7 @@ def shrink(
     )
 
 
-def attributed(spec: str, finding: Finding, until: float = math.inf) -> Finding:
+def attributed(spec: str, finding: FailingProgram, until: float = math.inf) -> FailingProgram:
     """Return the finding with the culprit of its cause, if it is known by `until`, in seconds since the epoch. A worker
     searches once for each cause. Whatever a target raises while its parts are replaced, the finding stays."""
     if finding.kind != FAIL or not finding.mismatches:
@@ -557,7 +561,7 @@ SAME = "fails in the same way"
 """Answer for a related target that shows every difference of a finding with the same answers."""
 
 
-def elsewhere(spec: str, finding: Finding, limit: float) -> str:
+def elsewhere(spec: str, finding: FailingProgram, limit: float) -> str:
     """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why it did not
     run."""
     program = finding.program
@@ -578,7 +582,7 @@ def elsewhere(spec: str, finding: Finding, limit: float) -> str:
     return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
 
 
-def died_elsewhere(finding: Finding, death: Death) -> str:
+def died_elsewhere(finding: FailingProgram, death: Death) -> str:
     """The result of a finding's program on a related target whose worker died of it."""
     if death.reason is ExitReason.TIMEOUT:
         return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"

@@ -15,7 +15,7 @@ from conformance.record.result import Outcome
 from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 
 LIARS = "class:tests.planted.liars."
 VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
@@ -79,7 +79,7 @@ class TestOneCause:
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
         for number, made in enumerate((long, short)):
             group = f"stride / as_strided / {number}"
-            running.add(Finding(FAIL, 0, number, group, made, (), 1, "metadata", "as_strided"))
+            running.add(FailingProgram(FAIL, 0, number, group, made, (), 1, "metadata", "as_strided"))
         (group,) = running.distinct()
         assert (group.finding.program, group.numbers, len(running.groups)) == (short, {0, 1}, 2)
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
@@ -88,7 +88,7 @@ class TestOneCause:
         """The most severe property comes first; equal properties are ordered by count."""
         running = Campaign(Plan("cpu", reports=tmp_path))
         for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
-            finding = Finding(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
+            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
             running.groups.append(Group(finding, set(range(count)), {""}))
         order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
         assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]

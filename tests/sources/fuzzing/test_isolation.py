@@ -20,7 +20,7 @@ from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.programs import progress
 from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result
@@ -172,7 +172,7 @@ class TestDeaths:
         """A smaller program that ends the worker is left out, and another worker goes on. Regression test: the finding
         kept its whole program."""
         spec = targets + "Fragile"
-        found = Finding(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
+        found = FailingProgram(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
         with isolation.Workers(spec, Limits(unit=20)) as workers:
             small = workers.shrink(found, 60)
         assert [step.op for step in small.program.steps] == ["neg_"]
@@ -232,7 +232,7 @@ class TestMinutes:
         """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
-        running.groups.append(Group(Finding(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"}))
+        running.groups.append(Group(FailingProgram(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"}))
         assert running._drawing_deadline() == 480
         assert running._deadline() == 600
 
@@ -293,7 +293,7 @@ class TestWhatIsResumed:
         program = Drawing().numbered(0, 3)
         other = SHARD.found(3).name.replace("found--", "found-another-")
         left = tmp_path / "failures" / other
-        left.write_text(json.dumps(Finding(FAIL, 0, 3, "value / slice", program).to_json()))
+        left.write_text(json.dumps(FailingProgram(FAIL, 0, 3, "value / slice", program).to_json()))
         assert main([*words, "--resume"]) == 0
         assert findings(tmp_path) == []
         assert left.exists()

@@ -35,7 +35,7 @@ from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.terminal import summarize
-from conformance.sources.fuzzing.worker import Finding
+from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
 PLANTED = Path(__file__).parents[2] / "planted"
@@ -195,7 +195,7 @@ class TestMinutes:
         """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
         FLAKY."""
         steps = [NEG] * 8
-        finding = Finding(kind, 0, 7, "a group", program(*steps), step=8)
+        finding = FailingProgram(kind, 0, 7, "a group", program(*steps), step=8)
         until = clock.now + left
         slow.answer = False if kind != FAIL else finding
         with Workers("cpu", Limits()) as workers:
@@ -211,7 +211,7 @@ class TestMinutes:
         given: list[Any] = []
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
         with Workers("cpu", Limits()) as workers:
-            workers.shrink(Finding(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
+            workers.shrink(FailingProgram(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
         (_, _, _, _, early, *_), options = given[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
 
@@ -256,7 +256,7 @@ class TestMinutes:
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         campaign.began_at = clock.now
         for number in range(3):
-            finding = Finding(FAIL, 0, number, f"group {number}", program(NEG))
+            finding = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG))
             campaign.groups.append(Group(finding, {number}, set()))
         slow.answer = "agrees"
         campaign._compare("cpu")
@@ -271,12 +271,12 @@ class Shrinking:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds, self.given = clock, seconds, list[float]()
 
-    def shrink(self, finding: Finding, until: float) -> Finding:
+    def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         self.given.append(until - self.clock.now)
         self.clock.now += self.seconds
         return replace(finding, group=f"value / {finding.op}", program=finding.program.with_steps(()))
 
-    def confirm(self, finding: Finding, small: Finding, until: float) -> Finding:
+    def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         return small
 
 
@@ -297,7 +297,7 @@ class TestShrinkingMeanwhile:
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir()
         for number in range(findings):
-            made = Finding(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
+            made = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
             campaign.groups.append(Group(made, {number}, {made.group}))
         clock.now += drawn
         return campaign
@@ -357,7 +357,7 @@ class TestNotShrunk:
         (tmp_path / "failures").mkdir()
         wrong = (Mismatch("value", "b", "1.0", "2.0"),)
         for number, op in enumerate(("neg", "exp", "abs", "sin")):
-            finding = Finding(FAIL, 0, number, f"value / {op}", program(NEG, EXP), wrong, 1, "value", op)
+            finding = FailingProgram(FAIL, 0, number, f"value / {op}", program(NEG, EXP), wrong, 1, "value", op)
             campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=op == "sin"))
         campaign.result.done = 4
         return campaign, run_of(campaign)

@@ -23,7 +23,7 @@ from conformance.record.causes import causes_of
 from conformance.report.summary import masked
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.worker import Finding, run_shard
+from conformance.sources.fuzzing.worker import FailingProgram, run_shard
 from tests.planted.pairs import Pair
 
 FAULTS = (
@@ -67,12 +67,12 @@ def _quiet():
         yield
 
 
-def beginning(finding: Finding) -> Program:
+def beginning(finding: FailingProgram) -> Program:
     """The finding's program up to its first wrong step."""
     return finding.program.with_steps(finding.program.steps[: finding.step])
 
 
-def found_alone(findings: list[Finding], fault: str, other: str) -> bool:
+def found_alone(findings: list[FailingProgram], fault: str, other: str) -> bool:
     """Whether a finding shows this fault and not the other: its steps up to the first wrong one fail on the one fault
     alone, and pass on the other alone."""
     mine, theirs = load_target(f"mutant:{fault}"), load_target(f"mutant:{other}")

@@ -15,7 +15,7 @@ from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from
 from conformance.record.result import Outcome
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.results import parts, replayed, result_of
-from conformance.sources.fuzzing.worker import NOTHING, Finding
+from conformance.sources.fuzzing.worker import NOTHING, FailingProgram
 
 FAULT = "mutant:slice drops the offset"
 
@@ -72,12 +72,12 @@ class TestResults:
     )  # fmt: skip
     def test_outcomes(self, kind: str, group: str, outcome: Outcome) -> None:
         """A crash or a hang has a failure that describes the end of its process."""
-        result = result_of(Finding(kind, 0, 3, group, NOTHING), "a script")
+        result = result_of(FailingProgram(kind, 0, 3, group, NOTHING), "a script")
         assert (result.outcome, result.id, result.failures[0].script) == (outcome, f"program::{group}", "a script")
 
     def test_replayed_programs_are_grouped(self) -> None:
         """Two saved programs with one signature become one finding with a count of two."""
-        finding = Finding(CRASH, 0, -1, "crash / add", NOTHING)
+        finding = FailingProgram(CRASH, 0, -1, "crash / add", NOTHING)
         made = replayed("tiny", [(finding, "a"), (finding, "b")], ["a", "b", "c"], 1)
         (one,) = [result.finding for result in made.results]
         assert one is not None

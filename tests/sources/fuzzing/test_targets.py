@@ -20,7 +20,7 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import INVALID
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing, Tally
-from conformance.sources.fuzzing.worker import Finding, elsewhere
+from conformance.sources.fuzzing.worker import FailingProgram, elsewhere
 from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ class TestRenderers:
             (Input("a", 0, "float32", (2,), (1,)),),
             (Step("neg", ({"t": "a"},), raises="RuntimeError"),),
         )
-        invalid = Finding(INVALID, 0, 0, "invalid / neg", wrong)
+        invalid = FailingProgram(INVALID, 0, 0, "invalid / neg", wrong)
         assert elsewhere("cpu", invalid, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):

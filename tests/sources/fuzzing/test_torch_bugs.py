@@ -21,7 +21,7 @@ from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.worker import SAME, Finding, died_elsewhere, elsewhere
+from conformance.sources.fuzzing.worker import SAME, FailingProgram, died_elsewhere, elsewhere
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
 STORAGES = (Storage("float64", 1), Storage("float32", 3))
@@ -34,10 +34,10 @@ OWN = Program((STORAGES[1],), (replace(VECTOR, storage=0),), (RELU,))
 BOTH = Program(STORAGES, (SCALAR, VECTOR), (WRITE, RELU))
 
 
-def found(program: Program, number: int = 0, kind: str = "FAIL") -> Finding:
+def found(program: Program, number: int = 0, kind: str = "FAIL") -> FailingProgram:
     """The backend's finding in a program."""
     verdict = judge_program(program, load_target(SPEC), locate=False)
-    return Finding(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
+    return FailingProgram(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
 
 
 class TestElsewhere:
