@@ -235,6 +235,28 @@ def flash_backward(
     return problem.backward(seen, rng_state.view(torch.int64)[0], grad_out, out, logsumexp)[:3]
 
 
+@decomposition("_scaled_dot_product_flash_attention_for_cpu")
+def flash_for_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: torch.Tensor | None = None, scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Of (B, heads, rows, D): the result as the query, and logsumexp (B, heads, queries), 0 where a mask hides all.
+
+    A causal mask begins at the first key. torch's own decomposition returns the weights in place of logsumexp.
+    """
+    if dropout_p:
+        raise RuntimeError("scaled_dot_product_attention_flash_attention: Currently do not support dropout > 0")
+    visible = attn_mask if attn_mask is None or attn_mask.dtype is torch.bool else attn_mask != -math.inf
+    bias = None if attn_mask is None or attn_mask.dtype is torch.bool else attn_mask.masked_fill(~visible, 0.0)
+    problem = Problem(*(x.transpose(1, 2) for x in (query, key, value)), scale=scale, bias=bias)
+    seen = problem.seen(None, 0 if is_causal else None, lower_right=False)
+    seen = seen if visible is None else seen & visible
+    out, logsumexp = problem.forward(seen, _seed(query, 0.0))
+    hidden = seen.any(-1).logical_not()
+    logsumexp = logsumexp.masked_fill(hidden, 0.0).transpose(1, 2).contiguous().transpose(1, 2)
+    return torch.empty_like(query).copy_(out.transpose(1, 2)), logsumexp
+
+
 def _efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None,
     cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None, longest: tuple[int, int], dropout_p: float,

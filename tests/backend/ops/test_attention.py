@@ -107,3 +107,35 @@ class TestRefused:
             torch.ops.aten._flash_attention_forward(
                 *given, None, None, ROWS, KEYS, 0.0, False, False, alibi_slopes=torch.ones(HEADS, device="tiny")
             )
+
+
+class TestFlashForCpu:
+    """The CPU's flash attention. logsumexp was formerly the weights, and the gradient was computed from them."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"is_causal": True, "scale": 0.3},
+            {"attn_mask": drawn(B, HEADS, ROWS, KEYS, seed=4).masked_fill(torch.eye(ROWS, KEYS).bool(), -math.inf)},
+            {"attn_mask": torch.ones(ROWS, KEYS).tril(-1).log()},  # the first query sees no key
+        ],
+    )
+    def test_results_and_gradients_are_the_cpus(self, options: dict) -> None:
+        """The results have the CPU's values and strides, and the gradients the CPU's values."""
+        shapes = (B, HEADS, ROWS, D), (B, HEADS, KEYS, D), (B, HEADS, KEYS, D)
+        found = []
+        for device in ("cpu", "tiny"):
+            given = [drawn(*shape, seed=i).to(device).requires_grad_() for i, shape in enumerate(shapes)]
+            rest = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+            out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given, **rest)
+            gradients = torch.autograd.grad(out.square().sum(), given)
+            found.append([out.detach(), logsumexp.detach(), *gradients])
+        for expected, actual in zip(*found, strict=True):
+            torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
+        assert [x.stride() for x in found[1][:2]] == [x.stride() for x in found[0][:2]]
+
+    def test_dropout_is_refused(self) -> None:
+        x = torch.ones(1, 1, 2, 4, device="tiny")
+        with pytest.raises(RuntimeError, match="do not support dropout > 0"):
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
