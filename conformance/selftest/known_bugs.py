@@ -33,10 +33,12 @@ from conformance.record.errors import TargetError, UserError
 from conformance.record.files import write_atomic
 from conformance.record.finding import CRASH, FAIL, TIMEOUT, shown_by
 from conformance.record.patterns import base_operator
-from conformance.record.result import UNEXPECTED, Run, exit_code, load
-from conformance.record.upstream import Bug, bugs
+from conformance.record.result import UNEXPECTED, Failure, Run, exit_code, load
+from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
+from conformance.run.execution_place import LOCAL
+from conformance.run.messages import Death, Limits, Task
 from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
@@ -48,6 +50,9 @@ from conformance.standalone.oracles import Mismatch
 PROGRAMS = 400
 FLAGS = ("target", "seed", "programs", "results", "check-scripts", "reports", "jobs")
 STEM = "known-bugs"
+
+LONGEST_CASE = 60.0
+"""Time limit in seconds for writing the calls of one failing sample as programs."""
 
 OF_DEATH = {"crash": CRASH, "timeout": TIMEOUT}
 """Kind of a finding by the oracle of a failure that ends its process."""
@@ -75,12 +80,12 @@ class Row:
 @dataclass(frozen=True)
 class Campaign:
     """The findings of a campaign with the number of the first program of each, and its time in seconds. For op_db, a
-    case counts as a program."""
+    case counts as a program, and the evidence of its findings is known already."""
 
     target: str
     programs: int
     seconds: float
-    findings: Sequence[tuple[FailingProgram, int]]
+    findings: Sequence[tuple[FailingProgram, int, Evidence | None]]
 
 
 def read(path: Path) -> Campaign:
@@ -97,27 +102,43 @@ def read(path: Path) -> Campaign:
         data = json.loads(saved.read_text(encoding="utf-8"))
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
-                found.append((FailingProgram.from_json(data), min(data["numbers"])))
+                found.append((FailingProgram.from_json(data), min(data["numbers"]), None))
     return Campaign(run.target, run.drawn.programs, run.seconds, found)
 
 
-def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int]]:
+def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int, Evidence]]:
     """Yield the failures of op_db's cases as findings, each with the number of its case. Only failures of a property
-    that a bug of the index has on this target count."""
+    that a bug of the index has on this target count. A worker writes and runs the programs, which may end it."""
+    properties = {bug.property for bug in bugs() if run.target in bug.targets}
+    with LOCAL.pool(run.target, Limits(unit=LONGEST_CASE), 1, [__name__]) as pool:
+        for number, result in enumerate(run.results):
+            case = Case(result.op, result.overload, result.family, result.dtype, result.variant, result.layout, None)
+            for failure in result.failures if result.outcome in UNEXPECTED else ():
+                if _property(failure) in properties:
+                    pool.submit(Task(f"{number} {failure.oracle}", programs_with_evidence, (run.target, case, failure)))
+        for task, answer in pool.ended():
+            if not isinstance(answer, Death) and answer.error is None:
+                yield from ((finding, int(task.name.partition(" ")[0]), facts) for finding, facts in answer.value)
+
+
+def _property(failure: Failure) -> str:
+    return failure.oracle if failure.oracle in OF_DEATH else shown_by(failure)
+
+
+def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tuple[FailingProgram, Evidence]]:
+    """Return the calls of a failing sample as programs, with the evidence of each."""
     from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
 
-    properties = {bug.property for bug in bugs() if run.target in bug.targets}
-    target = load_target(run.target) if properties else None
-    for number, result in enumerate(run.results):
-        case = Case(result.op, result.overload, result.family, result.dtype, result.variant, result.layout, None)
-        for failure in result.failures if target is not None and result.outcome in UNEXPECTED else ():
-            seen = failure.oracle if failure.oracle in OF_DEATH else shown_by(failure)
-            if target is None or seen not in properties:
-                continue
-            mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
-            kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
-            for program in programs_of(case, failure, target)[0]:
-                yield FailingProgram(kind, 0, number, case.id, program, (mismatch,), 1, seen, op), number
+    target, made = load_target(spec), []
+    mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
+    kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
+    # The answer of torch CPU may differ in each run, if it is what is wrong. Then only an unchecked program is left.
+    programs = programs_of(case, failure, target)[0] or programs_of(case, failure, target, checked=False)[0]
+    for program in programs:
+        finding = FailingProgram(kind, 0, 0, case.id, program, (mismatch,), 1, _property(failure), op)
+        facts = evidence(with_culprit(finding, target), target)
+        made += [(finding, facts)] if facts is not None else []
+    return made
 
 
 def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
@@ -152,9 +173,9 @@ def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int
     if not any(campaign.target in bug.targets for bug in measured):
         return []
     target, made = load_target(campaign.target), []
-    for finding, first in campaign.findings:
-        finding = with_culprit(finding, target)
-        facts = evidence(finding, target)
+    for finding, first, known in campaign.findings:
+        finding = with_culprit(finding, target) if known is None else finding
+        facts = evidence(finding, target) if known is None else known
         for bug in measured:
             if facts is not None and campaign.target in bug.targets and (why := bug.matches(facts)):
                 made.append((bug.number, max(first, 0), finding, why))

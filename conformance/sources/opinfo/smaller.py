@@ -109,11 +109,11 @@ class Minimizer:
         return made if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 
 
-def programs_of(case: Case, failure: Failure, target: Target) -> tuple[list[Program], str]:
+def programs_of(case: Case, failure: Failure, target: Target, checked: bool = True) -> tuple[list[Program], str]:
     """Return the failing sample's calls as programs, and the reason if none of them can be written. A call that ends
-    torch CPU's own process does not run."""
+    torch CPU's own process does not run; without `checked`, no call does."""
     made, reason = list[Program](), "a sample without a call"
-    written = unrun if failure.where == ON_CPU else program_of
+    written = program_of if checked and failure.where != ON_CPU else unrun
     for call in _calls(case, failure.sample, target):
         if not call.note or failure.oracle in DEATHS or f"({call.note})" in failure.where:
             try:
