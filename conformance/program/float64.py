@@ -147,7 +147,7 @@ def truth_of(
     for number, step in enumerate(program.steps[:alike]):
         _both(narrow, wide, step)
         if sway is not None and step.op in OPS and OPS[step.op].effect in (COMPUTE, LOSSY):
-            for name in step.out:
+            for name in (name for name in step.out if name in wide.env):  # a local name may stand for None
                 move = _rounded if (number, name) in known else _moved
                 wide.env[name] = move(wide.env[name], narrow.env[name], sway)
     return narrow.observe(), wide.observe()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conformance.program.execute import make_inputs
+from conformance.program.float64 import truth_of
 from conformance.program.model import Program, ProgramError, Storage
 from conformance.program.recorded import Call, Calls, CallsError, program_of
 from conformance.program.script import script
@@ -113,6 +114,9 @@ class TestProgramOf:
         assert {"result_0", "result_2"} <= {*seen}
         assert "_result_1" not in seen
         assert "result_0, _result_1, result_2, = torch.ops.aten.convolution_backward" in script(program, CpuTarget())
+        for sway in (None, "up"):  # the float64 judge moves results that round; None does not round
+            narrow, wide = truth_of(program, sway)
+            assert {*narrow.tensors} == {*wide.tensors} == {*seen}
 
     def test_the_backward_of_a_pool_gets_the_indices_of_its_forward(self):
         """Random indices would lie outside the windows."""
