@@ -163,7 +163,7 @@ def _has_inplace(op: Any, place: arguments.Place, change: arguments.Change) -> b
 
 
 def _stays(value: Any, kept: set[int]) -> bool:
-    return isinstance(value, torch.Tensor) and storage_key(value) in kept
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and storage_key(value) in kept
 
 
 _last: dict[tuple[int, torch.dtype, str], list[Sample]] = {}
