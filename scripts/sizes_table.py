@@ -1,4 +1,4 @@
-"""Generate the table of docs/device.md: memory and time of large calls on the tiny device compared with torch CPU.
+"""Write docs/sizes.csv, the table of docs/device.md: memory and time of large calls on tiny compared with torch CPU.
 
     conformance sizes --target tiny
     python -m scripts.sizes_table reports/sizes.json [MORE/sizes.json ...]
@@ -8,49 +8,54 @@ Each case runs in a separate process, so several runs of some rows make the same
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 from collections.abc import Sequence
 
 from conformance.record import result as model
 from conformance.record.footprint import mebibytes
 from conformance.record.merge import merge
-from conformance.record.result import Run
-from scripts.pages import Part
+from conformance.record.result import Result, Run
+from scripts.pages import ROOT, write
 
-PART = Part("docs/device.md", "sizes_table")
+TABLE = ROOT / "docs" / "sizes.csv"
+HEAD = (
+    "call", "class", "direction", "held", "tiny, peak", "torch CPU, peak", "tiny, s", "torch CPU, s", "times", "outcome"
+)  # fmt: skip
 
 
-def lines(run: Run) -> list[str]:
-    """Markdown of a run: each case, those with the largest share of their memory limit first, then unmeasured cases."""
-    rows = [
-        f"torch {run.environment['torch']}, {len(run.footprints)} cases measured, {len(run.unexpected)} findings.",
-        "",
-        "| call | class | direction | held | tiny, peak | torch CPU, peak | tiny, s | torch CPU, s | times | outcome |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def rows(run: Run) -> list[list[str]]:
+    """The table of a run: each case, those with the largest share of their memory limit first, then unmeasured
+    cases.
+    """
+    found = [list(HEAD)]
     for result in run.footprints:
         of = result.footprint
         assert of is not None
-        peaks = " | ".join(map(mebibytes, (of.held, of.target, of.cpu)))
-        times = of.target_seconds / max(of.cpu_seconds, 0.001)
-        rows.append(
-            f"| {result.name}, {result.dtype} | {result.family} | {result.variant} | {peaks} | "
-            f"{of.target_seconds:.1f} | {of.cpu_seconds:.1f} | {times:.1f} | {result.outcome} |"
-        )
+        peaks = map(mebibytes, (of.held, of.target, of.cpu))
+        seconds = of.target_seconds, of.cpu_seconds, of.target_seconds / max(of.cpu_seconds, 0.001)
+        found.append([*_case(result), *peaks, *(f"{number:.1f}" for number in seconds), str(result.outcome)])
     for result in run.results:
         if result.footprint is None:
             said = " ".join((result.reason or f"{result.failures[0]}").split())[:150]
-            case = f"| {result.name}, {result.dtype} | {result.family} | {result.variant} |"
-            rows.append(f"{case} | | | | | | {result.outcome}: {said} |")
-    return rows
+            found.append([*_case(result), *[""] * 6, f"{result.outcome}: {said}"])
+    return found
+
+
+def _case(result: Result) -> tuple[str, str, str]:
+    return f"{result.name}, {result.dtype}", result.family, result.variant
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table of the given run files to the page. Returns the exit code."""
+    """Write the table of the given run files. Returns the exit code."""
     if not arguments:
         print("usage: sizes_table.py RUN/sizes.json [...]", file=sys.stderr)
         return 2
-    return PART.renew("\n".join(lines(merge(map(model.load, arguments)))))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows(merge(map(model.load, arguments))))
+    write(TABLE, text.getvalue())
+    return 0
 
 
 if __name__ == "__main__":

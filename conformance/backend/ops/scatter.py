@@ -227,9 +227,11 @@ def _scatter(
     host = _places(ctx, index, 0, shape[dim], **needed).reshape(tuple(index.shape) or (1,))
     if isinstance(host, UOp):
         return _scatter_lines(ctx, self.reshape(shape), dim, host, source, reduce, include_self).reshape(size)
-    own = [np.arange(n).reshape((-1,) + (1,) * (len(shape) - d - 1)) for d, n in enumerate(host.shape)]
-    place = _flat([host if d == dim else numbers for d, numbers in enumerate(own)], shape)
-    place = np.broadcast_to(place, host.shape).reshape(-1)
+    coordinates = [
+        host if d == dim else np.arange(n).reshape((-1,) + (1,) * (len(shape) - d - 1))
+        for d, n in enumerate(host.shape)
+    ]
+    place = np.broadcast_to(_flat(coordinates, shape), host.shape).reshape(-1)
     if isinstance(source, UOp):
         source = source.reshape(source.shape or (1,)).shrink(tuple((0, n) for n in host.shape))
         source = cast(source, self.dtype).reshape((len(place),))

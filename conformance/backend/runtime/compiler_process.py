@@ -29,7 +29,7 @@ from tinygrad.helpers import getenv
 
 from ..tinygrad_patches.patch import Patch
 
-INPUTS = 64  # sources of one process
+INPUTS = 32  # sources of one process, and descriptors
 _HEADER = 64  # bytes of an ELF header
 
 
@@ -41,10 +41,13 @@ class CompilerProcess:
     """A running `clang -cc1` with `INPUTS` inputs, all of them pipes."""
 
     def __init__(self, command: list[str]) -> None:
-        pipes = [os.pipe() for _ in range(INPUTS)]
-        self._inputs = [write for _, write in reversed(pipes)]
-        reads = [read for read, _ in pipes]
+        self._inputs: list[int] = []
+        reads: list[int] = []
         try:
+            for _ in range(INPUTS):
+                read, write = os.pipe()
+                reads.append(read)
+                self._inputs.insert(0, write)
             self._process = subprocess.Popen(
                 [*command, "-w", "-o", "-", "-x", "c", *(f"/dev/fd/{read}" for read in reads)],
                 stdin=subprocess.DEVNULL,
