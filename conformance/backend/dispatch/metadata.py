@@ -157,7 +157,9 @@ def _convolved(
     def unread(t: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu")
 
-    image, filters, given = unread(x), unread(weight), None if bias is None else unread(bias)
+    image, filters, given = unread(x), unread(weight), None
+    if bias is not None:  # of the right size: the kernel itself refuses another one, with the sizes of the call
+        given = torch.empty(weight.size(1) * groups if transposed else weight.size(0), dtype=bias.dtype, device="cpu")
     numbers: tuple[Any, ...] = (stride, padding, dilation, output_padding)
     line = x.dim() == 3
     if line:  # the CPU copies it, and takes it for an image of one row
