@@ -86,8 +86,9 @@ class Cases(PlacedPool):
         return statistics.median(self.loops) if self.loops else 0.0
 
     def run(self, cases: Iterable[Case], seconds: float | None = None) -> Iterator[Result]:
-        """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. Raises
-        TargetError if no worker can be started, and Stopped.
+        """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. At the
+        end, a case that waits to run again without the samples that ended workers has their result. Raises TargetError
+        if no worker can be started, and Stopped.
         """
         deaths: dict[str, list[Result]] = {}
         for case in cases:
@@ -106,7 +107,7 @@ class Cases(PlacedPool):
                 before.append(lost)
                 late = sum(one.outcome is Outcome.TIMEOUT for one in before) == MOST_TIMEOUTS
                 if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or answer.note is None:
-                    yield _joined(lost, before[:-1])
+                    yield _joined(lost, deaths.pop(case.id)[:-1])
                     continue
                 skipped = tuple(failure.sample for result in before for failure in result.failures)
                 self.submit(Task(case.id, worker.run, (self.target, case, skipped, together)))
@@ -114,11 +115,14 @@ class Cases(PlacedPool):
                 raise answer.error
             elif answer.error is not None:
                 said = f"{type(answer.error).__name__}: {answer.error}"
-                yield self._lost(case, Outcome.CRASH, "harness", Death(ExitReason.CRASH, said))
+                lost = self._lost(case, Outcome.CRASH, "harness", Death(ExitReason.CRASH, said))
+                yield _joined(lost, deaths.pop(case.id, []))
             else:
                 result, loop = answer.value
                 self.loops += [loop] if loop else []
-                yield _joined(result, deaths.get(case.id, []))
+                yield _joined(result, deaths.pop(case.id, []))
+        for *before, lost in deaths.values():
+            yield _joined(lost, before)
 
     def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
         """Return the result of a case whose worker is gone, from the worker's last note."""
