@@ -33,10 +33,13 @@ NOT_JUDGED = Path(__file__).with_name("pytorch_tests.toml")
 TABLE = ROOT / "docs" / "pytorch_tests.csv"
 HEADER = ["file", "passed", "judged", "not judged", "skipped by the file"]
 
-FILE_S, TEST_S = 3000, 300  # time limits of a slice and of a test
+SLICE_S, TEST_S = 4 * 3600, 3600  # time limits of a slice and of a test, for hanging tests
+TEST_CPU_S = 300  # a limit in the test's own CPU time, so that the verdict does not depend on other processes
 
-CONFTEST = '''"""Registers tiny before the test files ask for the devices, and selects one slice of the tests."""
+CONFTEST = '''"""Registers tiny, selects one slice of the tests, and limits the CPU time of each test."""
 import os
+import signal
+import pytest
 import conformance.backend
 from torch.testing._internal import common_methods_invocations as methods
 
@@ -46,6 +49,18 @@ if not hasattr(methods, "binary_ufuncs_and_refs"):  # its name in other versions
 def pytest_collection_modifyitems(items):
     part, parts = map(int, os.environ["PYTORCH_TESTS_SLICE"].split("/"))
     items[:] = items[part::parts]
+
+def too_long(*_):
+    raise TimeoutError("the test took longer than its limit of CPU time")
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, float(os.environ["PYTORCH_TESTS_CPU_S"]))
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 '''
 
 
@@ -124,9 +139,10 @@ def run(
             if result.exists():
                 continue
             environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            environment["PYTORCH_TESTS_CPU_S"] = str(TEST_CPU_S)
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", *words], cwd=place, capture_output=True, check=False, text=True,
-                env={**environment, "PYTORCH_TESTS_SLICE": f"{number}/{slices}"}, timeout=FILE_S,
+                env={**environment, "PYTORCH_TESTS_SLICE": f"{number}/{slices}"}, timeout=SLICE_S,
             )  # fmt: skip
             if done.returncode not in (0, 1):
                 said = (done.stdout + done.stderr).strip()[-3000:]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.clients import pytorch_tests_run
 
 RESULTS = """<testsuites><testsuite>
@@ -35,8 +37,8 @@ def test_adaptation() -> None:
     ]
 
 
-def test_a_whole_file(tmp_path: Path) -> None:
-    """A file runs in a process of its own, on tiny."""
+def test_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file runs in a process of its own, on tiny, and each test has a limit of CPU time."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "helper.py").write_text("import torch_npu\n")
     lines = [
@@ -44,10 +46,13 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "from package import helper",
         "def test_a(): assert torch.ones(2, device='npu').device.type == 'tiny'",
         "def test_b(): 1 / 0",
+        "def test_c():",
+        "    while True: pass",
     ]
+    monkeypatch.setattr(pytorch_tests_run, "TEST_CPU_S", 0.2)
     (tmp_path / "test_f.py").write_text("\n".join(lines))
     outcome = pytorch_tests_run.run(tmp_path, "test_f", "npu")
-    assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a"], ["test_f::test_b"])
+    assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a"], ["test_f::test_b", "test_f::test_c"])
 
 
 def test_entries_have_reasons() -> None:
