@@ -93,14 +93,16 @@ def _linear(function: ValueFunction, elements: bool) -> ValueFunction:
     def compute(ctx: Context, *args: Any, **kwargs: Any) -> Any:
         if not elements and any(isinstance(x, complex) for x in (*args, *kwargs.values())):
             raise Declined
-        scalars = [elements and str(a.type) == "number" for a in ctx.op._schema.arguments]
+        listed = ctx.op._schema.arguments
+        scalars = [elements and str(a.type) == "number" for a in listed]
+        values = [a.name not in POSITIONS for a in listed]
         real = real_context(ctx)
         dtype = COMPUTED[real.out.dtype]
         re, im = (
             function(
                 real,
-                *(_part(x, given, i, s) for x, given, s in zip(args, ctx.args, scalars, strict=False)),
-                **{k: _part(v, v, i, False) for k, v in kwargs.items()},
+                *(_part(x, g, i, s, v) for x, g, s, v in zip(args, ctx.args, scalars, values, strict=False)),
+                **{k: _part(v, v, i, False, True) for k, v in kwargs.items()},
             )
             for i in (0, 1)
         )
@@ -115,16 +117,20 @@ def real_context(ctx: Context) -> Context:
     return Context(ctx.op, outs, ctx.index, ctx.args)
 
 
-def _part(x: Any, given: Any, i: int, taken_apart: bool) -> Any:
+POSITIONS = frozenset({"index", "indices", "condition", "mask"})
+"""Arguments that select elements, and that both parts therefore use unchanged."""
+
+
+def _part(x: Any, given: Any, i: int, taken_apart: bool, value: bool) -> Any:
     """The i-th part of a complex argument; a real tensor or number counts as a complex one with imaginary part 0."""
     if isinstance(x, UOp):
         if _is_complex(given):
             return parts(x)[i]
-        return x.const_like(0) if i and dtypes.is_float(x.dtype) else x
+        return x.const_like(0) if i and value else x
     if taken_apart:
         return (x.real, x.imag)[i]
     if isinstance(x, (list, tuple)) and any(isinstance(y, UOp) for y in x):
-        return type(x)(_part(y, g, i, False) for y, g in zip(x, given, strict=True))
+        return type(x)(_part(y, g, i, False, value) for y, g in zip(x, given, strict=True))
     return x
 
 

@@ -25,6 +25,15 @@ def conjugated_in_place(d: str) -> torch.Tensor:
 PROGRAMS: dict[str, Program] = {
     "conj_physical_": lambda d: torch.tensor([1 + 2j, 3 - 1j]).to(d).conj_physical_(),
     "conj_physical_ of a conjugate view": conjugated_in_place,
+    "where of an integer": lambda d: torch.where(
+        torch.tensor([True, False]).to(d), torch.tensor([3, 4]).to(d), torch.tensor([1 + 2j, 0j]).to(d)
+    ),
+    "where of a bool": lambda d: torch.where(
+        torch.tensor([True, False]).to(d), torch.tensor([1 + 2j, 0j]).to(d), torch.tensor(True).to(d)
+    ),
+    "index_fill of an integer tensor": lambda d: (
+        torch.zeros(3, dtype=torch.complex64).to(d).index_fill(0, torch.tensor([2]).to(d), torch.tensor(3).to(d))
+    ),
     "logical_not_": lambda d: torch.tensor([1 + 2j, 0j]).to(d).logical_not_(),
     "logical_xor out=": lambda d: torch.logical_xor(
         torch.tensor([1j, 0j]).to(d), torch.tensor([0j, 0j]).to(d), out=torch.ones(2, dtype=torch.complex64).to(d)
