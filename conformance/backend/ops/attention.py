@@ -246,8 +246,10 @@ def flash_for_cpu(
     """
     if dropout_p:
         raise RuntimeError("scaled_dot_product_attention_flash_attention: Currently do not support dropout > 0")
-    visible = attn_mask if attn_mask is None or attn_mask.dtype is torch.bool else attn_mask != -math.inf
-    bias = None if attn_mask is None or attn_mask.dtype is torch.bool else attn_mask.masked_fill(~visible, 0.0)
+    visible, bias = attn_mask, None
+    if attn_mask is not None and attn_mask.dtype is not torch.bool:
+        visible = attn_mask != -math.inf
+        bias = attn_mask.masked_fill(visible.logical_not(), 0.0)
     problem = Problem(*(x.transpose(1, 2) for x in (query, key, value)), scale=scale, bias=bias)
     seen = problem.seen(None, 0 if is_causal else None, lower_right=False)
     seen = seen if visible is None else seen & visible
