@@ -22,15 +22,25 @@ from . import order
 from .arithmetic import INF, NAN, absolute, bits_dtype, copy_sign, divide, sign_bit, subtract
 from .compensated import product_error
 
+_LARGE = 2.0**900  # `product_error` overflows above 2**996
+
 
 def _rest(a: UOp, b: UOp) -> UOp:
-    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact if the quotient has fewer than 53 bits."""
-    quotient = divide(a, b).trunc()
-    product = quotient * b
-    rest = subtract(subtract(a, product), product_error(quotient, b, product))
+    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact if the quotient has fewer than 53 bits.
+
+    For a quotient above 2**900 it is 0.
+    """
+    large = absolute(a) > _LARGE
+    scale = large.where(2.0**-200, a.const_like(1.0))
+    dividend, divisor = a * scale, b * scale
+    quotient = divide(dividend, divisor).trunc()
+    product = quotient * divisor
+    rest = subtract(subtract(dividend, product), product_error(quotient, divisor, product))
     # If the quotient was rounded up to an integer, the remainder has the wrong sign.
-    rest = (rest.ne(0) & sign_bit(rest).ne(sign_bit(a))).where(rest + copy_sign(b, a), rest)
-    rest = (absolute(rest) < b).where(rest, subtract(rest, copy_sign(b, a)))
+    rest = (rest.ne(0) & sign_bit(rest).ne(sign_bit(a))).where(rest + copy_sign(divisor, a), rest)
+    rest = (absolute(rest) < divisor).where(rest, subtract(rest, copy_sign(divisor, a)))
+    rest = large.where(rest * 2.0**200, rest)
+    rest = (absolute(quotient) < _LARGE).where(rest, 0.0)
     return (absolute(a) < b).where(a, copy_sign(rest, a))
 
 

@@ -22,7 +22,7 @@ from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import expressions
 from . import elementary as e
-from .arithmetic import INF, NAN, absolute, add, bits_dtype, copy_sign, divide, multiply, rint, sign_bit, subtract
+from .arithmetic import INF, NAN, absolute, add, bits_dtype, divide, multiply, rint, sign_bit, subtract
 
 
 def is_float(x: UOp) -> bool:
@@ -38,6 +38,13 @@ def is_nan(x: UOp) -> UOp:
 def minus(a: UOp, b: UOp) -> UOp:
     """a - b in any dtype."""
     return subtract(a, b) if is_float(a) else a - b
+
+
+def _with_sign(x: UOp, sign: UOp) -> UOp:
+    """x with the sign bit of another value, also for nan, which a product with -1 would not change."""
+    dtype = bits_dtype(x.dtype)
+    bits = (x.bitcast(dtype) & dtype.max) | (sign.bitcast(dtype) & dtype.min)
+    return bits.bitcast(x.dtype)
 
 
 def less_equal(a: UOp, b: UOp) -> UOp:
@@ -121,8 +128,8 @@ pointwise(
         "angle": lambda x: is_nan(x).where(x, (x < 0).where(x.const_like(math.pi), 0.0)),
         "atan2": e.atan2,
         "hypot": e.hypot,
-        "copysign.Tensor": copy_sign,
-        "copysign.Scalar": copy_sign,
+        "copysign.Tensor": _with_sign,
+        "copysign.Scalar": _with_sign,
         "logaddexp": e.logaddexp,
         "heaviside": lambda x, zero: x.eq(0).where(zero, (x > 0).cast(x.dtype)),
         "exp": e.exp,

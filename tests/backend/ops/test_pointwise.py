@@ -148,6 +148,28 @@ def test_sizes_near_the_largest_number():
     same(torch.hypot(x.to("tiny"), y.to("tiny")), torch.hypot(x.double(), y.double()).float())
 
 
+def test_remainders_near_the_largest_number():
+    """Remainders and rounded quotients of float64 numbers above 2**996 are exact. They were formerly nan."""
+    largest = torch.finfo(torch.float64).max
+    a = torch.tensor([1, 0.9, -0.7, 0.3, 1, -1], dtype=torch.float64) * largest
+    b = torch.tensor([0.8, 0.4, -0.6, -0.9, -1, 0.5], dtype=torch.float64) * largest
+    with backend.no_fallback():
+        for f in (torch.fmod, torch.remainder, torch.floor_divide):
+            same(f(a.to("tiny"), b.to("tiny")), f(a, b), rtol=0, atol=0, signs=False)
+        assert torch.floor_divide(a[:1].to("tiny"), 2.0).item() == largest / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_copysign_of_nan(dtype):
+    """copysign sets the sign of nan too. It was formerly left as it was."""
+    x, sign = torch.tensor([math.nan, 2.0, 0.0], dtype=dtype), torch.tensor([[-1.0], [1.0], [-0.0]], dtype=dtype)
+    for y in (sign, sign.int()):
+        with backend.no_fallback():
+            got = torch.copysign(x.to("tiny"), y.to("tiny")).cpu()
+        assert torch.equal(got.signbit(), torch.copysign(x, y).signbit())
+        assert torch.equal(got.abs().nan_to_num(7), x.nan_to_num(7).expand(3, 3))
+
+
 def test_remainder_of_a_large_quotient():
     """fmod and remainder are exact. The quotient of two float32 numbers has up to 277 bits, and formerly remainders of
     quotients with more than 103 bits were arbitrary."""
