@@ -44,10 +44,10 @@ FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
 NUMBERS = (*FLOATS, *INTEGERS)
 
-PER_PROGRAM = 3
-"""Number of topics of a program."""
+PER_PROGRAM = 6
+"""Number of topics of a program. They share the cost of one compilation."""
 
-STEPS = 24
+STEPS = 40
 """Most number of steps of such a program."""
 
 DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",

@@ -111,7 +111,7 @@ STATE_EVERY, STATE_AT = 8, 5
 HAZARDS_EVERY, HAZARDS_AT = 8, 3
 """Period and offset of programs of hazards. If `only` names this family alone, every program is one."""
 
-FUNCTIONS_EVERY, FUNCTIONS_AT = 16, 7
+FUNCTIONS_EVERY, FUNCTIONS_AT = 8, 7
 """Period and offset of programs of topics of functions. If `only` names such families alone, every program is one."""
 
 HAZARD_TRIALS = 8
