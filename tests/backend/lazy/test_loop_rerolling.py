@@ -294,10 +294,22 @@ def run(a: torch.Tensor, b: torch.Tensor, program: list[Step]) -> list[torch.Ten
     return [*read, a]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps, st.sampled_from([(), (3,)]), st.booleans())
 def test_any_order_of_writes_and_reads(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
     """Elements equal the CPU's for any order of writes and reads of elements, rows or columns."""
+    agree(program, row, columns)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(steps, st.sampled_from([(), (3,)]), st.booleans())
+def test_any_order_of_many(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
+    """The same for more orders."""
+    agree(program, row, columns)
+
+
+def agree(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
     a = torch.arange(8.0 * (len(row) * 2 + 1)).reshape(8, *row)
     a = a.t().contiguous().t() if row and columns else a
     b = a * 10

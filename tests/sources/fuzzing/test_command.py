@@ -20,7 +20,8 @@ CORPUS = Path(__file__).parents[3] / "conformance" / "program" / "corpus"
 
 
 def fuzz(*words: object, reports: Path) -> int:
-    return main([*map(str, words), "--without", "op_db", "--reports", str(reports)])
+    """Run a campaign. Scripts do not run, since those of planted faults pass in a process without the fault."""
+    return main([*map(str, words), "--without", "op_db", "--check-scripts", "0", "--reports", str(reports)])
 
 
 def result(reports: Path) -> dict:

@@ -31,7 +31,7 @@ PROGRAM = Program(
     (Input("a", 0, "float32", (4,), (1,)),),
     (Step("neg_", ({"t": "a"},)), Step("unfold", ({"t": "a"}, 0, 2, 1), out=("b",))),
 )
-SETITEM = ("--seed", "5", "--programs", "8", "--only", "setitem")
+SETITEM = ("--seed", "5", "--programs", "8", "--only", "setitem", "--check-scripts", "0")
 
 
 @pytest.fixture
@@ -283,7 +283,8 @@ class TestReplay:
 
 
 class TestWhatIsResumed:
-    WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40", "--without", "op_db")
+    FAST = ("--without", "op_db", "--check-scripts", "0")
+    WORDS = ("--target", "mutant:slice drops the offset", "--programs", "40", *FAST)
 
     def test_findings_of_another_campaign(self, tmp_path):
         """A finding left by a worker of another campaign stays in place. Regression test: it was counted for the next
@@ -300,10 +301,10 @@ class TestWhatIsResumed:
 
     def test_findings_of_other_options(self, tmp_path):
         """Resuming ignores groups in the folder from campaigns with other steps or families."""
-        reports = ("--reports", str(tmp_path), "--check-scripts", "0")
+        reports = ("--reports", str(tmp_path))
         assert main([*self.WORDS, *reports]) == 1
         undisturbed = [(one["signature"], one["count"]) for one in findings(tmp_path)]
-        assert main(["--target", self.WORDS[1], "--programs", "60", "--only", "copy", *reports]) == 1
+        assert main([*self.WORDS[:2], "--programs", "60", "--only", "copy", *self.FAST, *reports]) == 1
         assert main([*self.WORDS[:3], "20", *self.WORDS[4:], *reports]) == 1
         assert main([*self.WORDS, "--resume", *reports]) == 1
         again = [(one["signature"], one["count"]) for one in findings(tmp_path)]
