@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -241,9 +242,12 @@ def in_functionalize() -> bool:
 
 
 def quiet_dynamo() -> None:
-    """Silence torch's logs, unless TORCH_LOGS requests them. Also disable work that Dynamo does for its log alone: it
-    times the guards of each new function, and flushes the processor's caches first, 0.07 s."""
+    """Silence torch's logs, unless TORCH_LOGS or TORCH_TRACE requests them. pytest would print some hundred lines of the
+    trace below each failure. Also disable work that Dynamo does for its log alone: it times the guards of each new
+    function, and flushes the processor's caches first, 0.07 s."""
     import torch._dynamo
+
+    logging.getLogger("torch.__trace").disabled = "TORCH_TRACE" not in os.environ
 
     if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without the symbol, there is nothing to silence
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]

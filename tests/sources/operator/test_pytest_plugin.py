@@ -54,3 +54,9 @@ def test_a_marker_without_a_callable(pytester):
     assert "test_mine needs a marker with one callable" in out
     wrong = SUITE.replace('"gradcheck"', '"gradchek"')
     assert "test_right: unknown check 'gradchek'; did you mean gradcheck" in outcome(pytester, wrong)
+
+
+def test_a_failure_prints_no_log_of_dynamo(pytester):
+    """Regression test: pytest printed each record of torch's trace log below the script."""
+    out = outcome(pytester, SUITE.replace('LIES["values"]', 'LIES["compile"]').replace('"dtype"', '"compile"'))
+    assert "FAILED test_mine.py::test_lie[compile]" in out and "torch.__trace" not in out
