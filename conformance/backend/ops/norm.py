@@ -143,7 +143,7 @@ def _batch_norm(
     result = affine(
         (elements - mean) * inverse, optional(_read(weight), dtype, shape), optional(_read(bias), dtype, shape)
     )
-    return (_like(x), result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
+    return (_dense(x), result), (saved, mean.reshape((channels,))), (saved, inverse.reshape((channels,)))
 
 
 def _no_stats(out: Spec, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
@@ -267,6 +267,12 @@ def _like(x: torch.Tensor) -> Spec:
     """Metadata of a result that the CPU allocates by at::empty_like(x, x.suggest_memory_format())."""
     meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     return Spec(x.dtype, tuple(x.shape), torch.empty_like(meta, memory_format=suggested_format(x)).stride())
+
+
+def _dense(x: torch.Tensor) -> Spec:
+    """Metadata of a result of batch norm: dense in the first format in which x is dense, else contiguous."""
+    format = next((one for one in _formats(x) if x.is_contiguous(memory_format=one)), torch.contiguous_format)
+    return Spec(x.dtype, tuple(x.shape), torch.empty(x.shape, device="meta", memory_format=format).stride())
 
 
 def _formats(x: torch.Tensor) -> list[torch.memory_format]:

@@ -159,6 +159,19 @@ class TestNorms:
         x = torch.randn(3, 2, 3, 4).mul(5).bfloat16()
         both(lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.5)[1:], x, rtol=0, atol=0)
 
+    @pytest.mark.parametrize(("size", "stride"), [
+        ((2, 4, 1, 1), (4, 1, 4, 4)), ((2, 1, 3, 3), (9, 1, 3, 1)), ((3, 2, 1, 5), (10, 1, 2, 2)),
+        ((2, 4, 3, 2), (24, 1, 8, 4)), ((2, 3, 1, 2, 1), (6, 1, 6, 3, 12)), ((2, 4, 3, 2), (24, 6, 1, 3)),
+    ])  # fmt: skip
+    def test_strides(self, size, stride):
+        """A result is channels-last only if the input is, and is not also contiguous, as on the CPU."""
+        x, ones = torch.empty_strided(size, stride).normal_(), torch.ones(size[1])
+        given = [one.to("tiny") for one in (x, ones, ones, ones, ones)]
+        assert given[0].stride() == x.stride()
+        words = (True, 0.1, 0.1)
+        expected = torch.native_batch_norm(x, ones, ones, ones.clone(), ones.clone(), *words)[0]
+        assert torch.native_batch_norm(*given, *words)[0].stride() == expected.stride()
+
     def test_an_out_that_overlaps_the_input(self):
         """An overlapping out= is refused if torch CPU refuses it, and is otherwise read after the write, as on the CPU.
         The device formerly treated an out= over its input as separate memory."""
