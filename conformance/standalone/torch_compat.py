@@ -242,7 +242,7 @@ def in_functionalize() -> bool:
 
 
 def quiet_dynamo() -> None:
-    """Silence torch's logs, unless TORCH_LOGS or TORCH_TRACE requests them. pytest would print some hundred lines of the
+    """Silence torch's logs, unless TORCH_LOGS or TORCH_TRACE requests them: pytest would print a hundred lines of the
     trace below each failure. Also disable work that Dynamo does for its log alone: it times the guards of each new
     function, and flushes the processor's caches first, 0.07 s."""
     import torch._dynamo

@@ -18,6 +18,7 @@ from conformance.engine.float64 import Float64Reference
 from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target
+from conformance.sources.trace.small import small_faults
 from conformance.standalone.moving import (
     copied_to_host,
     map_leaves,
@@ -60,7 +61,7 @@ class TracedCall(OneAnswer):
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
     `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as written.
-    `wide` is the answer in float64, if it was needed."""
+    `wide` is the answer in float64, if it was `asked` for and there is one."""
 
     func: Any
     args: tuple[Any, ...]
@@ -68,6 +69,7 @@ class TracedCall(OneAnswer):
     on_host: bool = False
     written: frozenset[str] = frozenset()
     wide: Execution | None = field(default=None, repr=False)
+    asked: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -123,15 +125,19 @@ class TracedCall(OneAnswer):
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64; None if it has none."""
-        if self.wide is None:
-            try:
-                args, kwargs = Float64Reference().send((self.args, self.kwargs))
-                args, kwargs = map_leaves((args, kwargs), widened_leaf)
-                made = self.func(*args, **kwargs)
-                self.wide = Execution((self._observed(args, kwargs, made, storage_key, _itself),))
-            except Exception as error:  # torch CPU may have no kernel for float64
-                self.wide = Execution((Observation(error=Raised.of(error)),))
-        return None if self.wide.last.error is not None else self.wide
+        if not self.asked:
+            self.asked, self.wide = True, self.widened_by(Float64Reference())
+        return self.wide
+
+    def widened_by(self, reference: Float64Reference) -> Execution | None:
+        """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
+        try:
+            args, kwargs = reference.send((self.args, self.kwargs))
+            args, kwargs = map_leaves((args, kwargs), widened_leaf)
+            made = self.func(*args, **kwargs)
+            return Execution((self._observed(args, kwargs, made, storage_key, _itself),))
+        except Exception:  # torch CPU may have no kernel for float64
+            return None
 
     def by_cpu(self) -> Execution:
         """Return torch CPU's answer on the copies. The copies keep their content."""
@@ -152,7 +158,10 @@ class TracedCall(OneAnswer):
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between torch CPU's answer and the device's."""
         oracles = target.oracles - UNSEEN - (VALUES if self.metadata_only else set())
-        return self.compared(want, got, target, oracles)
+        judgement = self.compared(want, got, target, oracles)
+        if judgement.mismatches or "value" not in oracles or want.last.error is not None:
+            return judgement
+        return judgement._replace(mismatches=small_faults(self, want.last, got.last))
 
     def _observed(
         self, args: Tree, kwargs: Tree, made: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]

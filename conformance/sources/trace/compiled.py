@@ -31,6 +31,7 @@ from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, ob
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
+from conformance.sources.trace.small import small_faults
 from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
 from conformance.standalone.observation import Observation, Raised, names_of
 from conformance.standalone.oracles import Mismatch
@@ -72,8 +73,12 @@ class GraphCall(OneAnswer):
 
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the graph's answer in float64; None if it has none."""
+        return self.widened_by(Float64Reference())
+
+    def widened_by(self, reference: Float64Reference) -> Execution | None:
+        """Return the graph's answer on the inputs that `reference` sends; None if it has none."""
         try:
-            args, cotangents = Float64Reference().send((self.args, self.cotangents))
+            args, cotangents = reference.send((self.args, self.cotangents))
             return self._run(_with_constants(self.graph, widened_leaf), args, cotangents)
         except Exception:  # torch CPU may have no kernel for float64
             return None
@@ -96,7 +101,10 @@ class GraphCall(OneAnswer):
 
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between the two answers."""
-        return self.compared(want, got, target, JUDGED - VALUES if self.draws else JUDGED)
+        judgement = self.compared(want, got, target, JUDGED - VALUES if self.draws else JUDGED)
+        if judgement.mismatches or self.draws or want.last.error is not None:
+            return judgement
+        return judgement._replace(mismatches=small_faults(self, want.last, got.last))
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
         given = dict(zip(self.names, args))

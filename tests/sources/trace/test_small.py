@@ -1,0 +1,78 @@
+"""Small results: wrong values below the absolute tolerance are found, and rounding is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conformance.engine.loading import load_target
+from conformance.sources.trace.call import RESULT, TracedCall
+from conformance.sources.trace.small import small_faults
+
+aten = torch.ops.aten
+CPU = load_target("cpu")
+
+
+def judged(call: TracedCall, answer: torch.Tensor) -> list[str]:
+    """Judge `answer` in place of torch CPU's result, and return the names of wrong tensors. The usual tolerances find
+    nothing."""
+    want = call.by_cpu()
+    tensors = {**want.last.tensors, RESULT: replace(want.last.tensors[RESULT], value=answer)}
+    got = replace(want, observations=(replace(want.last, tensors=tensors),))
+    assert not call.compared(want, got, CPU, {"value"}).mismatches
+    return [one.where for one in small_faults(call, want.last, got.last)]
+
+
+def call(func, *args, **kwargs) -> TracedCall:
+    return TracedCall(func, args, kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_wrong_gradient_of_a_mean_loss(dtype):
+    """The gradients are all close to zero by torch.testing's tolerances, even if they are twice too large."""
+    small = {torch.float32: 1e-6, torch.float64: 1e-8, torch.bfloat16: 1e-6}[dtype]
+    gradient, x = torch.randn(64).to(dtype) * small, torch.randn(64).to(dtype)
+    wrong = call(aten.gelu_backward.default, gradient, x)
+    assert judged(wrong, aten.gelu_backward.default(gradient, x)) == []
+    assert judged(wrong, 2 * aten.gelu_backward.default(gradient, x)) == [RESULT]
+    if dtype != torch.bfloat16:  # the two formulas differ by less than its rounding
+        assert judged(wrong, aten.gelu_backward.default(gradient, x, approximate="tanh")) == [RESULT]
+
+
+def test_another_order_of_a_sum():
+    """A sum that cancels consists of rounding errors, in any order of its terms."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        terms = torch.randn(2000)
+        terms -= terms.mean()
+        total = torch.zeros(())
+        for term in terms[torch.randperm(2000)]:
+            total = total + term
+        assert judged(call(aten.sum.default, terms * 1e-3), total * 1e-3) == []
+
+
+def test_a_lost_term_of_a_sum():
+    """A term is more than rounding."""
+    terms = torch.arange(1.0, 65) * 1e-8
+    assert judged(call(aten.sum.default, terms), terms[:-1].sum()) == [RESULT]
+
+
+@pytest.mark.parametrize(("func", "args"), [
+    (aten.add.Tensor, (torch.ones(3), torch.ones(3))),  # not small
+    (aten.mul.Tensor, (torch.zeros(3), torch.ones(3))),  # zero has no scale
+    (aten.add.Tensor, (torch.arange(3), torch.arange(3))),  # no rounding
+    (aten.mul.Tensor, (torch.ones(0), torch.ones(0))),
+])  # fmt: skip
+def test_results_without_a_scale(func, args):
+    """The usual judgement of these results is final."""
+    assert judged(call(func, *args), func(*args)) == []
+
+
+def test_a_result_that_float64_cannot_decide(monkeypatch):
+    """Without an answer in float64 nothing is a fault."""
+    x = torch.rand(4) * 1e-6
+    undecided = call(aten.mul.Tensor, x, x)
+    monkeypatch.setattr(TracedCall, "widened_by", lambda self, reference: None)
+    assert judged(undecided, x * x * 2) == []
