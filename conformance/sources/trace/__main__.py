@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run.exit_code() if ended.signal else 2
         if made.faults:
             report.write(run, args.reports, None)  # kept if a smaller call ends this process
-            made.write_scripts()
+            made.write_scripts(args.reports / "failures")
             run.results = made.run().results
             scripts.confirm(run, Limits().unit, 0.0 if ended.signal else args.check_scripts, 1)
         report.write(run, args.reports, None)

@@ -6,9 +6,11 @@ Defines `Trace` and `trace`. The command and the context manager share everythin
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from conformance.engine.target import Target
 from conformance.record.errors import UsageError
+from conformance.record.files import write_atomic
 from conformance.record.names import TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
@@ -92,14 +95,18 @@ class Trace:
         compiled."""
         self.compiled.attribute(seconds)
 
-    def write_scripts(self) -> None:
-        """Minimize the smallest wrong call of each fault, and keep its script."""
+    def write_scripts(self, folder: Path | None = None) -> None:
+        """Minimize the smallest wrong call of each fault and keep its script, also as a file of the folder, if any."""
         ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
         most = max(map(len, ranked), default=0)
         order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
         for fault in order[:MOST_SCRIPTS]:
             if not fault.script:
                 fault.script = scripted(fault)
+            if fault.script and folder is not None:
+                name = re.sub(r"[^a-z0-9_.]+", "-", f"{fault.phase} {fault.name} {fault.place}".lower())
+                fault.file = folder / f"trace-{name}.py"
+                write_atomic(fault.file, fault.script)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -118,6 +125,8 @@ class Trace:
                 yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
                 yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
                 yield f"    {sentence(fault.mismatch).partition('; ')[0]}"
+                if fault.file is not None:
+                    yield f"    script: {fault.file}"
         yield from self.notes()
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()

@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -31,7 +32,8 @@ class Fault:
     `mismatch` is the difference of the first wrong call. `error` is the largest relative error of a result, infinite
     for a wrong fact other than values. `effect` is the largest change of the loss, infinite for nan, None if no
     gradient flows into a wrong result. `call` is the wrong call with the fewest input elements. `group` is the compiled
-    graph that contains the operator, and `compiler` its backend, if any."""
+    graph that contains the operator, and `compiler` its backend, if any. `file` is the
+    saved script."""
 
     name: str
     phase: str
@@ -45,6 +47,7 @@ class Fault:
     error: float = 0.0
     effect: float | None = None
     script: str = ""
+    file: Path | None = None
 
     def rank(self, loss: float | None) -> tuple[int, float]:
         """Return the sort key, the smallest first: errors and wrong metadata, then the effect on the loss, then the

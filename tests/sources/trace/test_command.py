@@ -57,6 +57,8 @@ def test_a_wrong_operator_fails_the_run(traced, tmp_path):
     assert [(one.name, one.variant, one.oracles) for one in wrong] == [("aten.relu.default", "forward", ("value",))]
     assert results["aten.threshold_backward.default", "backward"].outcome is Outcome.PASS
     assert "train.py:7" in (tmp_path / "reports/trace.html").read_text()
+    file = "reports/failures/trace-forward-aten.relu.default-train.py-7.py"
+    assert f"    script: {file}\n" in ran.stdout and "torch.ops.aten.relu.default(" in (tmp_path / file).read_text()
 
 
 @pytest.mark.slow
