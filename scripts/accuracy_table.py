@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from conformance.record import result as model
 from conformance.record.accuracy import shown
 from conformance.record.result import Result, Run
-from scripts.pages import Part
+from scripts.pages import ROOT, Part, csv_text, write
 
-PART = Part("docs/device.md", "accuracy_table")
+PART, TABLE = Part("docs/device.md", "accuracy_table"), ROOT / "docs" / "accuracy.csv"
 WORST = 5
 
 
 def lines(run: Run) -> list[str]:
-    """Markdown of a run: the worst cases, and the worst case of each family."""
-    families = defaultdict[str, list[Result]](list)
-    for result in run.errors:
-        families[result.family].append(result)
+    """Markdown of a run: the worst cases."""
     rows = [
         f"torch {run.environment['torch']}, {len(run.errors)} cases measured, {len(run.unexpected)} findings.",
         "",
@@ -41,22 +38,31 @@ def lines(run: Run) -> list[str]:
         rows.append(
             f"| `{result.name}` | {result.dtype} | {result.variant} | {of.of} | {' | '.join(errors)} | {of.times:.1f} |"
         )
-    rows += ["", "| family | cases | worst, times torch CPU | where |", "|---|---|---|---|"]
-    for family, results in sorted(families.items()):
+    return rows
+
+
+def families(run: Run) -> list[list[str]]:
+    """The table of the worst case of each family."""
+    by_family = defaultdict[str, list[Result]](list)
+    for result in run.errors:
+        by_family[result.family].append(result)
+    rows = [["family", "cases", "worst, times torch CPU", "where"]]
+    for family, results in sorted(by_family.items()):
         first = results[0]
         assert first.accuracy is not None
-        rows.append(
-            f"| {family} | {len(results)} | {first.accuracy.times:.1f} | `{first.name}` {first.dtype} {first.variant} |"
-        )
+        where = f"`{first.name}` {first.dtype} {first.variant}"
+        rows.append([family, str(len(results)), f"{first.accuracy.times:.1f}", where])
     return rows
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table of the given run file to the page. Returns the exit code."""
+    """Write the tables of the given run file: of the page, and docs/accuracy.csv. Returns the exit code."""
     if len(arguments) != 1:
         print("usage: accuracy_table.py RUN/accuracy.json", file=sys.stderr)
         return 2
-    return PART.renew("\n".join(lines(model.load(arguments[0]))))
+    run = model.load(arguments[0])
+    write(TABLE, csv_text(families(run)))
+    return PART.renew("\n".join(lines(run)))
 
 
 if __name__ == "__main__":

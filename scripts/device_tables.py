@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.pages import ROOT, Part, write
+from scripts.pages import ROOT, Part, csv_text, write
 
 DATA = Path("reports/coverage/tiny.json")
 REASONS = Path("reports/coverage/reasons.toml")
-PART = Part("docs/device.md", "device_tables")
+PART, TABLE = Part("docs/device.md", "device_tables"), Path("docs/fallbacks.csv")
 SLOWEST = 20
 PLAIN = "float32|forward"
 FORMS = ("forward", "backward", "inplace", "method", "out")
@@ -139,7 +139,7 @@ def _rate(data: Mapping[str, Any]) -> str:
     return f" The run, `{run['command']}`, took {run['seconds']} s: {rate:.0f} samples a second."
 
 
-def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+def page_part(data: Mapping[str, Any]) -> str:
     """Generated part of the page."""
     served, total = data["served"], sum(data["served"].values())
     share = _table(
@@ -147,15 +147,6 @@ def page_part(data: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
         [[kind, served.get(kind, 0), f"{100 * served.get(kind, 0) / max(total, 1):.1f} %"]
          for kind in ("native", "decomposed", "fallback")],
     )  # fmt: skip
-    by_reason: dict[str, tuple[list[str], set[str]]] = {}
-    for op, names in data["fallbacks"].items():
-        ops, of = by_reason.setdefault(reason_for(op, reasons), ([], set()))
-        ops.append(f"`{op.removeprefix('aten.')}`")
-        of.update(names)
-    most = sorted(by_reason.items(), key=lambda entry: -len(entry[1][1]))
-    fallback = _table(
-        ["operators", "OpInfos", "why"], [[", ".join(ops), len(of), reason] for reason, (ops, of) in most]
-    )
     outcome = _outcomes(data)
     return f"""### Outcomes on op_db
 
@@ -173,7 +164,22 @@ handed at least one operator of one sample to the CPU. With filled caches, {data
 
 {share}
 
-{fallback}"""
+```{{csv-table}}
+:file: {TABLE.name}
+:header-rows: 1
+```"""
+
+
+def fallbacks(data: Mapping[str, Any], reasons: Mapping[str, str]) -> list[list[str]]:
+    """The table of operators that fall back to the CPU, by reason."""
+    by_reason: dict[str, tuple[list[str], set[str]]] = {}
+    for op, names in data["fallbacks"].items():
+        ops, of = by_reason.setdefault(reason_for(op, reasons), ([], set()))
+        ops.append(f"`{op.removeprefix('aten.')}`")
+        of.update(names)
+    most = sorted(by_reason.items(), key=lambda entry: -len(entry[1][1]))
+    rows = [[", ".join(ops), str(len(of)), reason] for reason, (ops, of) in most]
+    return [["operators", "OpInfos", "why"], *rows]
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -188,7 +194,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
             data = collect([json.loads(path.read_text()) for path in given.runs], before)
             write(root / DATA, json.dumps(data, indent=1) + "\n")
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
-        return PART.renew(page_part(json.loads((root / DATA).read_text()), reasons), given.check, root)
+        data = json.loads((root / DATA).read_text())
+        table = csv_text(fallbacks(data, reasons))
+        if not given.check:
+            write(root / TABLE, table)
+        elif (root / TABLE).read_text() != table:
+            print(f"{TABLE} is stale; run python -m scripts.device_tables", file=sys.stderr)
+            return 1
+        return PART.renew(page_part(data), given.check, root)
     except (OSError, KeyError, ValueError, TablesError) as error:
         print(f"device_tables: {error}", file=sys.stderr)
         return 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,13 @@ def write(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
+
+
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows as the text of a CSV file. Its cells are Markdown."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 @dataclass(frozen=True)

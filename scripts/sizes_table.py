@@ -8,8 +8,6 @@ Each case runs in a separate process, so several runs of some rows make the same
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +15,7 @@ from conformance.record import result as model
 from conformance.record.footprint import mebibytes
 from conformance.record.merge import merge
 from conformance.record.result import Result, Run
-from scripts.pages import ROOT, write
+from scripts.pages import ROOT, csv_text, write
 
 TABLE = ROOT / "docs" / "sizes.csv"
 HEAD = (
@@ -52,9 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         print("usage: sizes_table.py RUN/sizes.json [...]", file=sys.stderr)
         return 2
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows(merge(map(model.load, arguments))))
-    write(TABLE, text.getvalue())
+    write(TABLE, csv_text(rows(merge(map(model.load, arguments)))))
     return 0
 
 

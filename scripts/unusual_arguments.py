@@ -10,7 +10,7 @@ get the same arguments. If the changed argument is not a tensor, the script also
 
 Every call runs in a worker process with a time limit, so a crash or a hang on either side is one verdict. Prints a line
 for each difference, then the table. Every difference needs a reason in REASONS, and every reason a difference. Exits
-with 1 for a difference without a reason. With --write, renews the table in docs/device.md; the whole run takes five
+with 1 for a difference without a reason. With --write, renews the tables in docs/; the whole run takes five
 minutes with two processes and filled caches.
 """
 
@@ -41,9 +41,9 @@ from conformance.sources.opinfo import catalog, seeding
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import leaves, map_leaves, storage_key
 from conformance.standalone.torch_compat import nondeterministic
-from scripts.pages import Part
+from scripts.pages import ROOT, Part, csv_text, write
 
-PART = Part("docs/device.md", "unusual_arguments")
+PART, TABLE = Part("docs/device.md", "unusual_arguments"), ROOT / "docs" / "unusual_arguments.csv"
 MODULE = "scripts.unusual_arguments"
 
 SAME, SAME_ERROR = "same answer", "same error"
@@ -460,17 +460,22 @@ def reason_of(name: str, what: str, verdict: str) -> int | None:
 
 
 def table(found: Sequence[tuple[str, str, str, str]]) -> list[str]:
-    """Markdown: the counts by verdict and form, and the differences by reason."""
+    """Markdown: the counts by verdict and form."""
     counts = Counter((verdict, form(name, what)) for name, what, verdict, _ in found)
     lines = [f"| verdict | {' | '.join(FORMS)} |", "| --- " * (1 + len(FORMS)) + "|"]
     for verdict in VERDICTS:
         lines.append(f"| {verdict} | {' | '.join(str(counts[verdict, f] or '') for f in FORMS)} |")
+    return lines
+
+
+def by_reason(found: Sequence[tuple[str, str, str, str]]) -> list[list[str]]:
+    """The table of the calls that differ, by reason."""
     reasons = Counter(reason_of(name, what, verdict) for name, what, verdict, _ in found if verdict not in GOOD)
-    lines += ["", "The calls that differ, by reason:", "", "| calls | of | reason |", "| --- | --- | --- |"]
+    rows = [["calls", "of", "reason"]]
     for number, (_, names_, _, reason) in enumerate(REASONS):
         if reasons[number]:
-            lines.append(f"| {reasons[number]} | {', '.join(f'`{n}`' for n in names_.split())} | {reason} |")
-    return lines
+            rows.append([str(reasons[number]), ", ".join(f"`{n}`" for n in names_.split()), reason])
+    return rows
 
 
 def main() -> int:
@@ -478,7 +483,7 @@ def main() -> int:
     parser.add_argument("--op", default="*", help="OpInfos, and methods as Tensor.NAME, by a glob of their name")
     parser.add_argument("-n", type=int, default=1, help="worker processes")
     parser.add_argument("--json", type=Path, help="a file for all verdicts")
-    parser.add_argument("--write", action="store_true", help="renew the table in docs/device.md")
+    parser.add_argument("--write", action="store_true", help="renew the tables in docs/")
     options = parser.parse_args()
     found, explained = [], set()
     failed = False
@@ -500,6 +505,7 @@ def main() -> int:
             failed = True
     if options.write:
         PART.renew("\n".join(lines))
+        write(TABLE, csv_text(by_reason(found)))
     return int(failed)
 
 

@@ -16,7 +16,7 @@ from scripts.pages import ROOT
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A checkout with the page and its data."""
-    for path in (device_tables.DATA, device_tables.REASONS, device_tables.PART.page):
+    for path in (device_tables.DATA, device_tables.REASONS, device_tables.PART.page, device_tables.TABLE):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     return tmp_path
@@ -44,9 +44,9 @@ def run(*results: dict[str, Any], target: str = "tiny") -> dict[str, Any]:
 def test_the_rate_is_of_a_run_of_float32_forward_alone() -> None:
     """Samples per second come from the last run that compared float32 forward only, by that run's own clock."""
     both = run(result("add"), result("add", variant="out"))
-    assert "samples a second" not in device_tables.page_part(device_tables.collect([both]), {})
+    assert "samples a second" not in device_tables.page_part(device_tables.collect([both]))
     data = device_tables.collect([both, run(result("add", samples=20))])
-    assert "`a command`, took 4 s: 5 samples a second" in device_tables.page_part(data, {})
+    assert "`a command`, took 4 s: 5 samples a second" in device_tables.page_part(data)
 
 
 def test_page_is_current() -> None:

@@ -39,6 +39,7 @@ def check(
     Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
     carried out.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test, then the script
     near = sys._getframe(1).f_globals.get("__name__", "")
     request = Request(
         operator, like, reference, inputs, tuple(dtypes), checks, exclude or {}, batch or {}, rtol, atol, seconds, near
@@ -48,6 +49,7 @@ def check(
 
 def judged(request: Request) -> list[Verdict]:
     """Carry out a request; see `check`."""
+    __tracebackhide__ = True
     trial = examination(request)
     made = [*verdicts(trial, request)]
     wrong = sorted(
