@@ -29,6 +29,9 @@ SECONDS = 20.0
 SAMPLES = 40
 """Samples of op_db that are tried."""
 
+COMPILING = {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}
+"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""
+
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail."""
 
@@ -83,19 +86,19 @@ class Verdict:
 
 def examination(request: Request) -> Examination:
     """Make the calls. Raises UsageError for a request that contradicts itself."""
-    operator = operator_of(request.operator, request.near)
     if (request.like is None) == (request.reference is None):
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
     if request.like is not None:
         if request.inputs is not None:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
-        return _like(request, operator)
+        return _like(request, operator_of(request.operator, request.near))
     if request.inputs is None:
         raise UsageError(
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
         )
     assert request.reference is not None
     reference = operator_of(request.reference, request.near, role="reference")
+    operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
     plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
@@ -233,11 +236,9 @@ Item = Found | tuple[str, str]
 def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS) -> Iterator[Item]:
     """Run a procedure on the calls, in a fork."""
     procedure = PROCEDURES[name]
-    if name in ("compile", "dynamic", "inductor"):
+    if name in COMPILING:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
-        target_of(
-            {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}[name]
-        )
+        target_of(COMPILING[name])
 
     def work(send: Send) -> None:
         for number, call in enumerate(calls):
@@ -252,7 +253,9 @@ def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: floa
 
     number, check = 0, ""
     for item in forked(work, seconds):
-        if isinstance(item, Death):
+        if isinstance(item, Death) and item.hangs and name in COMPILING:
+            yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
+        elif isinstance(item, Death):
             name_of_death = "hang" if item.hangs else check or "crash"
             mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
             yield Found(name_of_death, mismatch, calls[number])

@@ -83,6 +83,12 @@ class TestProgram:
         made = [call_of(one, self.CALL).given for one in smaller_lengths(program_of(self.CALL))]
         assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in made]
 
+    def test_two_lengths_shrink_together(self):
+        """A length may be a multiple of another one, so both are halved."""
+        call = Call("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
+        made = [call_of(one, call).given for one in smaller_lengths(program_of(call))]
+        assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in made]
+
     def test_an_argument_without_a_text(self):
         """Such a call is not shrunk, and its script says why."""
         with pytest.raises(Unwritable):
