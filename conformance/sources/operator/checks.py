@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -437,6 +438,8 @@ def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
 
 def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
+    if not trial.operator.derivable:
+        raise NotJudged("the operator registers no derivative")
     want = observed(trial.reference.function, call, None, differentiated, True)
     if want.error is None and want.others.get("result['requires_grad']"):
         raise NotJudged("the reference has gradients to compare with")
@@ -653,11 +656,12 @@ def _line(error: Raised) -> str:
 @dataclass(frozen=True)
 class Procedure:
     """A procedure on calls of these kinds: at most `most` of each kind, only the first of each number of dimensions if
-    it is `slow`."""
+    it is `slow`. After `seconds` no further call begins."""
 
     run: Callable[[Examination, Call], Iterator[Found]]
     kinds: Collection[str]
     most: int = 100
+    seconds: float = math.inf
 
 
 EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
@@ -676,8 +680,8 @@ PROCEDURES: Mapping[str, Procedure] = {
     "gradcheck": Procedure(gradcheck, (kinds.SAMPLED, kinds.SCALARS), 3),
     "fake": Procedure(fake, PLAIN, 8),
     "symbolic": Procedure(symbolic, (kinds.SAMPLED, kinds.BLOCKS), 3),
-    "compile": Procedure(compiled("compile:aot_eager", "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3),
-    "dynamic": Procedure(compiled("compile:aot_eager,dynamic=yes", "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3),
+    "compile": Procedure(compiled("compile:aot_eager", "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 8.0),
+    "dynamic": Procedure(compiled("compile:aot_eager,dynamic=yes", "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 8.0),
     "inductor": Procedure(compiled("inductor", "inductor"), (kinds.SAMPLED, kinds.STRIDED), 2),
     "vmap": Procedure(vmap, (kinds.SAMPLED, kinds.SCALARS), 4),
     "autocast": Procedure(autocast, (kinds.SAMPLED, kinds.SCALARS), 6),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -191,9 +194,12 @@ class Judging:
 
 
 def calls_of(trial: Examination, name: str) -> list[Call]:
-    """Return the calls of a procedure."""
+    """Return the calls of a procedure. Its kinds take turns, because it may run out of time."""
     procedure = PROCEDURES[name]
-    return [call for kind in procedure.kinds for call in _varied(trial.plan, kind, procedure.most)]
+    rows = [_varied(trial.plan, kind, procedure.most) for kind in procedure.kinds]
+    if procedure.seconds == math.inf:
+        return [call for row in rows for call in row]
+    return [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
 
 
 def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
@@ -241,7 +247,11 @@ def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: floa
         target_of(COMPILING[name])
 
     def work(send: Send) -> None:
+        begin = time.monotonic()
         for number, call in enumerate(calls):
+            if number and time.monotonic() - begin > procedure.seconds:
+                send(("done", number, f"calls in the first {procedure.seconds:g} s only"))
+                continue
             send(("at", number, ""))
             inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
             try:

@@ -26,6 +26,7 @@ from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
 from conformance.sources.operator.examine import examined
 from conformance.sources.operator.sides import names_of_inputs, observed
+from conformance.sources.operator.subject import TAKEN
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import carried, inert
@@ -45,12 +46,18 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    named, args, kwargs = as_inputs(names_of_inputs(call.given), *call.arguments())
+    given = {_written(name): one for name, one in names_of_inputs(call.given).items()}
+    named, args, kwargs = as_inputs(given, *call.arguments())
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
         raise Unwritable(str(error)) from error
     return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
+
+
+def _written(name: str) -> str:
+    """Return the name of an input in a script, which uses some names for itself."""
+    return f"{name}0" if name in TAKEN else name
 
 
 def call_of(program: Program, call: Call) -> Call:
@@ -231,7 +238,7 @@ def _value(text: Text) -> list[str]:
     if one.expected == "an answer":
         return _raising(text)
     if not one.where.startswith("result"):
-        name = one.where.partition("[")[0]
+        name = _written(one.where.partition("[")[0])
         ends = [text.fresh, text.want, f"want = {name}", text.fresh, text.got, f"got = {name}"]
     else:
         ends = [text.fresh, f"want = {text.want}", text.fresh, f"got = {text.got}"]
@@ -278,7 +285,7 @@ def _raising(text: Text) -> list[str]:
 
 
 def _mutation(text: Text) -> list[str]:
-    name = text.found.mismatch.where.partition("[")[0]
+    name = _written(text.found.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}.clone()",
@@ -289,7 +296,7 @@ def _mutation(text: Text) -> list[str]:
 
 
 def _version(text: Text) -> list[str]:
-    name = text.found.mismatch.where.partition("[")[0]
+    name = _written(text.found.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}._version",
@@ -431,7 +438,7 @@ def _gradients(text: Text) -> list[str]:
 
 def _gradient(text: Text, parameter: str, lay: str = "") -> list[str]:
     """Return lines that define `gradient`, of a function or along the cotangents that `lay` returns."""
-    name = text.found.mismatch.where.removeprefix("gradient of ").partition("[")[0]
+    name = _written(text.found.mismatch.where.removeprefix("gradient of ").partition("[")[0])
     name = name if name in text.floating else text.floating[0]
     leaves = [f"{each}.requires_grad_()" for each in text.floating]
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,6 +70,23 @@ def test_a_layout_stays_one():
     _, found = smallest("layouts")
     (x,) = tensors(found.call.given)
     assert x.numel() <= 4 and not (x.is_contiguous() and not x.storage_offset())
+
+
+def test_an_input_with_a_name_of_the_script(standalone):
+    """The script has a function `inputs`, so an argument of that name gets another one there."""
+
+    def double(inputs, given):
+        return inputs * 2.01 + given * 0
+
+    def reference(inputs, given):
+        return inputs * 2 + given * 0
+
+    request = Request(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
+    trial = examination(request)
+    for check in ("values", "gradients"):
+        found = next(one.found for one in verdicts(trial, replace(request, checks=[check])) if one.found)
+        ended = standalone(script(trial, found))
+        assert ended.returncode == 1 and f"{check} of " in ended.stdout, ended.stderr
 
 
 class TestProgram:
