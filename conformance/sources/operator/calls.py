@@ -299,7 +299,7 @@ def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
     for choice in range(MOST[SAMPLED] if description.sizes else 0):
         yield (
             SAMPLED,
-            _sized(description, lambda low, high: rng.randint(max(low, 2) if high > 1 else low, min(high, 12))),
+            _sized(description, lambda low, high: rng.randint(max(low, min(high, 2)), max(low, min(high, 12)))),
             choice,
             "",
         )

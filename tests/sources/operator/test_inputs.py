@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.record.errors import UsageError
+from conformance.sources.operator import calls
 from conformance.sources.operator.inputs import Lengths, Number, Range, Tensor, Value, evaluated, parse
 
 
@@ -68,3 +69,10 @@ class TestParse:
 def test_expressions():
     """Arithmetic of whole numbers."""
     assert evaluated("2 * n + m // 2 - -1", {"n": 3, "m": 5}) == 9
+
+
+def test_sizes_that_begin_above_the_usual_ones():
+    """Sampled sizes are small where the range allows it."""
+    description = parse({"x": "float32[n]", "sizes": {"n": "16..64 step 16"}})
+    sizes = {each["n"] for kind, each, *_ in calls._draws(description) if kind == calls.SAMPLED}
+    assert sizes == {16}
