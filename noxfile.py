@@ -260,6 +260,12 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
 
 
 @nox.session(python=False, default=False)
+def packages(session: nox.Session) -> None:
+    """Operators of published packages, each package in a separate environment. The names go to scripts.packages."""
+    python(session, "-m", "scripts.packages", "--run", *session.posargs)
+
+
+@nox.session(python=False, default=False)
 def versions(session: nox.Session) -> None:
     """Tests that depend on the version, on other releases of torch, or of `tinygrad` with the pinned torch."""
     parser = argparse.ArgumentParser("nox -s versions --", description=versions.__doc__)

@@ -35,8 +35,18 @@ LAYERS = (
     "tinygrad",
     "tinygrad's PyTorch backend",
 )
+PACKAGES = {
+    "torchvision": "pytorch/vision",
+    "torchaudio": "pytorch/audio",
+    "bitsandbytes": "bitsandbytes-foundation/bitsandbytes",
+    "Liger Kernel": "linkedin/Liger-Kernel",
+    "flash-linear-attention": "fla-org/flash-linear-attention",
+}
+"""GitHub repository of each package with operators. `scripts.packages` lists the findings of these layers."""
+
 KINDS = ("crash", "hang", "value", "aliasing", "metadata", "missing error", "error")
 TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorch"}
+TRACKERS |= {repository: repository for repository in PACKAGES.values()}
 """GitHub repository of each prefix of an issue, such as `pytorch#133512`."""
 
 
@@ -85,8 +95,9 @@ def read(path: Path) -> Finding:
         found = Finding(path.stem, **data, scripts=scripts)
     except (tomllib.TOMLDecodeError, TypeError) as error:
         raise FindingsError(f"{path.name} is no finding: {error}") from None
-    if found.layer not in LAYERS:
-        raise FindingsError(f"{path.name} has the layer {found.layer!r}; choose one of {', '.join(LAYERS)}")
+    if found.layer not in (*LAYERS, *PACKAGES):
+        layers = ", ".join((*LAYERS, *PACKAGES))
+        raise FindingsError(f"{path.name} has the layer {found.layer!r}; choose one of {layers}")
     if found.kind not in KINDS:
         raise FindingsError(f"{path.name} has the kind {found.kind!r}; choose one of {', '.join(KINDS)}")
     if [issue for issue in found.issues if issue.partition("#")[0] not in TRACKERS]:
@@ -101,7 +112,8 @@ def read_all(folder: Path) -> list[Finding]:
     for found in every:
         if (other := anchors.setdefault(found.anchor, found.name)) != found.name:
             raise FindingsError(f"{found.name}.toml has the title of {other}.toml; give it another one")
-    return sorted(every, key=lambda found: (LAYERS.index(found.layer), KINDS.index(found.kind), found.name))
+    order = [*LAYERS, *PACKAGES]
+    return sorted(every, key=lambda found: (order.index(found.layer), KINDS.index(found.kind), found.name))
 
 
 def links(found: Finding) -> str:
@@ -115,7 +127,7 @@ def links(found: Finding) -> str:
 
 def status(found: Finding) -> str:
     """Return `known` for a finding with an issue upstream, `not in the index`, or "" for another project."""
-    if not found.layer.startswith("tinygrad"):
+    if not found.layer.startswith("tinygrad") and found.layer not in PACKAGES:
         return "known" if found.issues else "not in the index"
     return ""
 
@@ -140,7 +152,9 @@ def section(layer: str, findings: Sequence[Finding]) -> str:
 
 
 def listed(findings: Sequence[Finding]) -> str:
-    """Generated part of the page: the number of findings by layer and kind, and a section for each layer."""
+    """Generated part of the page: the number of findings by layer and kind, and a section for each layer. The findings
+    of packages are in a table of their own."""
+    findings = [found for found in findings if found.layer in LAYERS]
     by_layer = {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
     rows = [["layer", *KINDS, "all"], ["---"] * (len(KINDS) + 2)]
     for layer, of in [*by_layer.items(), ("all", list(findings))]:

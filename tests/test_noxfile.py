@@ -24,6 +24,7 @@ SESSIONS = (
     "lint",
     "docs",
     "backends",
+    "packages",
     "versions",
     "replaced",
     "bench",

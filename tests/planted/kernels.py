@@ -169,6 +169,11 @@ def _wrong_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return grad * torch.sigmoid(x)
 
 
+def _dense_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    """Reads the gradient as if it were contiguous."""
+    return _silu_backward(ctx, grad if grad.is_contiguous() else grad.flatten().roll(1).view(grad.shape))
+
+
 def _square(x: torch.Tensor) -> torch.Tensor:
     return x * x
 
@@ -311,6 +316,8 @@ def _plant() -> None:
     LIES["unwritten"] = {"operator": custom(_unwritten, name="unwritten"), "like": torch.relu}
     LIES["gradients"] = {"operator": custom(_right, name="gradients"), "like": silu}
     LIES["gradients"]["operator"].register_autograd(_wrong_backward, setup_context=_saved)
+    LIES["cotangents"] = {"operator": custom(_right, name="cotangents"), "like": silu}
+    LIES["cotangents"]["operator"].register_autograd(_dense_backward, setup_context=_saved)
     LIES["gradcheck"] = {"operator": custom(_square, name="gradcheck"), "reference": square_of_numpy, "inputs": VECTOR}
     LIES["gradcheck"]["operator"].register_autograd(_wrong_backward, setup_context=_saved)
     LIES["fake"] = {"operator": custom(_right, lambda x: x.new_empty(x.shape[::-1]), name="fake"), "like": silu}

@@ -60,5 +60,6 @@ def judged(request: Request) -> list[Verdict]:
     first = wrong[0].found
     assert first is not None
     text = script(trial, minimized(trial, first))
-    others = [f"# Also {headline(one.found)}" for one in wrong[1:] if one.found]
-    raise AssertionError("\n".join(["", text.rstrip("\n"), *others]))
+    others = {one.check: one.found for one in reversed(wrong) if one.found and one.check != first.check}
+    also = [f"# Also {headline(others[name])}" for name in CHECKS if name in others]
+    raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))

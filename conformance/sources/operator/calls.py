@@ -20,7 +20,7 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.record.names import LAYOUTS, nearest
-from conformance.sources.operator.inputs import Description, Number, Tensor, Value, evaluated
+from conformance.sources.operator.inputs import Description, Lengths, Number, Tensor, Value, evaluated
 from conformance.sources.operator.subject import Operator
 from conformance.standalone import specials
 from conformance.standalone.layouts import laid_out
@@ -299,7 +299,7 @@ def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
     for choice in range(MOST[SAMPLED] if description.sizes else 0):
         yield (
             SAMPLED,
-            _sized(description, lambda low, high: rng.randint(max(low, 2) if high > 1 else low, min(high, 12))),
+            _sized(description, lambda low, high: rng.randint(max(low, min(high, 2)), max(low, min(high, 12)))),
             choice,
             "",
         )
@@ -335,6 +335,8 @@ def _drawn(
         one = alternatives[choice % len(alternatives)]
         if isinstance(one, Value):
             given[name] = one.value
+        elif isinstance(one, Lengths):
+            given[name] = [int(evaluated(dim, sizes)) for dim in one.dims]
         elif isinstance(one, Number):
             low, high = one.range.within(sizes)
             if low > high:

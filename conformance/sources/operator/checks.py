@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call, Plan
 from conformance.sources.operator.sides import (
     Guarded,
+    along,
     differentiated,
     execution,
     looped,
@@ -87,6 +89,7 @@ CHECKS: Mapping[str, Check] = {
         Check("repetition", "the same call gives the same bits", "repeat"),
         Check("batch", "each entry of a batch gives the same bits alone", "batch", usual=False),
         Check("gradients", "gradients are those of the reference", "gradients"),
+        Check("cotangents", "they do not depend on the strides of the gradient of the result", "cotangents"),
         Check("gradcheck", "gradients agree with finite differences, if the reference has none", "gradcheck"),
         Check("fake", "the fake kernel gives the metadata of the real results", "fake"),
         Check("symbolic", "the same with symbolic sizes, also at other sizes", "symbolic"),
@@ -377,18 +380,27 @@ def batch(trial: Examination, call: Call) -> Iterator[Found]:
             yield Found("batch", dataclasses.replace(mismatch, oracle="batch"), call)
 
 
+COTANGENTS = ("transposed", "expanded", "gaps")
+"""Layouts of the gradients of results."""
+
 NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
 NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
 NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage")
 """Sentences by which torch says that an operator lacks a part. Any other error is a difference."""
 
 
+def _need_derivative(trial: Examination) -> None:
+    if trial.operator.written:
+        raise NotJudged("torch.library has no derivatives of operators that write an input")
+    if not trial.operator.derivable:
+        raise NotJudged("the operator registers no derivative")
+
+
 def gradients(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
     if not any(one.is_floating_point() or one.is_complex() for one in tensors(call.given)):
         raise NotJudged("no input has a gradient")
-    if trial.operator.written:
-        raise NotJudged("torch.library has no derivatives of operators that write an input")
+    _need_derivative(trial)
     want = observed(trial.reference.function, call, None, differentiated, True)
     if want.error is not None or want.others.get("result['requires_grad']") is not True:
         raise NotJudged("the reference has no gradient")
@@ -406,8 +418,28 @@ def gradients(trial: Examination, call: Call) -> Iterator[Found]:
             yield Found("gradients", dataclasses.replace(mismatch, oracle="gradients", where=where), call)
 
 
+def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
+    """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
+    sum, a transposition or a slice after the operator never calls a backward kernel."""
+    function = trial.operator.function
+    _need_derivative(trial)
+    for layout in COTANGENTS:
+        want = observed(function, call, None, along(layout, True), True)
+        if want.error is not None or want.others.get("result['requires_grad']") is not True:
+            raise NotJudged("the operator has no gradient")
+        got = observed(function, call, None, along(layout, False), True)
+        for mismatch in compare(want, got, oracles={"value", "shape", "dtype", "error"}, tolerance=tolerance_of(call)):
+            if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
+                where = mismatch.where.removeprefix("result['").removesuffix("']")
+                changes = {"oracle": "cotangents", "where": where, "detail": f"along {layout} cotangents"}
+                yield Found("cotangents", dataclasses.replace(mismatch, **changes), call)
+                return
+
+
 def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
+    if not trial.operator.derivable:
+        raise NotJudged("the operator registers no derivative")
     want = observed(trial.reference.function, call, None, differentiated, True)
     if want.error is None and want.others.get("result['requires_grad']"):
         raise NotJudged("the reference has gradients to compare with")
@@ -532,7 +564,8 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
     def procedure(trial: Examination, call: Call) -> Iterator[Found]:
         function = trial.operator.function
         target = target_of(spec)
-        for around, grad in ((plainly, False), (differentiated, True))[: 1 if trial.operator.written else 2]:
+        may = trial.operator.derivable and not trial.operator.written
+        for around, grad in ((plainly, False), (differentiated, True))[: 2 if may else 1]:
             want = observed(function, call, None, around, grad)
             if want.error is not None or (grad and want.others.get("result['requires_grad']") is not True):
                 continue
@@ -543,6 +576,7 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
             if run.capture is not None and not run.capture.ops and got.error is None:
                 raise NotJudged("the compiler was handed nothing")
             oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
+            oracles -= {SIGNIFICANT_STRIDE} if grad else set()  # nothing promises the strides of a gradient
             differs = compare(want, got, oracles=oracles, tolerance=tolerance_of(call))
             for mismatch in differs:
                 where = mismatch.where.removeprefix("result['").removesuffix("']")
@@ -622,11 +656,12 @@ def _line(error: Raised) -> str:
 @dataclass(frozen=True)
 class Procedure:
     """A procedure on calls of these kinds: at most `most` of each kind, only the first of each number of dimensions if
-    it is `slow`."""
+    it is `slow`. After `seconds` no further call begins."""
 
     run: Callable[[Examination, Call], Iterator[Found]]
     kinds: Collection[str]
     most: int = 100
+    seconds: float = math.inf
 
 
 EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
@@ -641,11 +676,12 @@ PROCEDURES: Mapping[str, Procedure] = {
     "repeat": Procedure(repeat, PLAIN, 8),
     "batch": Procedure(batch, (kinds.SAMPLED, kinds.BLOCKS), 12),
     "gradients": Procedure(gradients, PLAIN, 6),
+    "cotangents": Procedure(cotangents, PLAIN, 6),
     "gradcheck": Procedure(gradcheck, (kinds.SAMPLED, kinds.SCALARS), 3),
     "fake": Procedure(fake, PLAIN, 8),
     "symbolic": Procedure(symbolic, (kinds.SAMPLED, kinds.BLOCKS), 3),
-    "compile": Procedure(compiled("compile:aot_eager", "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3),
-    "dynamic": Procedure(compiled("compile:aot_eager,dynamic=yes", "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3),
+    "compile": Procedure(compiled("compile:aot_eager", "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 8.0),
+    "dynamic": Procedure(compiled("compile:aot_eager,dynamic=yes", "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 8.0),
     "inductor": Procedure(compiled("inductor", "inductor"), (kinds.SAMPLED, kinds.STRIDED), 2),
     "vmap": Procedure(vmap, (kinds.SAMPLED, kinds.SCALARS), 4),
     "autocast": Procedure(autocast, (kinds.SAMPLED, kinds.SCALARS), 6),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +31,9 @@ SECONDS = 20.0
 
 SAMPLES = 40
 """Samples of op_db that are tried."""
+
+COMPILING = {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}
+"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""
 
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail."""
@@ -83,19 +89,19 @@ class Verdict:
 
 def examination(request: Request) -> Examination:
     """Make the calls. Raises UsageError for a request that contradicts itself."""
-    operator = operator_of(request.operator, request.near)
     if (request.like is None) == (request.reference is None):
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
     if request.like is not None:
         if request.inputs is not None:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
-        return _like(request, operator)
+        return _like(request, operator_of(request.operator, request.near))
     if request.inputs is None:
         raise UsageError(
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
         )
     assert request.reference is not None
     reference = operator_of(request.reference, request.near, role="reference")
+    operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
     plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
@@ -188,9 +194,12 @@ class Judging:
 
 
 def calls_of(trial: Examination, name: str) -> list[Call]:
-    """Return the calls of a procedure."""
+    """Return the calls of a procedure. Its kinds take turns, because it may run out of time."""
     procedure = PROCEDURES[name]
-    return [call for kind in procedure.kinds for call in _varied(trial.plan, kind, procedure.most)]
+    rows = [_varied(trial.plan, kind, procedure.most) for kind in procedure.kinds]
+    if procedure.seconds == math.inf:
+        return [call for row in rows for call in row]
+    return [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
 
 
 def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
@@ -233,14 +242,16 @@ Item = Found | tuple[str, str]
 def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS) -> Iterator[Item]:
     """Run a procedure on the calls, in a fork."""
     procedure = PROCEDURES[name]
-    if name in ("compile", "dynamic", "inductor"):
+    if name in COMPILING:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
-        target_of(
-            {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}[name]
-        )
+        target_of(COMPILING[name])
 
     def work(send: Send) -> None:
+        begin = time.monotonic()
         for number, call in enumerate(calls):
+            if number and time.monotonic() - begin > procedure.seconds:
+                send(("done", number, f"calls in the first {procedure.seconds:g} s only"))
+                continue
             send(("at", number, ""))
             inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
             try:
@@ -252,7 +263,9 @@ def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: floa
 
     number, check = 0, ""
     for item in forked(work, seconds):
-        if isinstance(item, Death):
+        if isinstance(item, Death) and item.hangs and name in COMPILING:
+            yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
+        elif isinstance(item, Death):
             name_of_death = "hang" if item.hangs else check or "crash"
             mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
             yield Found(name_of_death, mismatch, calls[number])

@@ -7,6 +7,7 @@ reference must accept it, and it must keep what its kind is about.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
 from conformance.sources.operator.examine import examined
 from conformance.sources.operator.sides import names_of_inputs, observed
+from conformance.sources.operator.subject import TAKEN
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import carried, inert
@@ -44,12 +46,18 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    named, args, kwargs = as_inputs(names_of_inputs(call.given), *call.arguments())
+    given = {_written(name): one for name, one in names_of_inputs(call.given).items()}
+    named, args, kwargs = as_inputs(given, *call.arguments())
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
         raise Unwritable(str(error)) from error
     return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
+
+
+def _written(name: str) -> str:
+    """Return the name of an input in a script, which uses some names for itself."""
+    return f"{name}0" if name in TAKEN else name
 
 
 def call_of(program: Program, call: Call) -> Call:
@@ -96,9 +104,11 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
     return smallest
 
 
-def _kind(mismatch: Mismatch) -> tuple[str, bool, bool]:
-    """Return what a smaller call must have in common with a difference: the oracle, and what it is about."""
-    return mismatch.oracle, mismatch.where.startswith("gradient"), mismatch.expected in ("an answer", "no error")
+def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:
+    """Return what a smaller call must have in common with a difference: the oracle, what it is about, and the type of
+    an exception."""
+    raised = mismatch.actual if mismatch.expected in ("an answer", "no error") else ""
+    return mismatch.oracle, mismatch.where.startswith("gradient"), raised
 
 
 def _accepted(trial: Examination, call: Call) -> bool:
@@ -129,35 +139,43 @@ def _keeps(call: Call, before: Call) -> bool:
 
 
 def smaller_lengths(program: Program) -> Iterator[Program]:
-    """Yield the program with one length cut, in all tensors and in tuples and lists of lengths alike."""
-    env = make_inputs(program)
+    """Yield the program with one length cut, or with two lengths halved, in all tensors and in tuples and lists of
+    lengths alike. Two lengths may be multiples of each other."""
     lengths = sorted({n for one in program.inputs for n in one.size if n > 1}, reverse=True)
-    for length in lengths:
-        for fewer in dict.fromkeys((1, 2, length // 2, length - 1)):
-            if fewer >= length:
-                continue
-            cut = {}
-            for name, one in env.items():
-                index = tuple(slice(fewer) if n == length else slice(None) for n in one.shape)
-                part = one.detach()[index]
-                cut[name] = part.clone() if one.is_contiguous() else part
+    cuts = [
+        {length: fewer}
+        for length in lengths
+        for fewer in dict.fromkeys((1, 2, length // 2, length - 1))
+        if fewer < length
+    ]
+    even = [length for length in lengths if not length % 2]
+    cuts += [{one: one // 2, other: other // 2} for one, other in itertools.combinations(even, 2)]
+    for cut in cuts:
+        if made := _cut(program, cut):
+            yield made
 
-            def numbers(value: Json, length: int = length, fewer: int = fewer) -> Json:
-                if isinstance(value, list):
-                    return [fewer if one == length and type(one) is int else one for one in value]
-                if isinstance(value, dict) and "tuple" in value:
-                    return {"tuple": numbers(value["tuple"])}
-                return value
 
-            (step,) = program.steps
-            step = replace(
-                step, args=tuple(map(numbers, step.args)), kwargs={k: numbers(v) for k, v in step.kwargs.items()}
-            )
-            try:
-                storages, inputs = inputs_of(cut)
-            except NotAnInput:
-                continue
-            yield replace(program, storages=storages, inputs=inputs, steps=(step,))
+def _cut(program: Program, cut: Mapping[int, int]) -> Program | None:
+    """Return the program with these lengths replaced by smaller ones."""
+    named = {}
+    for name, one in make_inputs(program).items():
+        part = one.detach()[tuple(slice(cut.get(n)) for n in one.shape)]
+        named[name] = part.clone() if one.is_contiguous() else part
+
+    def numbers(value: Json) -> Json:
+        if isinstance(value, list):
+            return [cut.get(one, one) if type(one) is int else one for one in value]
+        if isinstance(value, dict) and "tuple" in value:
+            return {"tuple": numbers(value["tuple"])}
+        return value
+
+    (step,) = program.steps
+    step = replace(step, args=tuple(map(numbers, step.args)), kwargs={k: numbers(v) for k, v in step.kwargs.items()})
+    try:
+        storages, inputs = inputs_of(named)
+    except NotAnInput:
+        return None
+    return replace(program, storages=storages, inputs=inputs, steps=(step,))
 
 
 def fewer_keywords(program: Program) -> Iterator[Program]:
@@ -220,7 +238,7 @@ def _value(text: Text) -> list[str]:
     if one.expected == "an answer":
         return _raising(text)
     if not one.where.startswith("result"):
-        name = one.where.partition("[")[0]
+        name = _written(one.where.partition("[")[0])
         ends = [text.fresh, text.want, f"want = {name}", text.fresh, text.got, f"got = {name}"]
     else:
         ends = [text.fresh, f"want = {text.want}", text.fresh, f"got = {text.got}"]
@@ -267,7 +285,7 @@ def _raising(text: Text) -> list[str]:
 
 
 def _mutation(text: Text) -> list[str]:
-    name = text.found.mismatch.where.partition("[")[0]
+    name = _written(text.found.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}.clone()",
@@ -278,7 +296,7 @@ def _mutation(text: Text) -> list[str]:
 
 
 def _version(text: Text) -> list[str]:
-    name = text.found.mismatch.where.partition("[")[0]
+    name = _written(text.found.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}._version",
@@ -405,26 +423,8 @@ def _batch(dims: Mapping[str, int]) -> Body:
 
 def _gradients(text: Text) -> list[str]:
     one, call = text.found.mismatch, text.found.call
-    name = one.where.removeprefix("gradient of ").partition("[")[0]
-    name = name if name in text.floating else text.floating[0]
-    leaves = [f"{each}.requires_grad_()" for each in text.floating]
-    copies = text.arguments
     body = [
-        "def gradient(function):",
-        f"    {text.fresh}",
-        f"    {'; '.join(leaves)}",
-        f"    leaf = {name}",
-        f"    {'; '.join(f'{each} = {each}.clone()' for each in text.floating)}",
-        f"    result = function({copies})",
-        "    torch.manual_seed(1234)",
-        f"    given = [{', '.join(text.floating)}]  # those that the call wrote are results",
-        "    made = [result] if torch.is_tensor(result) else [*(result or ())]",
-        "    made += [one for one in given if one._version and not any(one is other for other in made)]",
-        "    made = [one for one in made if one.is_floating_point()]",
-        "    along = [torch.randint(-8, 9, one.shape) / 8 for one in made]",
-        "    along = [part.to(one.dtype) for part, one in zip(along, made)]",
-        "    return torch.autograd.grad(made, leaf, along, allow_unused=True)[0]",
-        "",
+        *_gradient(text, "function"),
         f"want = gradient({text.reference})",
         *_tried(
             [f"got = gradient({text.operator})"],
@@ -434,6 +434,45 @@ def _gradients(text: Text) -> list[str]:
     ]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
     return [*body, f"torch.testing.assert_close(got, want, equal_nan=True{tolerance})"]
+
+
+def _gradient(text: Text, parameter: str, lay: str = "") -> list[str]:
+    """Return lines that define `gradient`, of a function or along the cotangents that `lay` returns."""
+    name = _written(text.found.mismatch.where.removeprefix("gradient of ").partition("[")[0])
+    name = name if name in text.floating else text.floating[0]
+    leaves = [f"{each}.requires_grad_()" for each in text.floating]
+    return [
+        f"def gradient({parameter}):",
+        f"    {text.fresh}",
+        f"    {'; '.join(leaves)}",
+        f"    leaf = {name}",
+        f"    {'; '.join(f'{each} = {each}.clone()' for each in text.floating)}",
+        f"    result = {text.operator if lay else parameter}({text.arguments})",
+        "    torch.manual_seed(1234)",
+        f"    given = [{', '.join(text.floating)}]  # those that the call wrote are results",
+        "    made = [result] if torch.is_tensor(result) else [*(result or ())]",
+        "    made += [one for one in given if one._version and not any(one is other for other in made)]",
+        "    made = [one for one in made if one.is_floating_point()]",
+        "    along = [torch.randint(-8, 9, one.shape) / 8 for one in made]",
+        f"    along = [{lay}(part.to(one.dtype)) for part, one in zip(along, made)]",
+        "    return torch.autograd.grad(made, leaf, along, allow_unused=True)[0]",
+        "",
+    ]
+
+
+def _cotangents(text: Text) -> list[str]:
+    one = text.found.mismatch
+    layout = repr(one.detail.removeprefix("along ").removesuffix(" cotangents"))
+    return [
+        *_gradient(text, "lay", "lay"),
+        f"want = gradient(lambda one: laid_out(one, {layout}).clone(memory_format=torch.contiguous_format))",
+        *_tried(
+            [f"got = gradient(lambda one: laid_out(one, {layout}))"],
+            f'"cotangents of {one.where}: expected a gradient, got", repr(error)',
+        ),
+        text.told("want.tolist()", "got.tolist()"),
+        "torch.testing.assert_close(got, want, equal_nan=True)",
+    ]
 
 
 def _gradcheck(text: Text) -> list[str]:
@@ -597,6 +636,7 @@ BODIES: Mapping[str, Body] = {
     "unwritten": _fill,
     "repetition": _repeat,
     "gradients": _gradients,
+    "cotangents": _cotangents,
     "gradcheck": _gradcheck,
     "fake": _fake,
     "symbolic": _symbolic,
@@ -616,6 +656,7 @@ CARRIED = {
     "writes": ("fenced", "trespassed", "Fresh", "READ_ONLY", "NO_ACCESS", "KNOWN"),
     "reads": ("fenced", "trespassed", "Fresh", "READ_ONLY", "NO_ACCESS", "KNOWN"),
     "unwritten": ("Fresh",),
+    "cotangents": ("laid_out",),
     "accuracy": ("errors",),
 }
 """Functions of the harness that a script carries."""

@@ -7,6 +7,7 @@ Defines `Description` and `parse`. An argument is a list of alternatives, separa
 - `int64[k] in 0..n-1`: its values lie in this range. `unique` or `sorted` may follow the range.
 - `int in 0..n-1` and `float in 0.5..2`: a Python number.
 - `None`, `True`, `1e-5`, `"mean"`, `[1, 2]`: a Python value.
+- `[n, 2*m]`: a list of whole numbers, for example a shape.
 
 The entry `sizes` maps each size to `LOW..HIGH` or `LOW..HIGH step S`, where the ends may use other sizes. This module
 must not import torch.
@@ -81,7 +82,14 @@ class Value:
     value: Any
 
 
-Alternative = Tensor | Number | Value
+@dataclass(frozen=True)
+class Lengths:
+    """An argument that is a list of whole numbers, which are expressions of the sizes."""
+
+    dims: tuple[str, ...]
+
+
+Alternative = Tensor | Number | Value | Lengths
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def parse(given: Mapping[str, Any]) -> Description:
         raise UsageError('the inputs describe no argument: write for example {"x": "float32[n]", "sizes": ...}')
     for name, alternatives in arguments.items():
         for one in alternatives:
-            dims = one.dims if isinstance(one, Tensor) else ()
+            dims = one.dims if isinstance(one, (Tensor, Lengths)) else ()
             ends = (one.range.low, one.range.high) if isinstance(one, (Tensor, Number)) and one.range else ()
             for used in [used for text in (*dims, *ends) for used in names_in(text)]:
                 if used not in sizes:
@@ -183,24 +191,32 @@ def _alternative(name: str, text: Any) -> Alternative:
         for dtype in dtypes:
             if dtype not in DTYPES:
                 raise UsageError(f"input {name!r} has the dtype {dtype!r}, which torch has not{nearest(dtype, DTYPES)}")
-        dims = tuple(part.strip() for part in found["dims"].split(",") if part.strip())
+        dims = _dims(found["dims"])
         words = (found["range"] or "").split()
         word = words.pop() if words and words[-1] in WORDS else ""
         span = _range(" ".join(words), f"input {name!r}") if words else None
         if word and (span is None or len(dims) != 1):
             raise UsageError(f"input {name!r} is {word}, which needs a range and one dimension")
-        for dim in dims:
-            names_in(dim)
         return Tensor(dtypes, dims, span, word)
     if found := NUMBER.match(text):
         return Number(found["kind"], _range(found["range"] or ("0..8" if found["kind"] == "int" else "-2..2"), name))
     try:
         return Value(ast.literal_eval(text))
     except (ValueError, SyntaxError):
+        if text.startswith("[") and text.endswith("]"):
+            return Lengths(_dims(text[1:-1]))
         raise UsageError(
             f"input {name!r} is described as {text!r}: write a tensor such as float32[n, m], a number such as "
             "int in 0..n-1, or a Python value; ' | ' separates alternatives"
         ) from None
+
+
+def _dims(text: str) -> tuple[str, ...]:
+    """Return the expressions between commas. Raises UsageError if one is no size."""
+    dims = tuple(part.strip() for part in text.split(",") if part.strip())
+    for dim in dims:
+        names_in(dim)
+    return dims
 
 
 def names_in(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 CHECKS = (
     *("values", "layouts", "empty", "scalars", "blocks", "specials", "mixed"),
     *("structure", "dtype", "shape", "strides", "aliasing", "mutation", "version", "accuracy"),
-    *("writes", "reads", "unwritten", "repetition", "batch", "gradients", "gradcheck"),
+    *("writes", "reads", "unwritten", "repetition", "batch", "gradients", "cotangents", "gradcheck"),
     *("fake", "symbolic", "compile", "dynamic", "inductor", "vmap", "autocast", "refusals"),
     *("crash", "hang", "memory"),
 )

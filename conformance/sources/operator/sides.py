@@ -20,6 +20,7 @@ from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.sources.operator.calls import Call
 from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
+from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, names_of, versions_of
 from conformance.standalone.torch_compat import version_of, with_memory
@@ -129,9 +130,12 @@ class Guarded(Target):
         return trespassed(self.fences)
 
 
-def differentiated(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
-    """Return the gradients of the floating inputs by name, along cotangents that every dtype represents. A result that
-    requires no gradient counts as such. The function gets copies of the leaves; those that it writes are results."""
+def differentiated(
+    function: Function, call: Call, given: Mapping[str, Any], lay: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Any:
+    """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
+    their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
+    it writes are results."""
     leaves = {name: one for name, one in names_of_inputs(given).items() if one.requires_grad}
     copies = map_leaves(dict(given), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
     result = plainly(function, call, copies)
@@ -141,10 +145,20 @@ def differentiated(function: Function, call: Call, given: Mapping[str, Any]) -> 
     if not outputs:
         return {"requires_grad": False}
     drawn = [(torch.randint(-8, 9, one.shape) / 8).to(one.dtype) for one in made]
-    along = [grad for grad, one in zip(drawn, made, strict=True) if one.requires_grad]
+    along = [lay(grad) if lay else grad for grad, one in zip(drawn, made, strict=True) if one.requires_grad]
     grads = torch.autograd.grad(outputs, [*leaves.values()], along, allow_unused=True)
     found = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
     return {"requires_grad": True, **found}
+
+
+def along(layout: str, dense: bool) -> Around:
+    """Return `differentiated` along cotangents in a layout, or along dense cotangents with the same values."""
+
+    def lay(cotangent: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = laid_out(cotangent, layout)
+        return made.clone(memory_format=torch.contiguous_format) if dense else made
+
+    return functools.partial(differentiated, lay=lay)
 
 
 def _differentiable(leaf: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
+from conformance.standalone.torch_compat import has_kernel
 
 PARAMETER = inspect.Parameter
 
@@ -25,6 +26,9 @@ TAKEN = frozenset(
     "inputs want got before shared compiled program run known right mode given rows parts low same".split()
 )
 """Names that a script uses for itself."""
+
+AUTOGRAD = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd")
+"""Dispatch keys of kernels with a derivative."""
 
 PACKET, OVERLOAD = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
 """Types of an operator below `torch.ops`, and of one of its overloads."""
@@ -55,6 +59,12 @@ class Operator:
         infos = ((one.name, one.alias_info) for one in self.schema.arguments)
         return frozenset(name for name, info in infos if info is not None and info.is_write)
 
+    @property
+    def derivable(self) -> bool:
+        """Whether autograd has a kernel for it. Without one, the gradients are those of the operators that its kernel
+        calls, if any, and torch.compile has none."""
+        return self.overload is None or any(has_kernel(self.overload.name(), key) for key in AUTOGRAD)
+
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments of a call by the names of the parameters; None if the operator does not take them."""
         if self.signature is None:
@@ -71,14 +81,16 @@ class Operator:
         return {**named, **kwargs}
 
 
-def operator_of(function: Callable[..., Any], near: str = "", text: str = "", role: str = "operator") -> Operator:
+def operator_of(
+    function: Callable[..., Any], near: str = "", text: str = "", role: str = "operator", taken: str = ""
+) -> Operator:
     """Return the operator of a callable. `near` is a module in which it may have a name, and `text` its name below
-    `torch`, if it has one. A callable that no import reaches is called by its `role` in scripts. Raises UsageError if
-    it cannot be called."""
+    `torch`, if it has one. A callable that no import reaches is called by its `role` in scripts, and so is one whose
+    name is `taken`. Raises UsageError if it cannot be called."""
     if not callable(function):
         raise UsageError(f"{function!r} is no operator: give a function, a custom operator, or torch.ops.LIBRARY.NAME")
     overload = _overload(function)
-    lines, expression = ((), text) if text else _reached(function, overload, near, role)
+    lines, expression = ((), text) if text else _reached(function, overload, near, role, TAKEN | {taken})
     name = expression if expression.isidentifier() or "." in expression else getattr(function, "__name__", "operator")
     return Operator(function, name, overload, _signature(function, overload), lines, expression)
 
@@ -128,7 +140,7 @@ def _signature(function: Any, overload: Any) -> inspect.Signature | None:
     return inspect.Signature([*usual, *(one for one in made if one.kind is PARAMETER.KEYWORD_ONLY)])
 
 
-def _reached(function: Any, overload: Any, near: str, role: str) -> tuple[tuple[str, ...], str]:
+def _reached(function: Any, overload: Any, near: str, role: str, taken: frozenset[str]) -> tuple[tuple[str, ...], str]:
     """Return the lines that import the function, and its expression."""
     inner = inspect.unwrap(getattr(function, "_init_fn", function))
     homes = [getattr(function, "__module__", ""), getattr(inner, "__module__", ""), near]
@@ -137,19 +149,31 @@ def _reached(function: Any, overload: Any, near: str, role: str) -> tuple[tuple[
             if value is function and name.isidentifier():
                 if home.partition(".")[0] == "torch":
                     return ((f"import {home}",) if home != "torch" else ()), f"{home}.{name}"
-                text = f"{role}_" if name in TAKEN else name
+                text = f"{role}_" if name in taken else name
                 return (f"from {_importable(home)} import {name}" + f" as {text}" * (text != name),), text
     if overload is not None and "<locals>" not in getattr(inner, "__qualname__", ""):
         home = near if inner is function else inner.__module__
         lines = (f"import {_importable(home)}  # registers the operator",) if home else ()
         return lines, "torch.ops." + overload._schema.name.replace("::", ".")
     name = getattr(inner, "__name__", "")
-    if name.isidentifier() and name not in TAKEN and not getattr(inner, "__closure__", None):
+    if name.isidentifier() and name not in taken and not getattr(inner, "__closure__", None):
         try:
-            return tuple(textwrap.dedent(inspect.getsource(inner)).rstrip().splitlines()), name
+            source = textwrap.dedent(inspect.getsource(inner)).rstrip().splitlines()
+            return (*_imports(inner), *source), name
         except (OSError, TypeError):
             pass
     return (f"{role} = ...  # {getattr(function, '__qualname__', 'a callable')}, which no import reaches",), role
+
+
+def _imports(function: Any) -> list[str]:
+    """Return the line that imports the names of its module which a function uses."""
+    left, used = [function.__code__], set[str]()
+    while left:
+        code = left.pop()
+        used |= {*code.co_names}
+        left += [one for one in code.co_consts if inspect.iscode(one)]
+    names = sorted(name for name in used - {"torch"} if name in function.__globals__)
+    return [f"from {_importable(function.__module__)} import {', '.join(names)}"] if names else []
 
 
 def _importable(module: str) -> str:

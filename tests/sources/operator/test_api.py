@@ -11,6 +11,7 @@ import torch
 
 import conformance
 from conformance.record.errors import UsageError
+from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
 
 SOME = ["values", "layouts", "reads", "unwritten", "mutation"]
@@ -37,6 +38,26 @@ def test_a_crash_comes_first():
     with pytest.raises(AssertionError) as error:
         conformance.check(**LIES["crash"], checks=["values", "blocks"])
     assert str(error.value).strip().startswith('"""crash: the process')
+
+
+def test_differences_of_one_kind_are_told_once():
+    """A process that dies in several procedures is one line."""
+    with pytest.raises(AssertionError) as error:
+        conformance.check(**LIES["crash"], checks=["values", "repetition", "unwritten"])
+    assert "# Also crash" not in str(error.value)
+
+
+def row_sums(x):
+    """Reference with the name of the operator, and other values."""
+    return x.sum(-1) + 1
+
+
+def test_a_reference_with_the_name_of_the_operator():
+    """The script keeps both apart."""
+    with pytest.raises(AssertionError) as error:
+        conformance.check(kernels.row_sums, reference=row_sums, inputs={"x": "float32[3]"}, checks=["values"])
+    text = str(error.value)
+    assert "import row_sums as operator_" in text and "want = row_sums(x)" in text and "got = operator_(x)" in text
 
 
 def test_a_local_function():

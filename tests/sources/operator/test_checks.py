@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conformance.record.errors import UsageError
 from conformance.sources.operator.checks import CHECKS, PROCEDURES
-from conformance.sources.operator.examine import Request, Verdict, examination, verdicts
+from conformance.sources.operator.examine import Request, Verdict, calls_of, examination, examined, verdicts
+from conformance.sources.operator.isolation import Death
 from tests.planted.kernels import CORRECT, LIES
 
 ALONE = "CONFORMANCE_TESTS_ALONE"
@@ -81,6 +83,30 @@ def test_a_correct_operator_passes_compiled(name):
 def test_a_lie_is_found_among_all_checks(name):
     """A run of all usual checks finds it by its name, too."""
     assert name in wrong(judged(LIES[name]))
+
+
+@alone
+class TestTime:
+    """A procedure that compiles makes as many calls as its time allows."""
+
+    def test_no_call_begins_too_late(self, monkeypatch):
+        """The first call is judged, and the others have a reason."""
+        monkeypatch.setitem(PROCEDURES, "compare", replace(PROCEDURES["compare"], seconds=0.0))
+        trial = examination(Request(**CORRECT["pointwise"]))
+        first, *others = examined(trial, "compare", calls_of(trial, "compare"))
+        assert first[1] == "" and {reason for _, reason in others} == {"calls in the first 0 s only"}
+
+    def test_the_kinds_take_turns(self):
+        """A call of each kind comes before a second one."""
+        kinds = [call.kind for call in calls_of(examination(Request(**CORRECT["pointwise"])), "compile")]
+        assert kinds[:3] == ["values", "layouts", "empty"] and len(kinds) > 3
+
+    def test_compiling_for_long_is_no_hang(self, monkeypatch):
+        """The check is then not judged."""
+        monkeypatch.setattr("conformance.sources.operator.examine.forked", lambda *_: iter([Death("", hangs=True)]))
+        trial = examination(Request(**CORRECT["pointwise"]))
+        (item,) = examined(trial, "compile", calls_of(trial, "compile"), 20.0)
+        assert item == ("values", "compiling it takes more than 20 s")
 
 
 @alone

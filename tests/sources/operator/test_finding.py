@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,23 @@ def test_a_layout_stays_one():
     assert x.numel() <= 4 and not (x.is_contiguous() and not x.storage_offset())
 
 
+def test_an_input_with_a_name_of_the_script(standalone):
+    """The script has a function `inputs`, so an argument of that name gets another one there."""
+
+    def double(inputs, given):
+        return inputs * 2.01 + given * 0
+
+    def reference(inputs, given):
+        return inputs * 2 + given * 0
+
+    request = Request(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
+    trial = examination(request)
+    for check in ("values", "gradients"):
+        found = next(one.found for one in verdicts(trial, replace(request, checks=[check])) if one.found)
+        ended = standalone(script(trial, found))
+        assert ended.returncode == 1 and f"{check} of " in ended.stdout, ended.stderr
+
+
 class TestProgram:
     CALL = Call("values", {"x": torch.arange(6.0).view(2, 3), "shape": (3,), "y": None, "by": 0.5}, 2)
 
@@ -82,6 +101,12 @@ class TestProgram:
         """A length is cut in each tensor and tuple that has it."""
         made = [call_of(one, self.CALL).given for one in smaller_lengths(program_of(self.CALL))]
         assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in made]
+
+    def test_two_lengths_shrink_together(self):
+        """A length may be a multiple of another one, so both are halved."""
+        call = Call("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
+        made = [call_of(one, call).given for one in smaller_lengths(program_of(call))]
+        assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in made]
 
     def test_an_argument_without_a_text(self):
         """Such a call is not shrunk, and its script says why."""

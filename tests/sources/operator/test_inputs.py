@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.record.errors import UsageError
-from conformance.sources.operator.inputs import Number, Range, Tensor, Value, evaluated, parse
+from conformance.sources.operator import calls
+from conformance.sources.operator.inputs import Lengths, Number, Range, Tensor, Value, evaluated, parse
 
 
 class TestParse:
@@ -18,6 +19,7 @@ class TestParse:
                 "dim": "int in -1..1",
                 "mode": "'mean' | 'sum'",
                 "plain": 3,
+                "shape": "[n, 2*m]",
                 "sizes": {"k": "0..n", "n": "8..64 step 8", "m": 5},
             }
         )
@@ -27,6 +29,7 @@ class TestParse:
             "dim": (Number("int", Range("-1", "1")),),
             "mode": (Value("mean"), Value("sum")),
             "plain": (Value(3),),
+            "shape": (Lengths(("n", "2*m")),),
         }
         assert list(made.sizes.items()) == [("n", Range("8", "64", 8)), ("k", Range("0", "n")), ("m", Range("5", "5"))]
 
@@ -40,6 +43,8 @@ class TestParse:
             ({}, "describe no argument"),
             ({"x": "float33[n]"}, "has the dtype 'float33'"),
             ({"x": "float32[n]"}, "uses the size 'n', which has no range"),
+            ({"x": "int64[3]", "shape": "[n, 3]"}, "uses the size 'n', which has no range"),
+            ({"x": "int64[3]", "shape": "[n.x]"}, "'n.x' is no size"),
             ({"x": "float32[width]", "sizes": {"widht": "1..2"}}, "did you mean widht"),
             ({"x": "float32[n]", "sizes": {"n": "5..2"}}, "holds no"),
             ({"x": "float32[n]", "sizes": {"n": "1..m", "m": "1..n"}}, "depend on each other"),
@@ -64,3 +69,10 @@ class TestParse:
 def test_expressions():
     """Arithmetic of whole numbers."""
     assert evaluated("2 * n + m // 2 - -1", {"n": 3, "m": 5}) == 9
+
+
+def test_sizes_that_begin_above_the_usual_ones():
+    """Sampled sizes are small where the range allows it."""
+    description = parse({"x": "float32[n]", "sizes": {"n": "16..64 step 16"}})
+    sizes = {each["n"] for kind, each, *_ in calls._draws(description) if kind == calls.SAMPLED}
+    assert sizes == {16}

@@ -14,7 +14,7 @@ from conformance.sources.operator.isolation import forked
 from tests.planted.kernels import LIES
 
 KINDS = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL)
-DERIVED = ("gradients", "gradcheck")
+DERIVED = ("gradients", "cotangents", "gradcheck")
 """Lies that register a derivative; for others opcheck would report that there is none."""
 
 CAUGHT = {"empty", "scalars", "mixed", "aliasing", "mutation", "fake", "inductor"}
@@ -23,7 +23,7 @@ BY_LUCK = {"unwritten"}
 
 MISSED = {
     *("values", "layouts", "blocks", "specials", "repetition", "batch", "writes", "reads", "dtype", "shape", "strides"),
-    *("version", "accuracy", "gradients", "gradcheck", "symbolic", "vmap", "autocast", "refusals"),
+    *("version", "accuracy", "gradients", "cotangents", "gradcheck", "symbolic", "vmap", "autocast", "refusals"),
 }
 NOT_TAKEN = {"structure", "compile", "dynamic", "crash", "hang", "memory"}
 """Lies that are plain functions."""

@@ -40,6 +40,25 @@ class TestOperatorOf:
         made = operator_of(local)
         assert made.lines == ("def local(x):", "    return x + 1") and made.text == "local"
 
+    def test_a_local_function_with_names_of_its_module(self):
+        """The names that it uses are imported from its module."""
+
+        def local(x):
+            return [kernels.right_view(one) for one in torch.unbind(x)]
+
+        assert operator_of(local).lines[0] == f"from {__name__} import kernels"
+
+    def test_two_functions_of_one_name(self):
+        """A function whose name is taken is imported under another name."""
+        made = operator_of(kernels.right_view, taken="right_view")
+        assert made.lines == ("from tests.planted.kernels import right_view as operator_",)
+        assert made.text == "operator_"
+
+    def test_a_kernel_without_a_derivative(self):
+        """An operator without a kernel for autograd has no derivative; a plain function may have one."""
+        assert not operator_of(torch.ops.lies.version, "tests.planted.kernels").derivable
+        assert operator_of(kernels.right_view).derivable and operator_of(kernels.right_silu).derivable
+
     def test_a_closure_cannot_be_reached(self):
         """The script says so."""
         one = 1

@@ -1,0 +1,62 @@
+"""Time of `conformance.check` for one operator: until the first verdict, and in all, with the slowest procedures.
+
+The operators are the correct ones of tests/planted/kernels.py, where every check runs to its end, and a wrong one, with
+the minimized script. Times are those of a clock and of the processors of all processes.
+
+Usage: ``python benchmarks/operator_check.py [NAME ...]``; see --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import resource
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
+from conformance.sources.operator.checks import CHECKS
+from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.finding import minimized, script
+from tests.planted.kernels import CORRECT, LIES
+
+
+def processors() -> float:
+    """Return the processor time of this process and of its forks, in seconds."""
+    used = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def measure(name: str) -> None:
+    """Print the times of one operator."""
+    request = Request(**CORRECT.get(name) or LIES[name], near="tests.planted.kernels")
+    begin, cost, first, last = time.monotonic(), processors(), 0.0, 0.0
+    trial, parts, wrong = examination(request), dict[str, float](), []
+    for verdict in verdicts(trial, request):
+        now = time.monotonic() - begin
+        first, procedure = first or now, CHECKS[verdict.check].procedure
+        parts[procedure] = parts.get(procedure, 0.0) + now - last
+        last = now
+        wrong += [verdict.found] if verdict.found else []
+    if wrong:
+        script(trial, minimized(trial, wrong[0]))
+    slowest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    shown = ", ".join(f"{each} {parts[each]:.1f}" for each in slowest)
+    whole = time.monotonic() - begin
+    print(f"{name:14} {first:6.1f} {whole:6.1f} {processors() - cost:6.1f} s  {shown}")
+
+
+def main() -> None:
+    """Print a line for each operator."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", nargs="*", default=[*CORRECT, "values"], help="operators of tests/planted/kernels.py")
+    names = parser.parse_args().name
+    importlib.import_module("torch._dynamo")  # part of no operator's time
+    print(f"{'operator':14} {'first':>6} {'all':>6} {'cpu':>6}    slowest procedures, s")
+    for name in names:
+        measure(name)
+
+
+if __name__ == "__main__":
+    main()
