@@ -117,8 +117,8 @@ def run(
     """Run a test file; `device` is the one for which the copies were adapted, if any.
 
     Each of the `slices` has every n-th test and a process of its own; `take` runs only the first of them. `keep` is a
-    folder for the slices' results; a slice with a result there is not run again. Raises RuntimeError if a slice ended
-    before its last test, and subprocess.TimeoutExpired.
+    folder for the slices' results and logs; a slice with a result there is not run again. Raises RuntimeError if a
+    slice ended before its last test, and subprocess.TimeoutExpired.
     """
     table = tomllib.loads(NOT_JUDGED.read_text())
     entries = [e for e in table["not_judged"] if e["test"].startswith(f"{file}::")]
@@ -134,7 +134,7 @@ def run(
         (place / "conftest.py").write_text(CONFTEST)
         (place / "pytest.ini").write_text("[pytest]\n")
         words = [
-            *("-c", "pytest.ini", "-p", "no:cacheprovider", "-q", "--tb=native", "--junitxml", "results.xml"),
+            *("-c", "pytest.ini", "-p", "no:cacheprovider", "-v", "--tb=native", "--junitxml", "results.xml"),
             *(f"--timeout={HANGING_S}", "--timeout-method=signal", f"{file}.py", *(("-k", only) if only else ())),
             *(word for test in left_out for word in ("--deselect", test.rstrip("*").replace("::", ".py::", 1))),
         ]
@@ -143,12 +143,14 @@ def run(
             if result.exists():
                 continue
             limits = {"PYTORCH_TESTS_SLICE": f"{number}/{slices}", "PYTORCH_TESTS_SECONDS": str(TEST_S)}
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *words], cwd=place, capture_output=True, check=False, text=True,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **limits}, timeout=FILE_S,
-            )  # fmt: skip
+            log = result.with_suffix(".log")
+            with log.open("w") as output:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pytest", *words], cwd=place, stdout=output, stderr=output, check=False,
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **limits}, timeout=FILE_S,
+                )  # fmt: skip
             if done.returncode not in (0, 1):
-                said = (done.stdout + done.stderr).strip()[-3000:]
+                said = log.read_text().strip()[-3000:]
                 raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
             shutil.move(place / "results.xml", result)
         outcome = judged(file, results, entries)
@@ -196,7 +198,9 @@ def main() -> int:
     parser.add_argument("-k", dest="only", default="", help="only the tests that pytest's -k selects")
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="run each file in N processes, one by one")
     parser.add_argument("--take", type=int, default=0, metavar="M", help="run only the first M of the slices")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the slices' results, and use those kept")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep the slices' results and logs, and use those kept"
+    )
     parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests.csv")
     given = parser.parse_args()
     missing = [file for file in given.file if not (given.folder / f"{file}.py").is_file()]
