@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NOT_JUDGED = Path(__file__).with_name("pytorch_tests.toml")
 TABLE = ROOT / "docs" / "pytorch_tests.csv"
-HEADER = ["file", "part", "passed", "judged", "not judged", "skipped by the file"]
+HEADER = ["file", "slices run", "passed", "judged", "not judged", "skipped by the file"]
 
 TEST_S = 300  # limit of a test in processor time, which a loaded machine does not change
 FILE_S, HANGING_S = 7200, 1800  # limits of a slice and of a test in elapsed time
