@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 NOT_JUDGED = Path(__file__).with_name("pytorch_tests.toml")
 TABLE = ROOT / "docs" / "pytorch_tests.csv"
-HEADER = ["file", "passed", "judged", "not judged", "skipped by the file"]
+HEADER = ["file", "slices run", "passed", "judged", "not judged", "skipped by the file"]
 
 TEST_S = 300  # limit of a test in processor time, which a loaded machine does not change
 FILE_S, HANGING_S = 7200, 1800  # limits of a slice and of a test in elapsed time
@@ -65,9 +65,10 @@ def pytest_runtest_call(item):
 
 @dataclass
 class Outcome:
-    """The tests of one file by outcome."""
+    """The tests of one file, or of `part` of it, by outcome."""
 
     file: str
+    part: str = "all"  # or such as "2 of 8", if the first 2 of 8 slices ran
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # name to message
     skipped: list[str] = field(default_factory=list)
@@ -81,13 +82,15 @@ class Outcome:
     @property
     def row(self) -> list[str]:
         """The file's row of the table."""
-        return [self.file, *map(str, (len(self.passed), self.judged, len(self.not_judged), len(self.skipped)))]
+        counts = len(self.passed), self.judged, len(self.not_judged), len(self.skipped)
+        return [self.file, self.part, *map(str, counts)]
 
     def __str__(self) -> str:
         share = 100 * len(self.passed) / self.judged if self.judged else 0.0
+        part = "" if self.part == "all" else f" (slices {self.part})"
         return (
             f"{self.file:26}{len(self.passed):6} of {self.judged:5} judged passed ({share:.1f} %), "
-            f"{len(self.not_judged)} not judged, {len(self.skipped)} skipped by the file"
+            f"{len(self.not_judged)} not judged, {len(self.skipped)} skipped by the file{part}"
         )
 
 
@@ -109,13 +112,13 @@ def helpers(folder: Path, source: str) -> list[Path]:
 
 
 def run(
-    folder: Path, file: str, device: str = "", only: str = "", slices: int = 1, keep: Path | None = None
+    folder: Path, file: str, device: str = "", only: str = "", slices: int = 1, take: int = 0, keep: Path | None = None
 ) -> Outcome:
     """Run a test file; `device` is the one for which the copies were adapted, if any.
 
-    Each of the `slices` has every n-th test and a process of its own. `keep` is a folder for the slices' results; a
-    slice with a result there is not run again. Raises RuntimeError if a slice ended before its last test, and
-    subprocess.TimeoutExpired.
+    Each of the `slices` has every n-th test and a process of its own; `take` runs only the first of them. `keep` is a
+    folder for the slices' results and logs; a slice with a result there is not run again. Raises RuntimeError if a
+    slice ended before its last test, and subprocess.TimeoutExpired.
     """
     table = tomllib.loads(NOT_JUDGED.read_text())
     entries = [e for e in table["not_judged"] if e["test"].startswith(f"{file}::")]
@@ -123,7 +126,7 @@ def run(
     left_out = [e["test"] for e in entries if not e.get("run", True)]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        results = [(keep or place) / f"{file}-{number}-{slices}.xml" for number in range(slices)]
+        results = [(keep or place) / f"{file}-{number}-{slices}.xml" for number in range(take or slices)]
         for path in (Path(f"{file}.py"), *helpers(folder, (folder / f"{file}.py").read_text())):
             (place / path).parent.mkdir(exist_ok=True)
             source = (folder / path).read_text()
@@ -131,7 +134,7 @@ def run(
         (place / "conftest.py").write_text(CONFTEST)
         (place / "pytest.ini").write_text("[pytest]\n")
         words = [
-            *("-c", "pytest.ini", "-p", "no:cacheprovider", "-q", "--tb=native", "--junitxml", "results.xml"),
+            *("-c", "pytest.ini", "-p", "no:cacheprovider", "-v", "--tb=native", "--junitxml", "results.xml"),
             *(f"--timeout={HANGING_S}", "--timeout-method=signal", f"{file}.py", *(("-k", only) if only else ())),
             *(word for test in left_out for word in ("--deselect", test.rstrip("*").replace("::", ".py::", 1))),
         ]
@@ -140,15 +143,20 @@ def run(
             if result.exists():
                 continue
             limits = {"PYTORCH_TESTS_SLICE": f"{number}/{slices}", "PYTORCH_TESTS_SECONDS": str(TEST_S)}
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *words], cwd=place, capture_output=True, check=False, text=True,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **limits}, timeout=FILE_S,
-            )  # fmt: skip
+            log = result.with_suffix(".log")
+            with log.open("w") as output:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pytest", *words], cwd=place, stdout=output, stderr=output, check=False,
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **limits}, timeout=FILE_S,
+                )  # fmt: skip
             if done.returncode not in (0, 1):
-                said = (done.stdout + done.stderr).strip()[-3000:]
+                said = log.read_text().strip()[-3000:]
                 raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
             shutil.move(place / "results.xml", result)
-        return judged(file, results, entries)
+        outcome = judged(file, results, entries)
+    if take and take < slices:  # the failures of other slices may need the other entries
+        outcome.part, outcome.unneeded = f"{take} of {slices}", []
+    return outcome
 
 
 def judged(file: str, results: Sequence[Path], entries: Sequence[dict[str, Any]]) -> Outcome:
@@ -189,7 +197,10 @@ def main() -> int:
     parser.add_argument("--adapted-for", default="", metavar="NAME", help="the device that the copies were adapted for")
     parser.add_argument("-k", dest="only", default="", help="only the tests that pytest's -k selects")
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="run each file in N processes, one by one")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the slices' results, and use those kept")
+    parser.add_argument("--take", type=int, default=0, metavar="M", help="run only the first M of the slices")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep the slices' results and logs, and use those kept"
+    )
     parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests.csv")
     given = parser.parse_args()
     missing = [file for file in given.file if not (given.folder / f"{file}.py").is_file()]
@@ -199,12 +210,14 @@ def main() -> int:
         parser.error("--write and --keep need whole files, so they cannot go with -k")
     if given.slices < 1:
         parser.error("--slices must be at least 1")
+    if not 0 <= given.take <= given.slices:
+        parser.error(f"--take must be between 1 and --slices, which is {given.slices}")
     if given.keep:
         given.keep.mkdir(parents=True, exist_ok=True)
     bad = 0
     for file in given.file:
         try:
-            outcome = run(given.folder, file, given.adapted_for, given.only, given.slices, given.keep)
+            outcome = run(given.folder, file, given.adapted_for, given.only, given.slices, given.take, given.keep)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{file:26}{error}", flush=True)
             bad += 1

@@ -22,7 +22,7 @@ def test_verdicts(tmp_path: Path) -> None:
     (tmp_path / "results.xml").write_text(RESULTS)
     entries = [{"test": f"test_f::TestA::{name}"} for name in ("test_known[*", "test_good")]
     outcome = pytorch_tests_run.judged("test_f", [tmp_path / "results.xml"], entries)
-    assert outcome.row == ["test_f", "1", "2", "1", "1"]
+    assert outcome.row == ["test_f", "all", "1", "2", "1", "1"]
     assert outcome.failed == {"test_f::TestA::test_bad[1]": "wrong"}
     assert outcome.unneeded == ["test_f::TestA::test_good"]
 
@@ -77,3 +77,13 @@ def test_limit_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "test_f.py").write_text("\n".join(lines))
     outcome = pytorch_tests_run.run(tmp_path, "test_f")
     assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a"], ["test_f::test_b"])
+
+
+def test_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the slices gives a row that says so, and no verdict on entries for the other slices."""
+    (tmp_path / "test_f.py").write_text("\n".join(f"def test_{name}(): assert {name!r} != 'b'" for name in "abc"))
+    (tmp_path / "entries.toml").write_text("[part]\n[[not_judged]]\ntest = 'test_f::test_b'\nreason = 'x'\n")
+    monkeypatch.setattr(pytorch_tests_run, "NOT_JUDGED", tmp_path / "entries.toml")
+    outcome = pytorch_tests_run.run(tmp_path, "test_f", slices=2, take=1)
+    assert outcome.row == ["test_f", "1 of 2", "2", "2", "0", "0"]
+    assert outcome.unneeded == []

@@ -8,6 +8,8 @@ This module must not depend on operators other than copies.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +25,7 @@ from . import overlap
 from .queued_copies import queued
 from .tensors import assign, check_writable, elements, fill, geometry, is_tiny
 
+_NAN = struct.pack("d", math.nan)
 _DISCARDED = "Casting complex values to real discards the imaginary part"
 
 
@@ -186,8 +189,9 @@ def _copy_in(self: torch.Tensor, src: torch.Tensor) -> None:
         src = src.real
     src = src.to(self.dtype).resolve_conj().resolve_neg()
     real, parts = element(self.dtype)
-    if src.numel() == 1 and self.dtype in COMPUTED:
-        assign(self, UOp.const(src.item(), real).expand(size))
+    number = src.item() if src.numel() == 1 and self.dtype in COMPUTED else None
+    if number is not None and (number == number or struct.pack("d", number) == _NAN):
+        assign(self, UOp.const(number, real).expand(size))  # a constant nan has no sign and no other bits
         return
     if layout.covers(size, stride, offset, lazy.nbytes // self.dtype.itemsize) and lazy.nbytes % real.itemsize == 0:
         arranged = torch.empty_strided(size, stride, dtype=self.dtype, device="cpu")

@@ -1,9 +1,8 @@
 """Divisions that round, remainders, common divisors and powers.
 
-A remainder is only right if the product of divisor and quotient is exact. For float32, integers give that: the
-dividend's 24 bits are shifted by the difference of the exponents, 40 bits at a time. For float64 the product is split
-into a rounded part and its error (T. J. Dekker, A floating-point technique for extending the available precision,
-1971).
+A remainder is only right if the product of divisor and quotient is exact. Integers give that. For float32 the
+dividend's 24 bits are shifted by the difference of the exponents, 40 bits at a time. For float64 the power of two of
+that difference is computed modulo the divisor's 53 bits, by repeated squaring.
 Integer division by zero is undefined in the kernel's language and raises on the CPU, so a divisor that may contain a 0
 is read on the host.
 """
@@ -19,29 +18,44 @@ from ..lazy.dtypes import opmath
 from ..runtime import expressions, memory, recording, scheduler
 from . import elementary as e
 from . import order
-from .arithmetic import INF, NAN, absolute, bits_dtype, copy_sign, divide, sign_bit, subtract
-from .compensated import product_error
+from .arithmetic import INF, NAN, absolute, bits_dtype, copy_sign, divide, scale, subtract
 
-_LARGE = 2.0**900  # `product_error` overflows above 2**996
+_SQUARINGS = 7  # the difference of two exponents has 11 bits; 2 to the power of the first 4 is a start
 
 
-def _rest(a: UOp, b: UOp) -> UOp:
-    """a - trunc(a/b) * b for finite a and b > 0 in float64; exact if the quotient has fewer than 53 bits.
+def _wide_rest(a: UOp, b: UOp) -> UOp:
+    """a mod b for finite a >= 0 and b > 0 in float64; exact."""
+    (whole, high), (divisor, low) = _wide_parts(a), _wide_parts(b)
+    above = a < b
+    shift = above.where(0, high - low)
+    power = (shift >> _SQUARINGS).const_like(1).alu(Ops.SHL, shift >> _SQUARINGS)
+    for bit in reversed(range(_SQUARINGS)):
+        power = _product_modulo(power, power, divisor)
+        doubled = power * 2
+        doubled = (doubled < divisor).where(doubled, doubled - divisor)
+        power = (shift & (1 << bit)).ne(0).where(doubled, power)
+    rest = _product_modulo(whole, power, divisor)
+    return above.where(a, scale(rest.cast(dtypes.float64), low - (1023 + 52)))
 
-    For a quotient above 2**900 it is 0.
+
+def _wide_parts(x: UOp) -> tuple[UOp, UOp]:
+    """(w, k) in int64 with x = w * 2**(k - 1075) for finite x >= 0 in float64."""
+    bits = x.bitcast(dtypes.int64)
+    normal = (bits >> 52) > 0
+    return (bits & ((1 << 52) - 1)) + normal.where(1 << 52, 0), normal.where(bits >> 52, 1)
+
+
+def _product_modulo(a: UOp, b: UOp, divisor: UOp) -> UOp:
+    """a * b mod the divisor in int64, for a, b >= 0 whose quotient a * b / divisor and whose factors are below 2**53.
+
+    The quotient of the rounded floats is off by less than 3. The product may wrap, the remainder does not.
     """
-    large = absolute(a) > _LARGE
-    scale = large.where(2.0**-200, a.const_like(1.0))
-    dividend, divisor = a * scale, b * scale
-    quotient = divide(dividend, divisor).trunc()
-    product = quotient * divisor
-    rest = subtract(subtract(dividend, product), product_error(quotient, divisor, product))
-    # If the quotient was rounded up to an integer, the remainder has the wrong sign.
-    rest = (rest.ne(0) & sign_bit(rest).ne(sign_bit(a))).where(rest + copy_sign(divisor, a), rest)
-    rest = (absolute(rest) < divisor).where(rest, subtract(rest, copy_sign(divisor, a)))
-    rest = large.where(rest * 2.0**200, rest)
-    rest = (absolute(quotient) < _LARGE).where(rest, 0.0)
-    return (absolute(a) < b).where(a, copy_sign(rest, a))
+    floats = [x.cast(dtypes.float64) for x in (a, b, divisor)]
+    rest = a * b - divide(floats[0] * floats[1], floats[2]).cast(dtypes.int64) * divisor
+    twice = divisor * 2
+    rest = (rest < 0).where(rest + twice, rest)
+    rest = (rest < twice).where(rest, rest - twice)
+    return (rest < divisor).where(rest, rest - divisor)
 
 
 def _parts(x: UOp) -> tuple[UOp, UOp]:
@@ -71,17 +85,11 @@ def _narrow_rest(a: UOp, b: UOp) -> UOp:
 
 
 def float_fmod(a: UOp, b: UOp, narrow: bool = False) -> UOp:
-    """a - trunc(a/b) * b in float64, with the sign of a.
-
-    Exact if the quotient has fewer than 53 bits, and always if the numbers are `narrow`, that is float32 values.
-    """
+    """a - trunc(a/b) * b in float64, with the sign of a; exact. `narrow` numbers are float32 values."""
     size = absolute(b)
-    if narrow:
-        usable, dividend = (b.eq(0) | b.ne(b)).where(1.0, size), absolute(a)
-        rest = copy_sign(_narrow_rest((dividend < INF).where(dividend, 0.0), usable), a)
-    else:
-        rest = _rest(a, size)
-    rest = size.eq(INF).where(a, rest)
+    usable, dividend = (b.eq(0) | b.ne(b)).where(1.0, size), absolute(a)
+    rest = (_narrow_rest if narrow else _wide_rest)((dividend < INF).where(dividend, 0.0), usable)
+    rest = size.eq(INF).where(a, copy_sign(rest, a))
     return (b.eq(0) | absolute(a).eq(INF) | a.ne(a) | b.ne(b)).where(NAN, rest)
 
 

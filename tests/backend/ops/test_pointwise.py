@@ -170,17 +170,20 @@ def test_copysign_of_nan(dtype):
         assert torch.equal(got.abs().nan_to_num(7), x.nan_to_num(7).expand(3, 3))
 
 
-def test_remainder_of_a_large_quotient():
-    """fmod and remainder are exact. The quotient of two float32 numbers has up to 277 bits, and formerly remainders of
-    quotients with more than 103 bits were arbitrary."""
-    ends = [torch.finfo(torch.float32).max, 8.478374, 1e30, 3.0, 1e-20, torch.finfo(torch.float32).tiny, 1e-45, 7e-42]
-    x = torch.tensor([[a, -a] for a in ends]).flatten()
+@pytest.mark.parametrize(
+    ("dtype", "ends"),
+    [(torch.float32, [8.478374, 1e30, 3.0, 1e-20, 1e-45, 7e-42]), (torch.float64, [501.0, 1e20, 1e-310, 5e-324])],
+)
+def test_remainder_of_a_large_quotient(dtype, ends):
+    """fmod and remainder are exact. The quotient of two float32 numbers has up to 277 bits, that of float64 numbers
+    2098. Formerly remainders of quotients with more than 103 bits, and 53 in float64, were arbitrary."""
+    x = torch.tensor([[a, -a] for a in (*ends, torch.finfo(dtype).max, torch.finfo(dtype).tiny)], dtype=dtype).flatten()
     a, b = x.repeat_interleave(len(x)), x.repeat(len(x))
     # The CPU's vector loop gives up on these, so Python computes the reference.
-    exact = torch.tensor([math.fmod(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)])
-    same(torch.fmod(a.to("tiny"), b.to("tiny")), exact)
-    floored = torch.tensor([n % d for n, d in zip(a.tolist(), b.tolist(), strict=True)])
-    same(torch.remainder(a.to("tiny"), b.to("tiny")), floored, signs=False)
+    exact = torch.tensor([math.fmod(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)], dtype=dtype)
+    same(torch.fmod(a.to("tiny"), b.to("tiny")), exact, rtol=0, atol=0)
+    floored = torch.tensor([n % d for n, d in zip(a.tolist(), b.tolist(), strict=True)], dtype=dtype)
+    same(torch.remainder(a.to("tiny"), b.to("tiny")), floored, rtol=0, atol=0, signs=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

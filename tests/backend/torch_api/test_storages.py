@@ -237,3 +237,13 @@ class TestTooSmall:
 def test_the_number_in_an_empty_tensor() -> None:
     with pytest.raises(RuntimeError, match="Empty tensor not supported"):
         torch.ops.aten._local_scalar_dense(torch.empty(0, device="tiny"))
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC95045, -0x400000])
+def test_the_bits_of_one_nan(bits: int) -> None:
+    """A tensor of one nan keeps the nan's sign and its other bits on the device."""
+    x = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    assert x.to("tiny").view(torch.int32).item() == bits
+    y = torch.zeros(2, device="tiny")
+    y[1].copy_(x[0])
+    assert y.view(torch.int32).tolist() == [0, bits]
