@@ -94,14 +94,15 @@ class Outcome:
         )
 
 
-def adapted(source: str, device: str) -> str:
-    """Return a test file that was adapted for `device` of a package `torch_<device>`, adapted for tiny."""
-    source = re.sub(rf"^(\s*)import torch_{device}\b.*$", r"\1import conformance.backend", source, flags=re.MULTILINE)
+def adapted(source: str, device: str, to: str = "tiny") -> str:
+    """Return a test file that was adapted for `device` of a package `torch_<device>`, adapted for tiny or the CPU."""
+    package = "conformance.backend" if to == "tiny" else "torch"
+    source = re.sub(rf"^(\s*)import torch_{device}\b.*$", rf"\1import {package}", source, flags=re.MULTILINE)
     settings = rf"^torch(_{device})?\.{device}\.(config\.|set_compile_mode\().*\n"  # that only this device has
     source = re.sub(settings, "", source, flags=re.MULTILINE)
-    source = source.replace(f"torch_{device}.{device}", "torch.tiny").replace(f"torch_{device}", "torch")
-    source = re.sub(rf"(?<![A-Za-z0-9]){device}(?![A-Za-z0-9])", "tiny", source)
-    return source.replace(f".is_{device}", ".is_tiny")
+    source = source.replace(f"torch_{device}.{device}", f"torch.{to}").replace(f"torch_{device}", "torch")
+    source = re.sub(rf"(?<![A-Za-z0-9]){device}(?![A-Za-z0-9])", to, source)
+    return source.replace(f".is_{device}", f".is_{to}")
 
 
 def helpers(folder: Path, source: str) -> list[Path]:

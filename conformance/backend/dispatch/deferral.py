@@ -32,6 +32,7 @@ from ..runtime.stats import STATS
 from .metadata import global_settings, number_class
 from .registry import Context, Row, is_data
 from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
+from .windows import Windows
 
 # Number of cached geometries of one overload; the cache is cleared when it is full.
 MOST_PREPARED = 2048
@@ -242,6 +243,7 @@ class Deferred:
         self.kernel, self.name, self.row = kernel, name, row
         self.targets = targets
         self.known: dict[Any, Prepared] = {}
+        self.windows = Windows()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel that torch calls."""
@@ -268,7 +270,10 @@ class Deferred:
         found = tuple(key)
         prepared = self.known.get(found)
         if prepared is None:
-            return self._learnt(found, args, kwargs)
+            settled = (
+                None if self.targets else self.windows.settled(args, (*global_settings(), *kwargs, *kwargs.values()))
+            )
+            return self.call(*settled, **kwargs) if settled else self._learnt(found, args, kwargs)
         if self.row.index is not None and not self._takes_index(prepared, args):
             return self.kernel(*args, **kwargs)
         arrays: Sequence[Any] = ()

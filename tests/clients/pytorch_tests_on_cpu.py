@@ -1,0 +1,169 @@
+"""PyTorch's own test files on the CPU, without and with an import of the device's package.
+
+Defines `compared` and `Comparison`; `python tests/clients/pytorch_tests_on_cpu.py FOLDER FILE ...` compares the
+outcomes test by test, and with --write puts the counts into docs/pytorch_tests_cpu.csv.
+
+`import conformance.backend` replaces names of torch (`conformance/backend/torch_api/replacements.py`), and code for the
+CPU must behave the same afterwards. FOLDER has copies of the files, as for `pytorch_tests_run.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
+from tests.clients.pytorch_tests_run import CONFTEST, FILE_S, HANGING_S, ROOT, TEST_S, adapted, helpers
+
+TABLE = ROOT / "docs" / "pytorch_tests_cpu.csv"
+HEADER = ["file", "tests", "passed", "failed", "skipped", "other outcome after the import"]
+
+PARTS = {
+    "test_dataloader": "pin or generator or seed or collate",
+    "test_nn": "module or apply or state_dict or pickle or deepcopy or share or parameter or parallel or to_ or type",
+    "test_torch": "storage or pickle or generator or seed or rng or stream or event or pin or share or deepcopy or "
+    "print or repr or default_tensor_type or serializ or resize or from_file or byteswap or type",
+}
+"""Of large files: the tests of areas in which names are replaced, as pytest's -k expression."""
+
+NEEDS_ACCELERATOR = {
+    "test_torch::TestTorch::test_pin_memory": "the adapted copy pins memory, which fails without any accelerator"
+}
+"""Tests whose outcomes may differ, with the reason."""
+
+
+@dataclass
+class Comparison:
+    """The outcomes of a file's tests on the CPU by name: without and with the import."""
+
+    file: str
+    without: dict[str, str]
+    imported: dict[str, str]
+
+    @property
+    def differences(self) -> list[str]:
+        """One line for each test whose outcomes differ."""
+        pairs = {
+            name: (self.without.get(name, "absent"), self.imported.get(name, "absent"))
+            for name in sorted(self.without.keys() | self.imported.keys())
+        }
+        return [
+            f"{name}: {a}, after the import {b}"
+            for name, (a, b) in pairs.items()
+            if a != b and name not in NEEDS_ACCELERATOR
+        ]
+
+    @property
+    def row(self) -> list[str]:
+        """The file's row of the table."""
+        counts = [list(self.without.values()).count(kind) for kind in ("passed", "failed", "skipped")]
+        return [self.file, *map(str, (len(self.without), *counts, len(self.differences)))]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in zip(HEADER, self.row, strict=True))
+
+
+def compared(folder: Path, file: str, device: str = "", only: str = "") -> Comparison:
+    """Run a test file on the CPU without and with the import.
+
+    `device` is the one for which the copies were adapted, if any. `only` selects tests; its default is in `PARTS`.
+    Raises RuntimeError if a process ended before its last test, and subprocess.TimeoutExpired.
+    """
+    only = only or PARTS.get(file, "")
+    plain = CONFTEST.replace("import conformance.backend\n", "")
+    assert plain != CONFTEST
+    return Comparison(file, *(_outcomes(folder, file, device, only, conftest) for conftest in (plain, CONFTEST)))
+
+
+def for_cpu(source: str, device: str) -> str:
+    """Return a test file that was adapted for `device` of a package `torch_<device>`, adapted for the CPU."""
+    source = adapted(source, device, "cpu").replace("only_for='privateuse1'", "only_for='cpu'")
+    source = source.replace("(['cpu'] if TEST_PRIVATEUSE1 else [])", "[]")  # the CPU is already in these lists
+    return source.replace("torch.cpu.get_device_name(0)", "'cpu'")  # torch.cpu has no such function
+
+
+def _outcomes(folder: Path, file: str, device: str, only: str, conftest: str) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        for path in (Path(f"{file}.py"), *helpers(folder, (folder / f"{file}.py").read_text())):
+            (place / path).parent.mkdir(exist_ok=True)
+            source = (folder / path).read_text()
+            (place / path).write_text(for_cpu(source, device) if device else source)
+        (place / "conftest.py").write_text(conftest)
+        (place / "pytest.ini").write_text("[pytest]\n")
+        command = [
+            *(sys.executable, "-m", "pytest", "-c", "pytest.ini", "-p", "no:cacheprovider", "-q", "--tb=native"),
+            *("--junitxml", "results.xml", f"--timeout={HANGING_S}", "--timeout-method=signal", f"{file}.py"),
+            *(("-k", only) if only else ()),
+        ]
+        settings = {
+            "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))), "OMP_NUM_THREADS": "1",
+            "PYTORCH_TESTS_SLICE": "0/1", "PYTORCH_TESTS_SECONDS": str(TEST_S),
+            "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu",  # torch's own setting
+        }  # fmt: skip
+        done = subprocess.run(
+            command, cwd=place, capture_output=True, check=False, text=True, timeout=FILE_S,
+            env={**os.environ, **settings},
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            said = (done.stdout + done.stderr).strip()[-3000:]
+            raise RuntimeError(f"{file} ended with {done.returncode} before its last test:\n{said}")
+        return outcomes(place / "results.xml")
+
+
+def outcomes(result: Path) -> dict[str, str]:
+    """Return "passed", "failed" or "skipped" of each test in a result (JUnit's XML)."""
+    found = {}
+    for case in ET.parse(result).getroot().iter("testcase"):
+        tags = {child.tag for child in case}
+        kind = "skipped" if "skipped" in tags else "failed" if tags & {"failure", "error"} else "passed"
+        found["::".join((*case.get("classname", "").split("."), str(case.get("name"))))] = kind
+    return found
+
+
+def written(comparison: Comparison) -> None:
+    """Put the row of a file into the table."""
+    rows = list(csv.reader(TABLE.read_text().splitlines()))[1:] if TABLE.exists() else []
+    rows = sorted([*[row for row in rows if row[0] != comparison.file], comparison.row])
+    with TABLE.open("w", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
+
+
+def main() -> int:
+    """Print the counts of each file and every difference. Return 1 if there is one, and 2 without such a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder with the test files")
+    parser.add_argument("file", nargs="+", help="a file's name without .py, such as test_utils")
+    parser.add_argument("--adapted-for", default="", metavar="NAME", help="the device that the copies were adapted for")
+    parser.add_argument("-k", dest="only", default="", help="only the tests that pytest's -k selects")
+    parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests_cpu.csv")
+    args = parser.parse_args()
+    missing = [file for file in args.file if not (args.folder / f"{file}.py").is_file()]
+    if missing:
+        parser.error(f"{args.folder} has no {missing[0]}.py")
+    if args.only and args.write:
+        parser.error("--write needs the default selection of tests, so it cannot go with -k")
+    bad = 0
+    for file in args.file:
+        try:
+            comparison = compared(args.folder, file, args.adapted_for, args.only)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{file}: {error}", flush=True)
+            bad += 1
+            continue
+        print(comparison, *comparison.differences, sep="\n  ", flush=True)
+        bad += len(comparison.differences)
+        if args.write:
+            written(comparison)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The comparison of PyTorch's own tests on the CPU, without and with an import of the device's package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients import pytorch_tests_on_cpu
+
+
+@pytest.mark.timeout(180)  # it starts two processes that import torch
+def test_comparison(tmp_path: Path) -> None:
+    """A test that has another outcome after the import is a difference, and a test that fails twice is none."""
+    lines = [
+        "import sys",
+        "import torch_npu",
+        "import torch",
+        "def test_same(): assert torch.ones(2, device='npu').device.type == 'cpu'",
+        "def test_bad(): 1 / 0",
+        "def test_other(): assert 'conformance.backend' not in sys.modules",
+    ]
+    (tmp_path / "test_f.py").write_text("\n".join(lines))
+    comparison = pytorch_tests_on_cpu.compared(tmp_path, "test_f", "npu")
+    assert comparison.row == ["test_f", "3", "2", "1", "0", "1"]
+    assert comparison.differences == ["test_f::test_other: passed, after the import failed"]
