@@ -34,7 +34,8 @@ LIST, TABLES = Path("requirements/packages.toml"), Path("docs/packages")
 @dataclass(frozen=True)
 class Package:
     """A package: its name in findings, the requirements with and without their dependencies, the environment variables,
-    and the file with its operators. `cuda` says that its wheel links libraries of CUDA."""
+    and the file with its operators. `cuda` says that its wheel links libraries of CUDA. `page` is a page of docs/ whose
+    transcripts need the package."""
 
     name: str
     layer: str
@@ -43,6 +44,7 @@ class Package:
     alone: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     cuda: bool = False
+    page: str = ""
 
     @property
     def version(self) -> str:
@@ -99,10 +101,14 @@ def output(script: Script, package: Package, root: Path = ROOT) -> str:
 
 
 def run(package: Package, root: Path = ROOT) -> int:
-    """Run the check file and the scripts. Return 1 if an operator has another difference, or a script other lines."""
+    """Run the check file, the scripts and the transcripts. Return 1 if an operator has another difference, or if one of
+    the others prints other lines."""
     python, environment = install(package, root)
     command = [str(python), "-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", "--tb=line", package.checks]
     code = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+    if package.page:
+        command = [str(python), str(root / "scripts" / "transcripts.py"), str(root / package.page)]
+        code = subprocess.run(command, check=False, cwd=root, env=environment).returncode or code
     for found in of_package(package, root):
         for script in found.scripts:
             said = output(script, package, root)

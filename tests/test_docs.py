@@ -16,6 +16,7 @@ import pytest
 
 from conformance.record import versions
 from conformance.record.sentences import LAYOUTS
+from scripts import packages
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -26,10 +27,17 @@ def marks(block: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if "torch.compile" in block and "backend=" not in block else []
 
 
+def blocks(text: str) -> Iterator[str]:
+    """Yield the Python blocks of a page that are no file of a transcript: `TestTranscripts` runs the files."""
+    for block in re.finditer(r"```python\n(.*?)```\n", text, re.DOTALL):
+        if not re.match(r"\s*Saved as", text[block.end() :]):
+            yield block[1]
+
+
 BLOCKS = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}", marks=marks(block))
     for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
+    for number, block in enumerate(blocks(page.read_text()), 1)
 ]
 
 
@@ -124,10 +132,13 @@ def script() -> Iterator[ModuleType]:
 class TestTranscripts:
     """`python scripts/transcripts.py --write` replaces the transcripts of the pages by today's output."""
 
+    ELSEWHERE = tuple(ROOT / one.page for one in packages.read_all().values() if one.page)
+    """Pages whose transcripts need a package: `nox -s packages` runs them."""
+
     WITH = tuple(page for page in PAGES if re.search(r"^```text\n\$ ", page.read_text(), re.MULTILINE))
 
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize("page", WITH, ids=lambda page: page.name)
+    @pytest.mark.parametrize("page", sorted({*WITH} - {*ELSEWHERE}), ids=lambda page: page.name)
     def test_is_what_is_printed(self, page: Path, script: ModuleType) -> None:
         """Each command of a transcript prints the text below it, except for times."""
         if TORCH is None or not versions.holds(f"=={TORCH[1]}.*"):
@@ -136,11 +147,17 @@ class TestTranscripts:
         assert made
         assert "\n".join(one.difference for one in made if not one.same) == ""
 
+    def test_files_belong_to_a_transcript(self) -> None:
+        """A page whose blocks are saved as files has commands that run them."""
+        saving = [page for page in PAGES if re.search(r"^Saved as `", page.read_text(), re.MULTILINE)]
+        assert saving and {*saving} <= {*self.WITH}
+
     def test_which_there_are(self) -> None:
         """The list of pages with transcripts is fixed, because a page whose transcripts lose their command would not be
         run."""
         pages = ["README.md", "compilers.md", "kernel.md", "model.md", "reading.md", "start.md"]
         assert [page.name for page in self.WITH] == pages
+        assert [page.name for page in self.ELSEWHERE] == ["kernel.md"]
 
     @pytest.mark.parametrize(
         ("shown", "printed", "same"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -385,7 +386,7 @@ COTANGENTS = ("transposed", "expanded", "gaps")
 
 NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
 NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
-NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage")
+NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
 """Sentences by which torch says that an operator lacks a part. Any other error is a difference."""
 
 
@@ -510,6 +511,12 @@ def _lacks_fake(error: Raised) -> str:
     return "the operator registers no fake kernel" if lacks else ""
 
 
+def _is_interpreted(error: Raised) -> str:
+    """Return a reason if Dynamo traced Triton's interpreter, which is NumPy, instead of a compiled kernel."""
+    interpreted = error.kind == "InterpreterError" and os.environ.get("TRITON_INTERPRET") == "1"
+    return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
+
+
 def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
@@ -571,7 +578,7 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
                 continue
             run = execution(function, call, target, around, grad)
             got = run.last
-            if got.error is not None and (reason := _lacks_fake(got.error)):
+            if got.error is not None and (reason := _lacks_fake(got.error) or _is_interpreted(got.error)):
                 raise NotJudged(reason)
             if run.capture is not None and not run.capture.ops and got.error is None:
                 raise NotJudged("the compiler was handed nothing")

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from conformance.record.errors import UsageError
+from conformance.sources.operator import checks
 from conformance.sources.operator.checks import CHECKS, PROCEDURES
 from conformance.sources.operator.examine import Request, Verdict, calls_of, examination, examined, verdicts
 from conformance.sources.operator.isolation import Death
+from conformance.standalone.observation import Raised
 from tests.planted.kernels import CORRECT, LIES
 
 ALONE = "CONFORMANCE_TESTS_ALONE"
@@ -161,3 +163,27 @@ def test_this_file_alone() -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout and "1 skipped" in done.stdout, done.stdout[-500:]
+
+
+def kernel_by_address(x):
+    """A function that reads memory, as a kernel launched by address does."""
+    assert x.data_ptr()
+    return x + x
+
+
+@alone
+def test_a_function_that_reads_memory_has_no_rule_for_vmap():
+    """The check is not measured, and the others are."""
+    inputs = {"x": "float32[n]", "sizes": {"n": "1..9"}}
+    given = {"operator": kernel_by_address, "reference": lambda x: 2 * x, "inputs": inputs}
+    made = judged(given, checks=("values", "vmap"))
+    assert "no rule for vmap" in made["vmap"].reason and made["values"].compared and not wrong(made)
+
+
+@pytest.mark.parametrize(("setting", "kind", "known"), [
+    ("1", "InterpreterError", True), ("0", "InterpreterError", False), ("1", "ValueError", False),
+])  # fmt: skip
+def test_an_error_of_tritons_interpreter_under_dynamo(monkeypatch, setting, kind, known):
+    """Only the interpreter's own error, and only where it is on, is no difference."""
+    monkeypatch.setenv("TRITON_INTERPRET", setting)
+    assert bool(checks._is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
