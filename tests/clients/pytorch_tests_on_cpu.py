@@ -27,7 +27,7 @@ HEADER = ["file", "tests", "passed", "failed", "skipped", "other outcome after t
 
 PARTS = {
     "test_dataloader": "pin or generator or seed or collate",
-    "test_nn": "module or apply or state_dict or pickle or deepcopy or share or parameter or parallel or to_ or type",
+    "test_nn": "module or apply or state_dict or pickle or deepcopy or share or parameter or parallel or to_",
     "test_torch": "storage or pickle or generator or seed or rng or stream or event or pin or share or deepcopy or "
     "print or repr or default_tensor_type or serializ or resize or from_file or byteswap or type",
 }
