@@ -24,3 +24,11 @@ def test_comparison(tmp_path: Path) -> None:
     comparison = pytorch_tests_on_cpu.compared(tmp_path, "test_f", "npu")
     assert comparison.row == ["test_f", "3", "2", "1", "0", "1"]
     assert comparison.differences == ["test_f::test_other: passed, after the import failed"]
+
+
+def test_an_accelerator() -> None:
+    """A test that needs an accelerator may pass after the import, but it must not fail only then."""
+    name = next(iter(pytorch_tests_on_cpu.NEEDS_ACCELERATOR))
+    outcomes = {name: "failed"}, {name: "passed"}
+    assert not pytorch_tests_on_cpu.Comparison("test_f", *outcomes).differences
+    assert pytorch_tests_on_cpu.Comparison("test_f", *outcomes[::-1]).differences
