@@ -15,6 +15,7 @@ import fnmatch
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def adamw(net: nn.Module, lr: float) -> torch.optim.Optimizer:
 
 def train(model: Model, inputs: Inputs, optimizer: Callable[..., Any] = sgd, last: bool = False) -> None:
     """Make training steps, with the gradients clipped."""
-    net = made(model, "cpu", dropout=True).train()
+    net: Any = made(model, "cpu", dropout=True).train()
     net = net.to(memory_format=torch.channels_last) if last else net
     steps = optimizer(net, model.lr)
     for step in range(STEPS):
@@ -98,7 +99,7 @@ def settings(model: Model, inputs: Inputs, half: bool) -> list[Callable[[], obje
     if half:
         return runs
     runs += [lambda: train(model, inputs, adamw), lambda: evaluate(model, rows(inputs, 5))]
-    runs += [lambda count=count: train(model, rows(inputs, count)) for count in (1, 3)]
+    runs += [partial(train, model, rows(inputs, count)) for count in (1, 3)]
     if any(tensor.dim() == 4 for tensor in inputs.values()):
         runs.append(lambda: train(model, channels_last(inputs), last=True))
     if "input_ids" in inputs and "CLIP" not in model.name and "DistilBert" not in model.name:
