@@ -54,7 +54,8 @@ def test_one_process_compiles_many_sources(compile_, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started.append(command) or start(command, **more))
     made = [compile_(KERNEL.format(number=number)) for number in range(INPUTS + 2)]
     assert sum(command[1] == "-cc1" for command in started) == 2
-    assert len(started) <= 3  # one asks for the inner command
+    others = [command for command in started if command[1] != "-cc1"]
+    assert all("-###" in command for command in others)  # they ask for the inner command
     monkeypatch.setenv("ONE_COMPILER", "0")
     getenv.cache_clear()
     for number in (0, 1, INPUTS - 1, INPUTS):

@@ -14,6 +14,7 @@ from conformance.record.errors import UsageError
 from conformance.sources.operator import checks
 from conformance.sources.operator.checks import CHECKS, PROCEDURES
 from conformance.sources.operator.examine import Request, Verdict, calls_of, examination, examined, verdicts
+from conformance.sources.operator.finding import script
 from conformance.sources.operator.isolation import Death
 from conformance.standalone.observation import Raised
 from tests.planted.kernels import CORRECT, LIES
@@ -178,6 +179,24 @@ def test_a_function_that_reads_memory_has_no_rule_for_vmap():
     given = {"operator": kernel_by_address, "reference": lambda x: 2 * x, "inputs": inputs}
     made = judged(given, checks=("values", "vmap"))
     assert "no rule for vmap" in made["vmap"].reason and made["values"].compared and not wrong(made)
+
+
+@alone
+def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
+    """The script has a function `inputs`, so an argument of that name gets another one there."""
+
+    def double(inputs, given):
+        return inputs * 2.01 + given * 0
+
+    def reference(inputs, given):
+        return inputs * 2 + given * 0
+
+    described = {"inputs": "float32[3]", "given": "float32[3]"}
+    request = Request(double, reference=reference, inputs=described, checks=["gradients"])
+    trial = examination(request)
+    (found,) = (one.found for one in verdicts(trial, request) if one.found)
+    ended = standalone(script(trial, found))
+    assert ended.returncode == 1 and "gradients of " in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(("setting", "kind", "known"), [
