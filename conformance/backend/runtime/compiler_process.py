@@ -94,10 +94,15 @@ class CompilerProcess:
                 selector.register(stream, selectors.EVENT_READ)
             while len(made) < size:
                 ready = [key.fileobj for key, _ in selector.select()]
-                more = os.read(out.fileno(), size - len(made)) if ready == [out] else b""
-                if not more:
-                    raise Failed
-                made += more
+                if errors in ready:
+                    if os.read(errors.fileno(), 1):
+                        raise Failed
+                    selector.unregister(errors)  # clang ends after its last input, whose object may not be read yet
+                if out in ready:
+                    more = os.read(out.fileno(), size - len(made))
+                    if not more:
+                        raise Failed
+                    made += more
         return made
 
     def _close_inputs(self) -> None:

@@ -15,7 +15,7 @@ from tinygrad.runtime.support.elf import elf_loader
 
 import conformance.backend as backend
 from conformance.backend.runtime import compiler_process
-from conformance.backend.runtime.compiler_process import INPUTS
+from conformance.backend.runtime.compiler_process import INPUTS, CompilerProcess
 
 KERNEL = """
 #pragma clang fp contract(off)
@@ -61,6 +61,22 @@ def test_one_process_compiles_many_sources(compile_, monkeypatch):
     for number in (0, 1, INPUTS - 1, INPUTS):
         assert image(compile_(KERNEL.format(number=number))) == image(made[number])
     assert len(set(map(image, made))) == len(made)
+
+
+def test_the_last_input_of_a_process(compile_, monkeypatch):
+    """clang ends after its last input, often before the object is read. Regression test: the end counted as a failure,
+    and the kernel was compiled again by another process."""
+    read = CompilerProcess._read
+
+    def late(process, made, size):
+        if process.is_exhausted:
+            process._process.wait(10)
+        return read(process, made, size)
+
+    monkeypatch.setattr(CompilerProcess, "_read", late)
+    monkeypatch.setattr(subprocess, "check_output", None)  # what compiles without the process
+    made = [image(compile_(KERNEL.format(number=number))) for number in range(INPUTS + 1)]
+    assert len(set(made)) == INPUTS + 1
 
 
 def test_each_command_has_a_process(compile_):
