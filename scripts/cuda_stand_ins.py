@@ -4,7 +4,7 @@
 
 These wheels link `libtorch_cuda.so` and `libc10_cuda.so`. The script writes libraries of these names into FOLDER. They
 define the functions that the wheels of PYTHON's environment import from them; each ends the process when it is called,
-except one that counts zero devices. Their operators on the CPU call none of them. A program finds the libraries by
+except one that counts zero devices. No operator on the CPU calls these functions. A program finds them by
 `LD_LIBRARY_PATH=FOLDER`.
 """
 

@@ -152,8 +152,8 @@ def section(layer: str, findings: Sequence[Finding]) -> str:
 
 
 def listed(findings: Sequence[Finding]) -> str:
-    """Generated part of the page: the number of findings by layer and kind, and a section for each layer. The findings
-    of packages are in a table of their own."""
+    """Generated part of the page: the number of findings by layer and kind, and a section for each layer. Another
+    table has the findings of packages."""
     findings = [found for found in findings if found.layer in LAYERS]
     by_layer = {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
     rows = [["layer", *KINDS, "all"], ["---"] * (len(KINDS) + 2)]

@@ -10,7 +10,6 @@ CPU must behave the same afterwards. FOLDER has copies of the files, as for `pyt
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
-from tests.clients.pytorch_tests_run import CONFTEST, FILE_S, HANGING_S, ROOT, TEST_S, adapted, helpers
+from tests.clients.pytorch_tests_run import CONFTEST, FILE_S, HANGING_S, ROOT, TEST_S, adapted, helpers, write_row
 
 TABLE = ROOT / "docs" / "pytorch_tests_cpu.csv"
 HEADER = ["file", "tests", "passed", "failed", "skipped", "other outcome after the import"]
@@ -141,14 +140,6 @@ def outcomes(result: Path) -> dict[str, str]:
     return found
 
 
-def written(comparison: Comparison) -> None:
-    """Put the row of a file into the table."""
-    rows = list(csv.reader(TABLE.read_text().splitlines()))[1:] if TABLE.exists() else []
-    rows = sorted([*[row for row in rows if row[0] != comparison.file], comparison.row])
-    with TABLE.open("w", newline="") as table:
-        csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
-
-
 def main() -> int:
     """Print the counts of each file and every difference. Return 1 if there is one, and 2 without such a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,7 +165,7 @@ def main() -> int:
         print(comparison, *comparison.differences, sep="\n  ", flush=True)
         bad += len(comparison.differences)
         if args.write:
-            written(comparison)
+            write_row(TABLE, HEADER, comparison.row)
     return int(bad > 0)
 
 

@@ -182,12 +182,12 @@ def judged(file: str, results: Sequence[Path], entries: Sequence[dict[str, Any]]
     return outcome
 
 
-def written(outcome: Outcome) -> None:
-    """Put the row of a file into the table."""
-    rows = list(csv.reader(TABLE.read_text().splitlines()))[1:] if TABLE.exists() else []
-    rows = sorted([*[row for row in rows if row[0] != outcome.file], outcome.row])
-    with TABLE.open("w", newline="") as table:
-        csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
+def write_row(path: Path, header: list[str], row: list[str]) -> None:
+    """Put the row of a file, which its first cell names, into a table."""
+    rows = list(csv.reader(path.read_text().splitlines()))[1:] if path.exists() else []
+    rows = sorted([*[old for old in rows if old[0] != row[0]], row])
+    with path.open("w", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([header, *rows])
 
 
 def main() -> int:
@@ -232,7 +232,7 @@ def main() -> int:
             bad += len(outcome.unneeded)
         bad += len(outcome.failed)
         if given.write:
-            written(outcome)
+            write_row(TABLE, HEADER, outcome.row)
     return int(bad > 0)
 
 

@@ -223,7 +223,7 @@ def _laid(call: Call, layout: str) -> Call:
 
 def _stretched(call: Call, size: int) -> Call | None:
     """Return the call with its last length, in every tensor and tuple that has it, replaced by a size. The values are
-    drawn from those of the call. None if an index could leave its range."""
+    a sample of the call's values. None if an index could leave its range."""
     found = tensors(call.given)
     length = next((one.shape[-1] for one in found if one.dim() and one.shape[-1] > 1), None)
     if length is None or any(length in one.shape and not one.dtype.is_floating_point for one in found):

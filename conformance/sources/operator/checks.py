@@ -138,7 +138,7 @@ class Examination:
     note: Note = lambda check: None
 
     def written(self, call: Call) -> frozenset[str]:
-        """Return the inputs that may be written: those of the schema, or those that the reference writes."""
+        """Return the inputs that may be written: the schema's, or the ones that the reference writes."""
         if self.operator.written is not None:
             return self.operator.written
         return frozenset(changed_inputs(observed(self.reference.function, call), call))

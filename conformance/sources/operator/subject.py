@@ -36,7 +36,7 @@ PACKET, OVERLOAD = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
 
 @dataclass(frozen=True)
 class Operator:
-    """A callable and what is known of it. `overload` is its operator of the dispatcher, None for a plain function.
+    """A callable. `overload` is its operator of the dispatcher, None for a plain function.
     `lines` import it in a script, and `text` is the expression that names it there."""
 
     function: Callable[..., Any]

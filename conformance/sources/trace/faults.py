@@ -81,7 +81,7 @@ class Faults:
 
     @property
     def in_order(self) -> list[Fault]:
-        """The faults in the order in which they were found."""
+        """The faults, the earliest first."""
         return [*self.found.values()]
 
     def ranked(self, phase: str) -> list[Fault]:
