@@ -197,9 +197,14 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
     )
 
 
+def progress(running: Campaign) -> int:
+    """Number of programs that count towards `--programs`: those that ran, since others replace the rest."""
+    return running.result.done if running.plan.recorded else running.result.judged
+
+
 def line(running: Campaign) -> str:
     """Return the progress of the campaign in one line."""
-    done, wanted = running.result.done, running.plan.wanted
+    done, wanted = progress(running), running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     groups = running.distinct()
     failing = len({number for group in groups for number in group.numbers})
@@ -223,7 +228,7 @@ def show_progress(running: Campaign, view: View) -> None:
                 result = result_of(group.finding)
                 view.finding(f"{result.outcome} in program {group.finding.number}: {headline(result)}")
         failing = len({number for group in groups for number in group.numbers})
-        view.at(at.result.done, at.plan.wanted, failing, line(at))
+        view.at(progress(at), at.plan.wanted, failing, line(at))
 
     running.tell = tell
 

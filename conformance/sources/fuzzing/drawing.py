@@ -434,8 +434,9 @@ class Drawing:
                     del shadow.steps[before:]
                     shadow.rollback()
             else:
-                kept = tuple(one for one in program.inputs if one.name not in names)
-                program = replace(program, inputs=kept)
+                # The aimed step may use some of them.
+                needless = {*names} - {name for step in shadow.steps for name in step.names()}
+                program = replace(program, inputs=tuple(one for one in program.inputs if one.name not in needless))
         for step in calls:
             shadow.offer(step)
         return self._drawn(program, shadow, tally)

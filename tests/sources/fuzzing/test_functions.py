@@ -190,6 +190,14 @@ class TestDrawing:
         assert {*wanted} == {(name, turn) for name in functions.NAMES for turn in range(len(wanted) // 12)}
         assert tally.topics.total() >= len(wanted) - 2
 
+    def test_an_aimed_step_keeps_its_operands(self):
+        """The inputs of a topic that cannot be drawn leave the program, except those that the aimed step uses."""
+        args = options.parser("conformance fuzz", "", FLAGS, USUAL).parse_args(["--target", "aot_eager"])
+        plan = plan_of(args, Limits(), args.target)
+        program = plan.drawing.numbered(0, 711)  # a list operator over an input of such a topic
+        assert "p" in program.steps[0].names()
+        reference(program)
+
     def test_a_topic_alone(self):
         """`--only` a topic makes every program one of this topic."""
         for topic in (functions.CONSTANTS, functions.SIDE_EFFECTS):

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.record import result as model
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.command import line, main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.plan import Plan
 
@@ -45,6 +45,7 @@ class TestRedrawing:
         assert done.unsupported.total() > 0
         assert done.judged == WANTED
         assert undisturbed.following == done.done == WANTED + done.unsupported.total()
+        assert line(undisturbed).startswith(f"seed 0: {WANTED}/{WANTED} programs")
         assert any(number >= WANTED for group in undisturbed.groups for number in group.numbers)
 
     def test_two_workers(self, undisturbed: Campaign, tmp_path: Path) -> None:
