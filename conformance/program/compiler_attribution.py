@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from conformance.engine.layers import PARTS, SETTING, Layered
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.model import Program
-from conformance.program.verdict import Verdict, judge_program
+from conformance.program.verdict import Verdict
 from conformance.record.finding import gist, in_layer
 from conformance.record.patterns import SETTING as WITHOUT
 from conformance.standalone.oracles import Mismatch

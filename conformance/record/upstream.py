@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ class Evidence:
 class Bug:
     """A reported bug. `targets` can show it; `versions` are torch versions seen to show it.
 
-    `operators` must all be there, each as one of the alternatives between slashes. `parts` are the parts of the
-    compiler without which the repro is right. `repro` is the code that `selftest/repros.py` runs; empty for a bug that
-    is only recognized."""
+    `operators` and `dtypes` must all be there, and the `relation`, each as one of the alternatives between slashes.
+    `parts` are the parts of the compiler without which the repro is right. `repro` is the code that
+    `selftest/repros.py` runs; empty for a bug that is only recognized."""
 
     number: int
     title: str
@@ -88,24 +88,30 @@ class Bug:
 
         If both sides have a pass or a decomposition, it must be the same, with the same relation and one of the
         operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all operators decide
-        there, and a setting must be the same one."""
-        if self.layer != evidence.layer or self.property not in (evidence.property, evidence.symptom):
+        there, and a setting must be the same one. If the same setting and the relation agree too, the property may
+        differ, since one wrong view shows as a value, a stride or an error."""
+        if self.layer != evidence.layer:
             return ""
         kinds = [part.partition(" ")[0] for part in self.parts]
         kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts
-        related = not self.relation or self.relation in evidence.relations
-        if kind in DECISIVE and {*kinds} & {*DECISIVE}:
-            agree = same and related and any(self._operators(evidence.operators))
-            return f"right without the {evidence.part}" if agree else ""
-        if kind == SETTING.strip() and kind in kinds and not same:
+        related = not self.relation or all(_each_in([self.relation], evidence.relations))
+        set_alike = same and kind == SETTING.strip() and bool(self.relation)
+        if not (self.property in (evidence.property, evidence.symptom) or set_alike):
             return ""
-        agree = related and all(self._operators(evidence.operators)) and {*self.dtypes} <= {*evidence.dtypes}
+        if kind in DECISIVE and {*kinds} & {*DECISIVE}:
+            agree = same and related and any(_each_in(self.operators, evidence.operators, base_operator))
+            return f"right without the {evidence.part}" if agree else ""
+        if kind == SETTING.strip() and not same and (kind in kinds or self.repro):
+            return ""  # this setting does not mend the repro
+        agree = related and all(_each_in(self.operators, evidence.operators, base_operator))
+        agree = agree and all(_each_in(self.dtypes, evidence.dtypes))
         return ", ".join(filter(None, (" ".join(self.operators), self.relation, *self.dtypes))) if agree else ""
 
-    def _operators(self, names: Iterable[str]) -> list[bool]:
-        """Whether each of the operators, in one of its alternatives, is among these names."""
-        known = {base_operator(name) for name in names}
-        return [bool(known & {base_operator(one) for one in each.split("/")}) for each in self.operators]
+
+def _each_in(wanted: Iterable[str], names: Iterable[str], base: Callable[[str], str] = str) -> list[bool]:
+    """Whether each of the wanted names, in one of its alternatives between slashes, is among the names."""
+    known = {*map(base, names)}
+    return [any(base(one) in known for one in each.split("/")) for each in wanted]
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.program.model import Input, Program, Storage
+from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import ON_CPU
@@ -37,6 +37,17 @@ WRITTEN = finding(EXPAND, Step("fill_", (tensor("b"), 2)))
 """A write through an expanded view: pytorch#197448."""
 BESIDE = finding(EXPAND, Step("fill_", (tensor("a"), 2)))
 """The same operators, property and layer. The write goes to the base, so every element is written once."""
+
+
+APART = (Step("add_", (tensor("a"), 1)), Step("mul", (tensor("b"), 2), out=("c",)))
+
+
+def overlapping(steps: tuple[Step, ...] = APART) -> FailingProgram:
+    """A finding in whose further call the two inputs share memory, without a known layer."""
+    inputs = tuple(Input(name, at, "float32", (3,), (1,)) for at, name in enumerate("ab"))
+    program = Program((Storage("float32", 3),) * 2, inputs, steps, calls=(Call({"b": {"beside": "a"}}),))
+    wrong, op = (Mismatch("value", "c", "2.0", "0.0"),), "a further call with other aliasing"
+    return FailingProgram("FAIL", 0, 40, "value / further", program, wrong, property="value", op=op)
 
 
 @pytest.fixture
@@ -69,6 +80,15 @@ class TestRows:
     def test_look_alike(self, reports: Path) -> None:
         save(reports, BESIDE)
         assert status(reports, 197448) == MISSED
+
+    def test_a_further_call(self, reports: Path) -> None:
+        """The wrong call decides about the layer and the relation, since the first call is right."""
+        save(reports, overlapping())
+        assert status(reports, 139789) == FOUND
+
+    def test_a_further_call_that_is_right(self, reports: Path) -> None:
+        save(reports, overlapping((Step("add_", (tensor("a"), 1)), Step("mul", (tensor("a"), 2), out=("c",)))))
+        assert status(reports, 139789) == MISSED
 
     def test_not_minimized(self, reports: Path) -> None:
         """A long program has the operators of many bugs, so it counts only once it is minimized."""

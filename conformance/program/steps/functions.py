@@ -36,7 +36,7 @@ from conformance.program.steps.op import (
 
 CONSTANTS, SCALARS, CONVERSIONS, INDICES = "constants", "scalars", "conversions", "indices"
 REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
-DERIVATIVES, SIZES, SIDE_EFFECTS = "derivatives", "sizes", "side effects"
+DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
 PROMOTION, DTYPES = "promotion", "dtypes"
 """Names of the topics, which are step families. The last two take their calls from op_db (`sources/fuzzing`)."""
 
@@ -64,6 +64,7 @@ ROWS_OF = {
     REARRANGED: COMPUTING,
     REWRITTEN: replace(COMPUTING, may_raise=False),
     UNCHANGED: COMPUTING,
+    OVERLAPS: COMPUTING,
     PROMOTION: replace(LOSING, settled=True),
     DTYPES: replace(LOSING, settled=True),
 }
@@ -73,6 +74,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "": {},
     "method": {"form": METHOD},
     "inplace": {"form": METHOD, "writes": 0},
+    "out": {"writes": "out"},
     "many": {"results": 0},
     "method.many": {"form": METHOD, "results": 0},
 }
@@ -498,6 +500,43 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     return [Step(k.choice(("add_", "mul_", "fill_")), (tensor(written), 2), after=True)]
 
 
+# Overlaps: a tensor is written with a part of itself that lies elsewhere, which torch refuses.
+
+OVERLAPPING = ("setitem", "inplace:copy_", "setitem", "inplace:add_", "inplace:mul_", "out:add", "out:maximum")
+"""Writes whose operand lies in the written memory, at other places."""
+
+
+def _blocks(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    n = d.choice((2, 3, 5))
+    return [Wanted(_dtype(d, NUMBERS, known), (d.choice((2, 3)), n, n))]
+
+
+def _overlaps(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    (name,) = names
+    if not k[name].is_contiguous():  # torch accepts overlapping memory with gaps, and the answer is undefined
+        name = _made(k, offer, f"{OVERLAPS}.method:contiguous", tensor(name), local=True)
+    blocks, (count, n, _) = tensor(name), k[name].size()
+    for _ in range(k.choice((1, 2))):
+        at = k.integer(0, count - 1)
+        block = tensor(_made(k, offer, "select", blocks, 0, at, local=True))
+        index: Json = {"tuple": [at]}
+        if k.chance(1, 2):
+            written, read = block, _made(k, offer, "t", block, local=True)
+        else:
+            low, high = (_made(k, offer, "narrow", block, 0, first, n - 1, local=True) for first in (0, 1))
+            ends = [(high, low, [1, None, None]), (low, high, [None, n - 1, None])]
+            to, read, rows = k.choice(ends)
+            written, index = tensor(to), {"tuple": [at, {"slice": rows}]}
+        op = k.choice(OVERLAPPING)
+        if op == "setitem":
+            offer(Step(op, (blocks, index, tensor(read))), asked=True)
+        elif op.startswith("out:"):
+            offer(Step(f"{OVERLAPS}.{op}", (tensor(read), tensor(read)), {"out": written}), asked=True)
+        else:
+            offer(Step(f"{OVERLAPS}.{op}", (written, tensor(read))), asked=True)
+    return []
+
+
 # Derivatives inside the function.
 
 TRANSFORMS = ("jacfwd", "jacrev", "grad", "vmap", "jvp", "vjp", "hessian", "vmap(grad)", "jacfwd", "jacrev")
@@ -556,6 +595,7 @@ TOPICS: dict[str, Topic] = {
     REARRANGED: Topic(_factors, _rearranged),
     REWRITTEN: Topic(_self_inputs, _rewritten),
     UNCHANGED: Topic(_plain, _unchanged),
+    OVERLAPS: Topic(_blocks, _overlaps),
     DERIVATIVES: Topic(_small, _derivatives),
     SIZES: Topic(_matrix, _sizes),
     SIDE_EFFECTS: Topic(_plain, _side_effects),

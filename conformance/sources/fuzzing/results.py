@@ -19,6 +19,7 @@ from conformance.engine.target import Target
 from conformance.program import recorded
 from conformance.program.accesses import evidence_of
 from conformance.program.calls import changes
+from conformance.program.model import call_of
 from conformance.program.steps import hazards
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import FURTHER
@@ -215,7 +216,8 @@ def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
     if not (layer and finding.property and finding.program.inputs):
         return None
     runs = finding.kind in (FAIL, FLAKY)
-    found = evidence_of(finding.program, finding.property, layer, part, runs=runs)
+    wrong = call_of(finding.program, len(finding.program.calls))  # the calls behind the wrong one are removed
+    found = evidence_of(wrong, finding.property, layer, part, runs=runs)
     first = finding.mismatches[0] if finding.mismatches else None
     seen = shown_by(first) if first else ""
     return replace(found, symptom=seen)
