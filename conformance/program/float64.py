@@ -18,7 +18,7 @@ import torch
 
 from conformance.engine.arbitration import subject, widened
 from conformance.engine.executor import Execution, StepFailed
-from conformance.engine.float64 import Float64Reference
+from conformance.engine.float64 import CannotWiden, Float64Reference
 from conformance.engine.judge import Judgement, Terms, judge
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
@@ -67,11 +67,15 @@ class JudgedProgram(ProgramSubject):
     def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the program's answer in float64, or None if float64 cannot arbitrate.
 
-        It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if a
-        mismatched tensor changed on the CPU after the last step at which the float64 run was valid."""
+        It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if the inputs
+        have no values in float64, or if a mismatched tensor changed on the CPU after the last step at which the float64
+        run was valid."""
         if any(mismatch.where in self.exact for mismatch in found):
             return None
-        narrow, wide = truth_of(concerning(self.program, subjects_of(found)))
+        try:
+            narrow, wide = truth_of(concerning(self.program, subjects_of(found)))
+        except CannotWiden:
+            return None
         settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
         return Execution((wide,)) if settled else None
 

@@ -87,6 +87,13 @@ class TestJudged:
         verdict = judge_program(program(other, loop, LOGSUMEXP), Other("logsumexp", once))
         assert (verdict.mismatches, verdict.arbitrated) == ((), True)
 
+    def test_two_dtypes_in_one_storage(self) -> None:
+        """A storage that inputs of two dtypes share has no values in float64, so the difference stands."""
+        inputs = tuple(Input(name, 0, dtype, (3,), (1,)) for name, dtype in (("a", "float32"), ("b", "int32")))
+        shared = Program((Storage("float32", 3),), inputs, (Step("exp", (t("a"),), out=("c",)),))
+        verdict = judge_program(shared, Other("exp", lambda x: x * 3))
+        assert [one.where for one in verdict.mismatches] == ["c"]
+
     def test_what_agrees_is_not_judged(self) -> None:
         """torch CPU against itself needs no arbitration."""
         verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", torch.logsumexp))

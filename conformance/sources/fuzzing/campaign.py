@@ -320,7 +320,8 @@ class Campaign:
             identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
             self.result = ShardResult.from_json(data["result"])
             self.unfinished = {first: Shard(self.plan, first, count, self.name) for first, count in data["unfinished"]}
-            self.following, self.earlier_seconds = int(data["following"]), float(data["seconds"])
+            self.following = int(data["following"])
+            self.earlier_seconds = self.running_seconds = float(data["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProgramError(
                 f"{path} does not say how far a campaign is ({error}): run without --resume, or choose "
