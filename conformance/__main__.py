@@ -10,6 +10,9 @@ import os
 import runpy
 import sys
 
+from conformance import __version__
+from conformance.record import versions
+from conformance.record.errors import UserError
 from conformance.record.names import nearest
 
 JOBS = {
@@ -46,8 +49,16 @@ def main() -> int:
         for name, (_, purpose) in JOBS.items():
             print(f"  {name:<14}{purpose}")
         return 0
+    if job == "--version":
+        try:
+            print(f"conformance {__version__}, torch {versions.installed()}")
+        except UserError as error:
+            print(f"conformance: {error}", file=sys.stderr)
+            return 2
+        return 0
     if job not in JOBS:
-        print(f"conformance: no job {job!r}{nearest(job, JOBS)}; choose one of {', '.join(JOBS)}", file=sys.stderr)
+        hint = nearest(job, JOBS) or f"; choose one of {', '.join(JOBS)}"
+        print(f"conformance: no job {job!r}{hint}", file=sys.stderr)
         return 2
     module, _ = JOBS[job]
     if not {"", os.getcwd()} & set(sys.path):

@@ -15,7 +15,15 @@ from conformance.declare import profile as profiles
 from conformance.declare.profile import Profile
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
-from conformance.record.names import BUILTIN, ORACLES, RELATED_ORACLES, RELATIONS, SIGNIFICANT_STRIDE, without_relations
+from conformance.record.names import (
+    BUILTIN,
+    ORACLES,
+    RELATED_ORACLES,
+    RELATIONS,
+    SIGNIFICANT_STRIDE,
+    nearest,
+    without_relations,
+)
 
 ENTRY_POINTS = "conformance.targets"
 
@@ -62,10 +70,10 @@ def describe_target(spec: str) -> Target:
         path = BUILTIN.get(name) or _registered().get(name, "")
     module, _, attribute = path.partition(":")
     if not module or not attribute:
-        known = ", ".join(sorted({*BUILTIN, *_registered()}))
+        known = sorted({*BUILTIN, *_registered()})
         raise TargetError(
-            f"unknown target {spec!r}: choose one of {known}, write class:MODULE.CLASS, or install a "
-            f"package that registers it under the entry points {ENTRY_POINTS!r}"
+            f"unknown target {spec!r}{nearest(name, known) or ': choose one of ' + ', '.join(known)}; or write "
+            f"class:MODULE.CLASS, or install a package that registers it under the entry points {ENTRY_POINTS!r}"
         )
     try:
         made = getattr(importlib.import_module(module), attribute)

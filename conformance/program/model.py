@@ -460,8 +460,14 @@ def read_program(path: Path) -> Program:
     """Return the program in a JSON file. Raises ProgramError, with the file's name, if it is missing or invalid."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "results" in data:
+            raise ProgramError("this is the result of a run, not a program: give the file of a finding in failures/")
         return Program.from_json(data.get("program", data) if isinstance(data, dict) else data)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except FileNotFoundError:
+        raise ProgramError(f"{path} does not exist: give the JSON file of a finding or of a program") from None
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be read ({error.strerror}): give the JSON file of a program") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ProgramError(f"{path}: cannot be read as a program: {error}") from error
     except ProgramError as error:
         raise ProgramError(f"{path}: {error}") from error

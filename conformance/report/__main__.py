@@ -1,4 +1,4 @@
-"""Reports from the command line: `python -m conformance.report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
+"""Reports from the command line: `conformance report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
 
 Reads files that `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote.
 Runs no op.
@@ -19,6 +19,7 @@ from pathlib import Path
 from conformance.declare import profile as profiles
 from conformance.record import result as model
 from conformance.record import versions
+from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.record.merge import merge
@@ -36,8 +37,8 @@ PAGES = {"opinfo": "conformance.html"} | {stem: f"{stem}.html" for stem in ("fuz
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. The exit code of `diff` and `merge` follows the exit rule; 2 for bad usage."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.report", description=(__doc__ or "").split("\n\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = Parser("conformance report", description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     differ = commands.add_parser("diff", help="what changed from run A to run B")
     differ.add_argument("before", type=Path, metavar="A")
     differ.add_argument("after", type=Path, metavar="B")
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return reader_gone()
     except ReportError as error:
-        print(f"report: {escape_control_characters(str(error))}", file=sys.stderr)
+        print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
         return 2
 
 
@@ -78,16 +79,17 @@ def baseline_for(target: str, torch: str = "") -> Path:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    difference = compare.diff(model.load(options.before), model.load(options.after))
+    after = model.load(options.after)
+    difference = compare.diff(load_of_kind(options.before, kind_of(after)), after)
     print(compare.text(difference))
     return model.exit_code(difference.regressions, compared=1)
 
 
 def _html(options: argparse.Namespace) -> int:
     folder, run, fuzz = options.run.parent, *_asked(options)
-    output = options.output or folder / PAGES[_kind(run)]
+    output = options.output or folder / PAGES[kind_of(run)]
     trends = [] if run.drawn else history.trends(folder / HISTORY, run)
-    write_atomic(output, html.render(run, _baseline(options), fuzz, trends, measured=_measured(folder, run)))
+    write_atomic(output, html.render(run, _baseline(options, run), fuzz, trends, measured=_measured(folder, run)))
     print(output)
     return 0
 
@@ -98,7 +100,8 @@ def _issue(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    (run, fuzz), baseline = _asked(options), _baseline(options)
+    run, fuzz = _asked(options)
+    baseline = _baseline(options, run)
     print(machine.markdown(run, compare.diff(baseline, run) if baseline else None, fuzz), end="")
     return 0
 
@@ -114,12 +117,12 @@ def _merge(options: argparse.Namespace) -> int:
         fuzz = merge(campaigns) if campaigns else _campaigns(folders, merged)
         _refuse_other(fuzz, merged)
     usual = baseline_for(merged.title, merged.environment.get("torch", ""))
-    baseline = _baseline(options) or (model.load(usual) if parts and usual.exists() else None)
+    baseline = _baseline(options, merged) or (model.load(usual) if parts and usual.exists() else None)
     _write(merged, options.reports, baseline, fuzz)
     regressions = compare.diff(baseline, merged).regressions if baseline else 0
-    print(options.reports / PAGES[_kind(merged)])
+    print(options.reports / PAGES[kind_of(merged)])
     for note in merged.notes:
-        print(f"report: {escape_control_characters(note)}", file=sys.stderr)
+        print(f"conformance report: {escape_control_characters(note)}", file=sys.stderr)
     for verdict in summary.verdicts(fuzz or merged):
         if verdict.half == "fuzz":
             print(escape_control_characters(verdict.sentence))
@@ -129,7 +132,17 @@ def _merge(options: argparse.Namespace) -> int:
     return model.worst([merged.exit_code(regressions), *([fuzz.exit_code()] if fuzz else [])])
 
 
-def _kind(run: Run) -> str:
+def load_of_kind(path: Path, kind: str) -> Run:
+    """Return the run in a file, to compare with a run of this kind. Raises ReportError for a run of another kind, which
+    has no result in common with it."""
+    run = model.load(path)
+    if kind_of(run) != kind:
+        raise ReportError(f"{path} is a result of the kind {kind_of(run)}; give one of the kind {kind} to compare.")
+    return run
+
+
+def kind_of(run: Run) -> str:
+    """Return the kind of a run, which is the stem of its files: opinfo, fuzz, models, or the name of a table."""
     if run.table or run.models:
         return run.table or MODELS
     return "opinfo" if run.cases or not run.drawn else "fuzz"
@@ -198,8 +211,8 @@ def _campaigns(folders: Iterable[Path], run: Run) -> Run | None:
     return merge(known) if known else None
 
 
-def _baseline(options: argparse.Namespace) -> Run | None:
-    return model.load(options.baseline) if options.baseline else None
+def _baseline(options: argparse.Namespace, run: Run) -> Run | None:
+    return load_of_kind(options.baseline, kind_of(run)) if options.baseline else None
 
 
 @contextlib.contextmanager
@@ -220,7 +233,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def write(run: Run, folder: Path, baseline: Run | None) -> str:
     """Write all reports of a run into `folder` and return the job summary. A run of op_db includes the campaign in the
     folder, and is added to its history. Raises ReportError."""
-    return _write(run, folder, baseline, _campaigns([folder], run) if _kind(run) == "opinfo" else None)
+    return _write(run, folder, baseline, _campaigns([folder], run) if kind_of(run) == "opinfo" else None)
 
 
 def write_together(runs: Sequence[Run], folder: Path) -> str:
@@ -245,7 +258,7 @@ def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> st
 
 
 def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
-    stem = _kind(run)
+    stem = kind_of(run)
     run.results.sort(key=model.severity if run.drawn else lambda result: (0, 0, result.id))
     model.save(run, folder / f"{stem}.json")
     write_atomic(folder / f"{stem}.xml", machine.junit(run))

@@ -7,7 +7,6 @@ module must not import torch.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.report.history import Trend
@@ -76,6 +76,8 @@ def read(path: Path) -> tuple[str, list[Sample]]:
     try:
         head, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         return str(json.loads(head)["target"]), [Sample(**json.loads(line)) for line in lines]
+    except FileNotFoundError:
+        raise ReportError(f"{path} does not exist, so nothing runs here; start one with conformance fuzz.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path} has no samples of a campaign ({error}); start one with conformance fuzz.") from None
 
@@ -138,7 +140,7 @@ def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cau
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Renew the page until the campaign has ended. Return 2 if there is no campaign."""
-    parser = argparse.ArgumentParser("conformance watch", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("conformance watch", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="of the campaign")
     parser.add_argument("--once", action="store_true", help="write the page and end")
     args = parser.parse_args(arguments)

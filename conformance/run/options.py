@@ -7,14 +7,13 @@ wrong value ends the command with exit code 2 and one sentence; a misspelt flag 
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from conformance.declare import profile as profiles
+from conformance.record.command_line import Parser
 from conformance.record.errors import UsageError
 from conformance.record.names import GROUPS as VARIANT_GROUPS
 from conformance.record.names import LAYOUTS, METAMORPHIC, VARIANTS, nearest
@@ -41,24 +40,6 @@ class Flag:
     values: Callable[[], str] | None = None
     """Returns the known values, which the help appends. Called only if the command takes the flag."""
     group: str = ""
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser that reports bad usage in one sentence."""
-
-    def takes(self, name: str) -> bool:
-        """Whether the command has this flag."""
-        return name in self._option_string_actions
-
-    def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit with code 2."""
-        unknown = re.match(r"unrecognized arguments: (-\S+)", message)
-        if unknown:
-            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            word = unknown[1].partition("=")[0]
-            message = f"there is no flag {word}{nearest(word, known) or '; --help lists the flags'}"
-        print(f"{self.prog}: {message.removeprefix('argument ')}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def natural(text: str) -> int:
@@ -121,9 +102,19 @@ def oracle(text: str) -> str:
     return text
 
 
+def named(text: str) -> str:
+    """Parse a name, which must not be empty: an unset variable of a script would select the default."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the value is empty: give one, or leave the flag out")
+    return text
+
+
 def words(text: str) -> list[str]:
     """Parse names that are joined by commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    found = [word.strip() for word in named(text).split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"no name in {text!r}: write for example A,B")
+    return found
 
 
 def resources(text: str) -> tuple[tuple[str, float], ...]:
@@ -179,7 +170,8 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
             "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a "
             "profile FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, "
             "decompositions, aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
-            f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})"
+            f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
+            arguments={"type": named},
         ),
         "oracle": Flag("judge without torch CPU, by relations: metamorphic", arguments=_value(oracle, "NAME")),
         "env": Flag(

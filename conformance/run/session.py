@@ -27,6 +27,7 @@ from conformance.declare.probed import Probe
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
+from conformance.record.command_line import Parser
 from conformance.record.errors import UserError
 from conformance.record.result import Result, Run
 from conformance.report import __main__ as report
@@ -35,7 +36,7 @@ from conformance.report.escape import escape_control_characters, reader_gone
 from conformance.run import scripts, signals
 from conformance.run.execution_place import Place, place_of
 from conformance.run.messages import Limits
-from conformance.run.options import Parser, reports_expectations
+from conformance.run.options import reports_expectations
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import BUDGET
 from conformance.run.worker_log import log_file

@@ -24,6 +24,7 @@ from conformance.program.reduce import reduce_program
 from conformance.program.shadow import Reference, reference
 from conformance.program.unsupported import unsupported_reason
 from conformance.record.errors import TargetError
+from conformance.record.names import nearest
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Call, Fault
 from conformance.selftest.state_faults import STATE_FAULTS
@@ -83,7 +84,8 @@ class MutantTarget(Target):
         super().__init__()
         fault, _, beneath = argument.partition("@")
         if fault not in (*EVERY, NOTHING):
-            raise TargetError(f"there is no fault {fault!r}: choose from {', '.join((*EVERY, NOTHING))}")
+            hint = nearest(fault, EVERY) or f": choose from {', '.join((*EVERY, NOTHING))}"
+            raise TargetError(f"there is no fault {fault!r}{hint}")
         self.beneath = describe_target(beneath or "cpu")
         if self.beneath.transforms_program or not self.beneath.exposes_storages:
             raise TargetError(

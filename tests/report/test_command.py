@@ -53,7 +53,9 @@ class TestOneFolder:
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
         done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit, timeout=100, check=False)
         assert done.returncode == 2
-        assert re.fullmatch(r"report: \S+conformance\.html cannot be written \(.*\); make room .*\n", done.stderr)
+        assert re.fullmatch(
+            r"conformance report: \S+conformance\.html cannot be written \(.*\); make room .*\n", done.stderr
+        )
         assert (tmp_path / "conformance.html").read_text() == "old"
         assert {p.name for p in tmp_path.iterdir()} == {"opinfo.json", "conformance.html"}
 
@@ -69,6 +71,14 @@ class TestCommand:
         assert command.main(["diff", a, b]) == 1
         assert "new failures (1)" in capsys.readouterr().out
         assert command.main(["diff", a, a]) == 0
+
+    def test_diff_of_two_kinds(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A run of op_db and a campaign have no result in common. Regression test: there were "no changes"."""
+        model.save(run(result()), tmp_path / "a.json")
+        (tmp_path / "b.json").write_text(json.dumps(fuzz_json()))
+        assert command.main(["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+        sentence = f"conformance report: {tmp_path}/a.json is a result of the kind opinfo; give one of the kind fuzz"
+        assert capsys.readouterr().err.startswith(sentence)
 
     def test_html_and_summary(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """`html` writes the page next to the run; `summary` prints the summary."""
@@ -194,7 +204,7 @@ class TestFuzzing:
             assert command.main(words) == 2
             said = capsys.readouterr()
             assert (said.out, said.err.count("\n")) == ("", 1)
-            assert said.err.startswith(f"report: {bad}")
+            assert said.err.startswith(f"conformance report: {bad}")
         assert not [*tmp_path.glob("*.html")]
 
     def test_a_campaign_has_no_campaign_beside_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

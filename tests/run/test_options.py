@@ -75,6 +75,9 @@ class TestBadUsage:
             (["--shard", "3/2"], "conformance fuzz: --shard: '3/2' is not i/n with 1 <= i <= n"),
             (["--steps", "0..0"], "a program without steps shows nothing"),
             (["--check-scripts", "-1"], "conformance fuzz: --check-scripts: -1 is not above 0"),
+            (["--target", ""], "conformance fuzz: --target: the value is empty: give one, or leave the flag out"),
+            (["--dtype", ""], "conformance fuzz: --dtype: the value is empty"),
+            (["--dtype", ","], "conformance fuzz: --dtype: no name in ','"),
             (["--per-worker", "CPU=x"], "'CPU=x' is not NAME=N"),
         ],
     )

@@ -174,6 +174,8 @@ class MeasuredCases(Source):
 
     def nothing(self, session: Session, made: Run) -> str:
         """See `Source.nothing`."""
+        if not made.results and session.seconds < math.inf:
+            return "the time was over before the first case had ended, so nothing was measured: give --minutes more"
         return f"nothing was measured in {len(made.results)} cases"
 
 

@@ -16,12 +16,14 @@ from conformance.declare import expectations
 from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
-from conformance.program.unsupported import held, unsupported_steps
+from conformance.program.unsupported import KNOWN, held, unsupported_steps
 from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
+from conformance.record.names import nearest
 from conformance.record.result import Finding, Result, Run
 from conformance.record.sentences import headline
+from conformance.report import __main__ as report
 from conformance.run import options, signals
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
@@ -74,7 +76,7 @@ class Programs(Source):
     def prepare(self, session: Session) -> None:
         """Read the baseline and the declarations, and check the options."""
         args = session.args
-        self.baseline = model.load(args.baseline) if args.baseline else None
+        self.baseline = report.load_of_kind(args.baseline, self.stem) if args.baseline else None
         self.expected = self.declarations(args)
         self.known = read(self.expected)
         refuse(check(self.known, FINDINGS, parts()))
@@ -166,6 +168,10 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
     """Return the plan that the options describe. Raises UserError for options that contradict each other."""
     target = describe_target(spec)
     declared = unsupported_steps(target)
+    for names, known in ((args.only, FAMILIES), (args.without, KNOWN["step"])):
+        for name in {*names} - {*known}:
+            hint = nearest(name, known) or f": choose from {', '.join(FAMILIES)}"
+            raise TargetError(f"unknown step family {name!r}{hint}")
     for family in args.only:
         if family in (*args.without, *declared):
             by = "--without" if family in args.without else f"target {spec}"

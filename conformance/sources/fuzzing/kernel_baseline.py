@@ -41,6 +41,8 @@ def _read(path: Path) -> dict[str, dict[str, dict[str, int]]]:
             name: {target: {key: int(count) for key, count in counts.items()} for target, counts in data[name].items()}
             for name in MEASURED
         }
+    except FileNotFoundError:
+        raise ProgramError(f"{path} does not exist: --record-kernels writes it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProgramError(
             f"{path}: cannot be read as a baseline of programs ({type(error).__name__}: {error}); "

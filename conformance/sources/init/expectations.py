@@ -15,6 +15,7 @@ from conformance.declare import expectations
 from conformance.declare.declaration import CASES, FINDINGS, Declaration, check, read
 from conformance.declare.expectations import OP_DB, WORDS
 from conformance.record import result as model
+from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, UserError
 from conformance.record.finding import from_title
 from conformance.record.names import nearest
@@ -24,25 +25,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`update` from a run, `check` the names, or `explain` one case. Returns 1 if `check` finds a problem, 2 on bad
     usage.
     """
-    parser = argparse.ArgumentParser(prog="conformance expectations", description=(__doc__ or "").split("\n\n")[0])
+    parser = Parser("conformance expectations", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--target", default="tiny", help="whose expectations (default: tiny)")
     parser.add_argument("--file", type=Path, help="the file (default: reports/expectations/<target>.toml)")
-    commands = parser.add_subparsers(dest="command", required=True)
-    adder = commands.add_parser("update", help="add what fails in a run, remove what passes")
+    behind = Parser(add_help=False)  # the same flags, behind the subcommand
+    for flag, kind in (("--target", str), ("--file", Path)):
+        behind.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    adder = commands.add_parser("update", parents=[behind], help="add what fails in a run, remove what passes")
     adder.add_argument(
         "results", nargs="?", type=Path, default=Path("reports/opinfo.json"), help="an opinfo.json or fuzz.json"
     )
     adder.add_argument("--reason", default="", help="the reason of what is added")
-    commands.add_parser("check", help="see whether every name in the file exists")
-    explainer = commands.add_parser("explain", help="say what is declared for an op or a case id")
+    commands.add_parser("check", parents=[behind], help="see whether every name in the file exists")
+    explainer = commands.add_parser("explain", parents=[behind], help="say what is declared for an op or a case id")
     explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
                            "a cause such as 'value / copy_', or a signature, 'value / copy_ / gaps'")  # fmt: skip
     options = parser.parse_args(arguments)
     path = options.file or expectations.path_for(options.target)
     try:
+        if options.file and not options.file.exists() and options.command != "update":
+            raise ReportError(f"{options.file} does not exist; give the path of a file of declarations.")
         return _COMMANDS[options.command](options, path)
     except UserError as error:
-        print(f"expectations: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
 
 
@@ -75,7 +81,8 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         from conformance.sources.fuzzing.results import parts
 
         problems += check(read(path), FINDINGS, parts())
-    print("\n".join(problems) or "\n".join([f"{path}: {len(read(path))} entries, every name exists", *skipped]))
+    entries = f"{len(read(path))} entries, every name exists" if path.exists() else "no such file, so no entries"
+    print("\n".join(problems) or "\n".join([f"{path}: {entries}", *skipped]))
     return model.exit_code(len(problems), compared=1)
 
 
@@ -86,7 +93,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
     given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
     cases = [one for one in expectations.expected(path) if one.subject is CASES]
     found = [one for one in cases if one.scope.selects({"op": name, **given})]
-    _print(found, path, options.case)
+    _print(found, options.case)
     names = [] if found else [entry.name for entry in _catalog()]
     if names and name not in names:
         raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names) or '.'}")
@@ -95,15 +102,15 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 def _explain_finding(signature: str, path: Path) -> int:
     programs = [one for one in read(path) if one.subject is FINDINGS]
-    _print([one for one in programs if one.describes(from_title(signature))], path, signature)
+    _print([one for one in programs if one.describes(from_title(signature))], signature)
     return 0
 
 
-def _print(declarations: Sequence[Declaration], path: Path, subject: str) -> None:
+def _print(declarations: Sequence[Declaration], subject: str) -> None:
     """Print declarations as they are in their files, with their places, and their number."""
     for one in declarations:
         print(f"# {one.where}\n{one.toml()}")
-    print(f"{len(declarations)} {'entry' if len(declarations) == 1 else 'entries'} in {path} for {subject}")
+    print(f"{len(declarations)} {'entry' if len(declarations) == 1 else 'entries'} for {subject}")
 
 
 _COMMANDS = {"update": _update, "check": _check, "explain": _explain}

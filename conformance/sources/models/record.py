@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, UsageError, UserError
 from conformance.record.result import counted
 from conformance.report.escape import escape_control_characters
@@ -25,14 +26,15 @@ LISTED = 8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 for bad usage and for a script that fails. No file is written then."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "conformance record",
         description="Run a script, and write the distinct operator calls of its model: operators, sizes, strides, "
         "dtypes and arguments, but no data.",
         allow_abbrev=False,
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT.py", help="a script that trains or runs a model on a CPU")
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="its arguments; unknown options are its own")
+    parser.add_argument("arguments", nargs="*", default=[], metavar="ARGUMENT",
+                        help="its arguments; unknown options are its own")  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, default=Path("calls.json"), metavar="FILE",
                         help="the file, which may end with .json.gz (default: calls.json)")  # fmt: skip
     parser.add_argument("--name", help="the name of the model (default: that of the script)")

@@ -24,6 +24,7 @@ from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration,
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import versions
+from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
@@ -183,7 +184,8 @@ class OpDb(Source):
         self.expected = expectations.expected(self.expected_file)
         self.baseline_file = args.baseline or report.baseline_for(session.spec)
         wanted = args.baseline and not args.update_baseline  # a first baseline is created by accepting a run
-        self.baseline = model.load(self.baseline_file) if wanted or self.baseline_file.exists() else None
+        there = wanted or self.baseline_file.exists()
+        self.baseline = report.load_of_kind(self.baseline_file, self.stem) if there else None
         if args.workloads and not args.workloads.exists():
             raise ReportError(f"{args.workloads} does not exist; write it with benchmarks/kernel_counts.py --json.")
         self.counted = budgets.load(args.workloads) if args.workloads else {}
@@ -251,7 +253,7 @@ class OpDb(Source):
         late = any("not run, since the time" in note for note in made.notes)
         if not session.resumable or (made.complete and not late):
             self.journal.discard()
-        if session.args.update_baseline and made.complete:
+        if session.args.update_baseline and made.complete and made.results:
             model.save(model.slim(_over(self.baseline, made)), self.baseline_file)
             if self.counted:
                 model.write_atomic(self.baseline_file.parent / budgets.NAME, budgets.dumps(self.counted))
@@ -267,7 +269,7 @@ class OpDb(Source):
         return f"nothing was compared in {len(made.results)} cases, so nothing passed"
 
 
-def parser() -> options.Parser:
+def parser() -> Parser:
     """Return the parser of the command's options."""
     about = "Run PyTorch's op_db on a target and on torch CPU, compare all that can be seen, write a report."
     cases = {"replay": {"nargs": "+", "metavar": ("[FILE] CASE", "CASE")}}

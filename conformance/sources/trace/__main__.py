@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "Run a script on its device, and name the operators that are wrong."
     parser = options.parser(f"conformance {TRACE}", about, FLAGS, {"check-scripts": BUDGET})
     parser.add_argument("script", type=Path, metavar="SCRIPT.py", help="the script, which uses the device")
-    parser.add_argument("arguments", nargs="...", metavar="ARGUMENT", help="its arguments")
+    rest = parser.add_argument("arguments", nargs="...", metavar="ARGUMENT", help="its arguments")
+    rest.required = False  # argparse would name it as missing beside the script
     args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

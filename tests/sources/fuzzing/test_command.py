@@ -118,8 +118,12 @@ class TestBadUsage:
         [
             (["--target", "nonsense"], "unknown target 'nonsense'"),
             (["--target", "mutant:nonsense"], "there is no fault 'nonsense'"),
+            (["--target", "cp"], "unknown target 'cp'; did you mean cpu?"),
+            (["--target", "mutant:view is stal"], "there is no fault 'view is stal'; did you mean view is stale"),
             (["--only", "nonsense"], "unknown step family 'nonsense'"),
-            (["--replay", "no/such/file.json"], "no/such/file.json"),
+            (["--only", "vew"], "unknown step family 'vew'; did you mean view?"),
+            (["--replay", "no/such/file.json"], "no/such/file.json does not exist: give the JSON file of a finding"),
+            (["--target", "cpu", "--kernels", "no/file.json"], "no/file.json does not exist: --record-kernels writes"),
             (["--target", "cpu", "--programs", "0"], "nothing was compared"),
             (["--dtype", "float99"], "unknown dtype 'float99'; did you mean"),
             (["--target", "cpu", "--expectations", "missing.toml"], "missing.toml: there is no such file; correct the"),
@@ -138,9 +142,18 @@ class TestBadUsage:
         assert message in said
         assert "Traceback" not in said
 
+    def test_the_result_of_a_run_is_no_program(self, tmp_path, capsys):
+        """`--replay` names the mistake if it gets the result of a campaign. Regression test: it asked the user to draw
+        the program of another schema again."""
+        (tmp_path / "fuzz.json").write_text('{"schema": 4, "results": []}')
+        assert fuzz("--target", "cpu", "--replay", tmp_path / "fuzz.json", reports=tmp_path) == 2
+        assert "fuzz.json: this is the result of a run, not a program" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         "words",
         [
+            ["--target", ""],
+            ["--dtype", ","],
             ["--steps", "5"],
             ["--steps", "3..1"],
             ["--steps", "0..0"],

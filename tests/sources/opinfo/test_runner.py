@@ -220,6 +220,13 @@ class TestCommand:
         assert "Traceback" not in done.stderr
         assert not list(command.reports.glob("*")) if command.reports.exists() else True
 
+    def test_a_baseline_of_nothing(self, command: Command, tmp_path: Path) -> None:
+        """A run that compared nothing writes no baseline. Regression test: it wrote one without cases."""
+        file = tmp_path / "baseline.json.gz"
+        words = ("--target", "cpu", "--op", "sin", "--minutes", "0.0001", "--baseline", str(file), "--update-baseline")
+        done = command(*words)
+        assert (done.returncode, file.exists()) == (2, False), done.stderr
+
     @pytest.mark.slow
     def test_a_death_between_cases_is_nobodys(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

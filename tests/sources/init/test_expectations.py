@@ -1,0 +1,28 @@
+"""The command `conformance expectations`: its flags, and files that do not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.record import result as model
+from conformance.record.result import Outcome, Result, Run
+from conformance.sources.init.expectations import main
+
+
+def test_flags_behind_the_subcommand(tmp_path, capsys):
+    """`--target` and `--file` may stand behind the subcommand. Regression test: they were unknown there, though the
+    message for a run of another target asks the user to add `--target`."""
+    failed = Result("sin", "float32", "forward", "as_sampled", Outcome.FAIL, reason="value: wrong", samples=1)
+    model.save(Run("cpu", [failed]), tmp_path / "opinfo.json")
+    file = tmp_path / "declared.toml"
+    assert main(["update", str(tmp_path / "opinfo.json"), "--file", str(file)]) == 2
+    assert "is a run of target 'cpu'; add --target cpu." in capsys.readouterr().err
+    assert main(["update", str(tmp_path / "opinfo.json"), "--target", "cpu", "--file", str(file)]) == 0
+    assert '# Known failures of "cpu"' in file.read_text()
+
+
+@pytest.mark.parametrize("words", [["check"], ["explain", "add"]])
+def test_a_file_that_does_not_exist(words, tmp_path, capsys):
+    """A named file that does not exist is refused. Regression test: it had "0 entries, every name exists"."""
+    assert main(["--file", str(tmp_path / "none.toml"), *words]) == 2
+    assert "none.toml does not exist; give the path of a file of declarations" in capsys.readouterr().err
