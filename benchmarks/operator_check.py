@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import resource
 import sys
 import time
 from pathlib import Path
@@ -19,19 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
 from conformance.sources.operator.checks import CHECKS
 from conformance.sources.operator.examine import Request, examination, verdicts
 from conformance.sources.operator.finding import minimized, script
+from conformance.sources.operator.isolation import processor_time
 from tests.planted.kernels import CORRECT, LIES
-
-
-def processors() -> float:
-    """Return the processor time of this process and of its forks, in seconds."""
-    used = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def measure(name: str) -> None:
     """Print the times of one operator."""
     request = Request(**CORRECT.get(name) or LIES[name], near="tests.planted.kernels")
-    begin, cost, first, last = time.monotonic(), processors(), 0.0, 0.0
+    begin, cost, first, last = time.monotonic(), processor_time(), 0.0, 0.0
     trial, parts, wrong = examination(request), dict[str, float](), []
     for verdict in verdicts(trial, request):
         now = time.monotonic() - begin
@@ -44,7 +38,7 @@ def measure(name: str) -> None:
     slowest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
     shown = ", ".join(f"{each} {parts[each]:.1f}" for each in slowest)
     whole = time.monotonic() - begin
-    print(f"{name:14} {first:6.1f} {whole:6.1f} {processors() - cost:6.1f} s  {shown}")
+    print(f"{name:14} {first:6.1f} {whole:6.1f} {processor_time() - cost:6.1f} s  {shown}")
 
 
 def main() -> None:

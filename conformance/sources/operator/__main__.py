@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conformance.record.errors import UsageError
 from conformance.record.names import OPERATOR
-from conformance.record.result import Result, Run
+from conformance.record.result import Outcome, Result, Run
 from conformance.run import options, scripts
 from conformance.run.messages import Limits
 from conformance.run.session import Session
@@ -81,6 +81,9 @@ class Operators(MeasuredCases):
         """See `MeasuredCases.execute`."""
         made = super().execute(session, seconds)
         made.notes += self.excluded
+        made.notes += [
+            f"{one.variant}: {one.reason}" for one in made.results if one.outcome is Outcome.PASS and one.reason
+        ]
         made.expectations = ""
         return made
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from conformance.sources.operator.checks import CHECKS
-from conformance.sources.operator.examine import SECONDS, Request, Verdict, examination, verdicts
+from conformance.sources.operator.examine import (
+    BUDGET,
+    SECONDS,
+    Budget,
+    Request,
+    Verdict,
+    examination,
+    unfinished,
+    verdicts,
+)
+from conformance.sources.operator.finding import SECONDS as LONGEST
 from conformance.sources.operator.finding import headline, minimized, script
 
 FIRST = ("crash", "hang", "memory")
 """Checks whose difference explains all others."""
+
+SHORTEST = 3.0
+"""Time to shrink a difference if the budget is spent, in seconds."""
 
 
 def check(
@@ -27,6 +41,7 @@ def check(
     rtol: float | None = None,
     atol: float | None = None,
     seconds: float = SECONDS,
+    budget: float = BUDGET,
 ) -> list[Verdict]:
     """Judge an operator, and return the verdict of each check.
 
@@ -34,7 +49,8 @@ def check(
     `reference` is a function with the same arguments, and `inputs` describes them (see
     `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks to
     the reason why they do not run. `batch` maps arguments to the dimension that the check `batch` splits. `rtol` and
-    `atol` replace the tolerances. `seconds` limits one call.
+    `atol` replace the tolerances. `seconds` limits one call, and no call begins after `budget` seconds of processor
+    time: a warning then names the checks with fewer inputs.
 
     Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
     carried out.
@@ -42,16 +58,31 @@ def check(
     __tracebackhide__ = True  # pytest shows the line of the test, then the script
     near = sys._getframe(1).f_globals.get("__name__", "")
     request = Request(
-        operator, like, reference, inputs, tuple(dtypes), checks, exclude or {}, batch or {}, rtol, atol, seconds, near
+        operator,
+        like,
+        reference,
+        inputs,
+        tuple(dtypes),
+        checks,
+        exclude or {},
+        batch or {},
+        rtol,
+        atol,
+        seconds,
+        near,
+        budget,
     )
-    return judged(request)
+    made = judged(request)
+    if text := unfinished(made):
+        warnings.warn(f"{text}; budget={budget:g} limits it, in seconds", stacklevel=2)
+    return made
 
 
 def judged(request: Request) -> list[Verdict]:
     """Carry out a request; see `check`."""
     __tracebackhide__ = True
-    trial = examination(request)
-    made = [*verdicts(trial, request)]
+    trial, budget = examination(request), Budget.of(request)
+    made = [*verdicts(trial, request, budget)]
     wrong = sorted(
         (one for one in made if one.found), key=lambda one: (one.check not in FIRST, [*CHECKS].index(one.check))
     )
@@ -59,7 +90,7 @@ def judged(request: Request) -> list[Verdict]:
         return made
     first = wrong[0].found
     assert first is not None
-    text = script(trial, minimized(trial, first))
+    text = script(trial, minimized(trial, first, min(max(budget.left, SHORTEST), LONGEST)))
     others = {one.check: one.found for one in reversed(wrong) if one.found and one.check != first.check}
     also = [f"# Also {headline(others[name])}" for name in CHECKS if name in others]
     raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from conformance.sources.operator.sides import (
 from conformance.sources.operator.subject import Operator
 from conformance.standalone import torch_compat
 from conformance.standalone.accuracy import beyond, errors
-from conformance.standalone.fences import NO_ACCESS, READ_ONLY
+from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, out_of_memory
@@ -330,25 +329,31 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
 
 
 def guard(trial: Examination, call: Call) -> Iterator[Found]:
-    """Run the operator on fenced memory. An access beyond it ends the process, under the check that was noted."""
-    function = trial.operator.function
-    if observed(function, call).error is not None:
-        return
-    for protection, check in ((READ_ONLY, "writes"), (NO_ACCESS, "reads")):
-        for at_end in (True, False):
-            trial.note(check)
-            target = Guarded(at_end, protection)
-            execution(function, call, target)
-            if place := target.trespassed():
-                text = "a change of " + place
-                yield Found("writes", Mismatch("writes", "the memory outside the tensors", "no change", text), call)
-                return
-    # The bytes of gaps are numbers of ordinary size, so that none of them vanishes in a sum.
-    sides = [observed(function, call, Guarded(gaps=fill)) for fill in (0x3F, 0x41)]
-    for mismatch in compare(*sides, oracles={"value", "shape"}, exact=True):
+    """Run the operator on memory between pages that allow no access. An access to them ends the process, and
+    `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
+    numbers of ordinary size, so that none of them vanishes in a sum."""
+    trial.note("reads")
+    targets = Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)
+    sides = list[Observation]()
+    for target in targets:
+        sides.append(observed(trial.operator.function, call, target))
+        if place := target.trespassed():
+            text = "a change of " + place
+            yield Found("writes", Mismatch("writes", "the memory outside the tensors", "no change", text), call)
+            return
+        has_gaps = any(fence.gaps.numel() for fence in targets[0].fences)
+        if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
+            return
+    for mismatch in compare(sides[0], sides[2], oracles={"value", "shape"}, exact=True):
         if mismatch.where.startswith(RESULT):
             detail = "bytes in the gaps between the elements of an input change the result"
             yield Found("reads", dataclasses.replace(mismatch, oracle="reads", detail=detail), call)
+
+
+def writes_beyond(trial: Examination, call: Call) -> None:
+    """Run the operator on memory between pages that may be read. A write to them ends the process."""
+    for at_end in (True, False):
+        observed(trial.operator.function, call, Guarded(at_end, READ_ONLY))
 
 
 def fill(trial: Examination, call: Call) -> Iterator[Found]:
@@ -422,10 +427,13 @@ def gradients(trial: Examination, call: Call) -> Iterator[Found]:
 def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
     sum, a transposition or a slice after the operator never calls a backward kernel."""
-    function = trial.operator.function
+    function, dense = trial.operator.function, dict[bool, Observation]()
     _need_derivative(trial)
     for layout in COTANGENTS:
-        want = observed(function, call, None, along(layout, True), True)
+        changes_values = layout == "expanded"
+        if changes_values not in dense:
+            dense[changes_values] = observed(function, call, None, along(layout, True), True)
+        want = dense[changes_values]
         if want.error is not None or want.others.get("result['requires_grad']") is not True:
             raise NotJudged("the operator has no gradient")
         got = observed(function, call, None, along(layout, False), True)
@@ -662,35 +670,38 @@ def _line(error: Raised) -> str:
 
 @dataclass(frozen=True)
 class Procedure:
-    """A procedure on calls of these kinds: at most `most` of each kind, only the first of each number of dimensions if
-    it is `slow`. After `seconds` no further call begins."""
+    """A procedure on calls of these kinds, at most `most` of each kind. The time for all procedures is divided in
+    proportion to `weight`."""
 
     run: Callable[[Examination, Call], Iterator[Found]]
     kinds: Collection[str]
     most: int = 100
-    seconds: float = math.inf
+    weight: int = 1
 
 
 EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
 PLAIN = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS)
 REFUSED = "refused"
+COMPILED, DYNAMIC, INDUCTOR = "compile:aot_eager", "compile:aot_eager,dynamic=yes", "inductor"
 
 PROCEDURES: Mapping[str, Procedure] = {
-    "compare": Procedure(compare_results, EVERY),
+    "compare": Procedure(compare_results, EVERY, weight=4),
     "accuracy": Procedure(accuracy, (kinds.SAMPLED, kinds.BLOCKS), 12),
-    "guard": Procedure(guard, PLAIN, 12),
-    "fill": Procedure(fill, PLAIN, 12),
-    "repeat": Procedure(repeat, PLAIN, 8),
+    "guard": Procedure(guard, PLAIN, 12, weight=3),
+    "fill": Procedure(fill, PLAIN, 12, weight=2),
+    "repeat": Procedure(repeat, PLAIN, 8, weight=2),
     "batch": Procedure(batch, (kinds.SAMPLED, kinds.BLOCKS), 12),
-    "gradients": Procedure(gradients, PLAIN, 6),
-    "cotangents": Procedure(cotangents, PLAIN, 6),
+    "gradients": Procedure(gradients, PLAIN, 6, weight=2),
+    "cotangents": Procedure(cotangents, PLAIN, 6, weight=2),
     "gradcheck": Procedure(gradcheck, (kinds.SAMPLED, kinds.SCALARS), 3),
     "fake": Procedure(fake, PLAIN, 8),
     "symbolic": Procedure(symbolic, (kinds.SAMPLED, kinds.BLOCKS), 3),
-    "compile": Procedure(compiled("compile:aot_eager", "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 8.0),
-    "dynamic": Procedure(compiled("compile:aot_eager,dynamic=yes", "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 8.0),
-    "inductor": Procedure(compiled("inductor", "inductor"), (kinds.SAMPLED, kinds.STRIDED), 2),
+    "compile": Procedure(compiled(COMPILED, "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 4),
+    "dynamic": Procedure(compiled(DYNAMIC, "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 4),
+    "inductor": Procedure(compiled(INDUCTOR, "inductor"), (kinds.SAMPLED, kinds.STRIDED), 2, 8),
     "vmap": Procedure(vmap, (kinds.SAMPLED, kinds.SCALARS), 4),
     "autocast": Procedure(autocast, (kinds.SAMPLED, kinds.SCALARS), 6),
     "refusals": Procedure(refusals, (REFUSED,)),
 }
+COMPILING: Mapping[str, str] = {"compile": COMPILED, "dynamic": DYNAMIC, "inductor": INDUCTOR}
+"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +17,18 @@ from conformance.record.errors import UsageError
 from conformance.record.names import nearest
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.calls import Call, Plan, entry_of, from_description, from_op_db
-from conformance.sources.operator.checks import CHECKS, EVERY, PROCEDURES, REFUSED, Examination, Found, NotJudged
-from conformance.sources.operator.isolation import Death, Send, forked
+from conformance.sources.operator.checks import (
+    CHECKS,
+    COMPILING,
+    EVERY,
+    PROCEDURES,
+    REFUSED,
+    Examination,
+    Found,
+    NotJudged,
+    writes_beyond,
+)
+from conformance.sources.operator.isolation import Death, Send, forked, processor_time
 from conformance.sources.operator.sides import observed, target_of
 from conformance.sources.operator.subject import Operator, operator_of
 from conformance.standalone.moving import leaves
@@ -32,8 +40,12 @@ SECONDS = 20.0
 SAMPLES = 40
 """Samples of op_db that are tried."""
 
-COMPILING = {"compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor"}
-"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""
+BUDGET = 30.0
+"""Processor time for all checks of an operator, in seconds. A loaded machine needs more of a clock's time, but the same
+inputs are compared."""
+
+OVER = "the time was over"
+"""Reason of a call that did not begin."""
 
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail."""
@@ -42,7 +54,8 @@ FATAL = ("crash", "hang", "memory")
 @dataclass(frozen=True)
 class Request:
     """What the user asks for: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the
-    reason why they do not run."""
+    reason why they do not run. `seconds` limits a call; no call begins after `budget`
+    seconds of processor time."""
 
     operator: Callable[..., Any]
     like: Any = None
@@ -56,6 +69,7 @@ class Request:
     atol: float | None = None
     seconds: float = SECONDS
     near: str = ""
+    budget: float = BUDGET
 
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
@@ -77,7 +91,8 @@ class Request:
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
-    difference if there is one. `others` counts further calls with a difference."""
+    difference if there is one. `others` counts further calls with a difference, and `late` the calls that did not begin
+    in time; `reason` then says so."""
 
     check: str
     compared: int = 0
@@ -85,6 +100,27 @@ class Verdict:
     excluded: bool = False
     found: Found | None = None
     others: int = 0
+    late: int = 0
+
+
+@dataclass
+class Budget:
+    """The processor time in seconds that is left for calls, and the procedures that wait for their share of it. Time
+    that a procedure does not use goes to the next ones."""
+
+    left: float
+    waiting: list[str]
+
+    @classmethod
+    def of(cls, request: Request) -> Budget:
+        """Return the budget of a request."""
+        return cls(request.budget, [*_procedures(request)])
+
+    def share(self, name: str) -> float:
+        """Return the share of a procedure, which waits no longer."""
+        whole = sum(PROCEDURES[each].weight for each in {*self.waiting, name})
+        self.waiting = [each for each in self.waiting if each != name]
+        return self.left * PROCEDURES[name].weight / whole
 
 
 def examination(request: Request) -> Examination:
@@ -153,22 +189,32 @@ def _accepts(reference: Operator, call: Call) -> bool:
     return observed(reference.function, call).error is None
 
 
-def verdicts(trial: Examination, request: Request) -> Iterator[Verdict]:
-    """Run the checks, and yield their verdicts in the order of the procedures."""
-    chosen = request.chosen()
+def verdicts(trial: Examination, request: Request, budget: Budget | None = None) -> Iterator[Verdict]:
+    """Run the checks, and yield their verdicts in the order of the procedures. The time they take is subtracted from
+    the budget, by default that of the request."""
+    budget = budget or Budget.of(request)
+    procedures = _procedures(request)
     for name in PROCEDURES:
-        wanted = [check for check in chosen if CHECKS[check].procedure == name]
-        run = [check for check in wanted if check not in request.exclude]
-        for check in wanted:
-            if check in request.exclude:
+        for check in request.chosen():
+            if CHECKS[check].procedure == name and check in request.exclude:
                 yield Verdict(check, reason=request.exclude[check], excluded=True)
-        if run and (name in _procedures(request) or not {*run} <= {*FATAL}):
-            yield from _verdicts(trial, name, run, request.seconds, [*request.exclude])
+        if name in procedures:
+            begin, share = processor_time(), budget.share(name)
+            made = [*_verdicts(trial, name, procedures[name], request, share)]
+            waited = request.seconds if any(one.found and one.check == "hang" for one in made) else 0.0
+            budget.left -= processor_time() - begin + waited
+            yield from made
 
 
-def _procedures(request: Request) -> list[str]:
-    """Return the procedure that looks for deaths if the user names no other check."""
-    return ["compare"] if request.checks is not None and {*request.checks} <= {*FATAL} else []
+def _procedures(request: Request) -> dict[str, list[str]]:
+    """Return the procedures that run, with their checks. Each procedure looks for deaths; one whose other checks are
+    not chosen runs only if the user names no other check."""
+    chosen = [check for check in request.chosen() if check not in request.exclude]
+    deaths_only = request.checks is not None and {*request.checks} <= {*FATAL}
+    groups = {name: [check for check in chosen if CHECKS[check].procedure == name] for name in PROCEDURES}
+    return {
+        name: run for name, run in groups.items() if {*run} - {*FATAL} or (run and deaths_only and name == "compare")
+    }
 
 
 @dataclass
@@ -177,6 +223,11 @@ class Judging:
 
     request: Request
     known: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def budget(self) -> Budget:
+        """The time that is left for the checks. Raises UsageError."""
+        return Budget.of(self.request)
 
     @functools.cached_property
     def trial(self) -> Examination:
@@ -188,18 +239,15 @@ class Judging:
         procedure = CHECKS[check].procedure
         if procedure not in self.known:
             wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
-            made = verdicts(self.trial, replace(self.request, checks=wanted))
+            made = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
             self.known[procedure] = {one.check: one for one in made}
         return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
 
 
 def calls_of(trial: Examination, name: str) -> list[Call]:
-    """Return the calls of a procedure. Its kinds take turns, because it may run out of time."""
+    """Return the calls of a procedure, kind by kind."""
     procedure = PROCEDURES[name]
-    rows = [_varied(trial.plan, kind, procedure.most) for kind in procedure.kinds]
-    if procedure.seconds == math.inf:
-        return [call for row in rows for call in row]
-    return [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
+    return [call for kind in procedure.kinds for call in _varied(trial.plan, kind, procedure.most)]
 
 
 def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
@@ -209,13 +257,37 @@ def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
     return found[::step][:most]
 
 
+def in_turns(calls: Sequence[Call]) -> list[int]:
+    """Return the positions of calls in the order in which they are made: the kinds take turns, and the first calls of a
+    kind are spread over all of it. So a procedure that runs out of time has seen each kind, and small and large sizes.
+    """
+    rows: dict[str, list[int]] = {}
+    for number, call in enumerate(calls):
+        rows.setdefault(call.kind, []).append(number)
+    turns = itertools.zip_longest(*map(spread, rows.values()))
+    return [number for turn in turns for number in turn if number is not None]
+
+
+def spread(row: Sequence[int]) -> list[int]:
+    """Return the first element, the last one, the one between them, and so on: each time the middles of all gaps."""
+    order = [0, len(row) - 1]
+    gaps = [(0, len(row) - 1)]
+    while gaps:
+        low, high = gaps.pop(0)
+        middle = (low + high) // 2
+        if low < middle:
+            order.append(middle)
+            gaps += [(low, middle), (middle, high)]
+    return [row[at] for at in dict.fromkeys(order) if 0 <= at < len(row)]
+
+
 def _verdicts(
-    trial: Examination, name: str, checks: Sequence[str], seconds: float, excluded: Sequence[str]
+    trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
 ) -> Iterator[Verdict]:
     calls, found = calls_of(trial, name), dict[str, list[Found]]()
-    compared = dict.fromkeys(checks, 0)
+    compared, late = dict.fromkeys(checks, 0), dict.fromkeys(checks, 0)
     reasons: dict[str, str] = {}
-    for item in examined(trial, name, calls, seconds):
+    for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, Found):
             found.setdefault(item.check, []).append(item)
         else:
@@ -223,35 +295,53 @@ def _verdicts(
             for check in checks:
                 if check == kind or check not in EVERY:
                     compared[check] += not reason
-                    if reason:
+                    late[check] += reason == OVER
+                    if reason and reason != OVER:
                         reasons.setdefault(check, reason)
-    for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in excluded))):
+    position = {id(call): number for number, call in enumerate(calls)}
+    for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
         if check in found:
-            yield Verdict(check, compared.get(check, 0), found=found[check][0], others=len(found[check]) - 1)
+            first = min(found[check], key=lambda one: position[id(one.call)])
+            yield Verdict(check, compared.get(check, 0), found=first, others=len(found[check]) - 1)
         elif check in checks and check not in FATAL:
-            none = reasons.get(check) or "no call shows it"
-            yield Verdict(check, compared[check], "" if compared[check] else none)
+            yield _outcome(check, compared[check], late[check], reasons.get(check, ""))
     if name == "compare" and not {*FATAL} & {*found}:
-        yield from (Verdict(check, max(compared.values())) for check in checks if check in FATAL)
+        counts = max(compared.values()), max(late.values())
+        yield from (_outcome(check, *counts, "") for check in checks if check in FATAL)
+
+
+def _outcome(check: str, compared: int, late: int, reason: str) -> Verdict:
+    """Return the verdict on a check without a difference; `reason` says why calls were not judged, if there are any."""
+    if late and (compared or not reason):
+        return Verdict(check, compared, f"{compared} of {compared + late} inputs, {OVER}", late=late)
+    return Verdict(check, compared, "" if compared else reason or "no call shows it")
+
+
+def unfinished(made: Iterable[Verdict]) -> str:
+    """Return the checks without a difference that compared fewer inputs than planned; "" if there is none."""
+    return "; ".join(f"{one.check}: {one.reason}" for one in made if one.late and not one.found)
 
 
 Item = Found | tuple[str, str]
 """A difference, or the kind of a call that was compared, with a reason if it was not judged."""
 
 
-def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS) -> Iterator[Item]:
-    """Run a procedure on the calls, in a fork."""
+def examined(
+    trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS, share: float = BUDGET
+) -> Iterator[Item]:
+    """Run a procedure on the calls, in a fork. A call may take `seconds`, and the first begins if `share`, the time for
+    all calls in seconds, is not 0."""
     procedure = PROCEDURES[name]
     if name in COMPILING:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
         target_of(COMPILING[name])
 
     def work(send: Send) -> None:
-        begin = time.monotonic()
-        for number, call in enumerate(calls):
-            if number and time.monotonic() - begin > procedure.seconds:
-                send(("done", number, f"calls in the first {procedure.seconds:g} s only"))
+        for turn, number in enumerate(in_turns(calls)):
+            if share <= 0 or (turn and processor_time() > share):
+                send(("done", number, OVER))
                 continue
+            call = calls[number]
             send(("at", number, ""))
             inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
             try:
@@ -267,6 +357,8 @@ def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: floa
             yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
         elif isinstance(item, Death):
             name_of_death = "hang" if item.hangs else check or "crash"
+            if name_of_death == "reads" and _dies(trial, calls[number], seconds):
+                name_of_death = "writes"
             mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
             yield Found(name_of_death, mismatch, calls[number])
         elif isinstance(item, Exception):
@@ -277,6 +369,11 @@ def examined(trial: Examination, name: str, calls: Sequence[Call], seconds: floa
             number, check = item[1], item[2]
         else:
             yield calls[item[1]].kind, item[2]
+
+
+def _dies(trial: Examination, call: Call, seconds: float) -> bool:
+    """Whether a call that ends its process on memory without access writes there, and does not only read."""
+    return any(isinstance(item, Death) for item in forked(lambda send: writes_beyond(trial, call), seconds))
 
 
 def inputs_shown(call: Call) -> str:

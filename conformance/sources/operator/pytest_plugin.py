@@ -11,6 +11,7 @@ package's code only for tests with the marker.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +60,11 @@ def _judging(test: Callable[..., Any]) -> Any:
 @pytest.fixture
 def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     """A function that fails with the minimized script if the check finds a difference, and skips with the reason if it
-    could not be judged."""
+    could not be judged. A check that compared fewer inputs than planned, because the time was over, gives a warning."""
     name = request.param
 
     def run() -> None:
+        from conformance.sources.operator.examine import unfinished
         from conformance.sources.operator.finding import minimized, script
 
         judging = _judging(request.function)
@@ -71,5 +73,7 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
             pytest.skip(verdict.reason)
         if verdict.found is not None:
             pytest.fail(script(judging.trial, minimized(judging.trial, verdict.found)), pytrace=False)
+        if text := unfinished([verdict]):
+            warnings.warn(text, stacklevel=2)
 
     return run

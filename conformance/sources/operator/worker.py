@@ -99,7 +99,8 @@ def run(target: str, case: Case) -> Result:
             return _failed(case, verdict).replace(seconds=time.perf_counter() - begin)
     if not verdict.compared:
         return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason)
-    return case.result(Outcome.PASS, samples=verdict.compared, seconds=time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds)
 
 
 def _failed(case: Case, verdict: Verdict) -> Result:

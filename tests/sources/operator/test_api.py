@@ -78,6 +78,13 @@ def test_tolerances_of_the_user():
         conformance.check(lambda x: x.exp() * 1.01, **given)
 
 
+def test_fewer_inputs_are_a_warning():
+    """A check that the budget cuts short is never silent."""
+    with pytest.warns(UserWarning, match=r"values: 0 of \d+ inputs, the time was over; .*budget=0 limits it"):
+        made = conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0)
+    assert all(one.late and not one.compared for one in made)
+
+
 def test_an_unknown_check():
     """A request that cannot be carried out is no AssertionError."""
     with pytest.raises(UsageError, match="unknown check"):

@@ -5,18 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conformance.record.errors import UsageError
 from conformance.sources.operator import checks
-from conformance.sources.operator.checks import CHECKS, PROCEDURES
-from conformance.sources.operator.examine import Request, Verdict, calls_of, examination, examined, verdicts
+from conformance.sources.operator.checks import CHECKS, PROCEDURES, Found
+from conformance.sources.operator.examine import (
+    BUDGET,
+    OVER,
+    Budget,
+    Judging,
+    Request,
+    Verdict,
+    calls_of,
+    examination,
+    examined,
+    in_turns,
+    spread,
+    unfinished,
+    verdicts,
+)
 from conformance.sources.operator.finding import script
 from conformance.sources.operator.isolation import Death
 from conformance.standalone.observation import Raised
+from conformance.standalone.oracles import Mismatch
 from tests.planted.kernels import CORRECT, LIES
 
 ALONE = "CONFORMANCE_TESTS_ALONE"
@@ -90,19 +104,76 @@ def test_a_lie_is_found_among_all_checks(name):
 
 @alone
 class TestTime:
-    """A procedure that compiles makes as many calls as its time allows."""
+    """The checks share a budget. A check with fewer inputs than planned says so."""
 
     def test_no_call_begins_too_late(self, monkeypatch):
-        """The first call is judged, and the others have a reason."""
-        monkeypatch.setitem(PROCEDURES, "compare", replace(PROCEDURES["compare"], seconds=0.0))
+        """The first call of a procedure is judged, and the others have a reason."""
+        monkeypatch.setattr("conformance.sources.operator.examine.processor_time", lambda: 10.0)
         trial = examination(Request(**CORRECT["pointwise"]))
-        first, *others = examined(trial, "compare", calls_of(trial, "compare"))
-        assert first[1] == "" and {reason for _, reason in others} == {"calls in the first 0 s only"}
+        first, *others = examined(trial, "compare", calls_of(trial, "compare"), share=5.0)
+        assert first[1] == "" and {reason for _, reason in others} == {OVER}
+
+    def test_no_call_begins_without_time(self):
+        """A procedure whose share is 0 makes no call."""
+        made = judged(CORRECT["pointwise"], checks=["values", "repetition"], budget=0.0)
+        assert made["values"].reason == f"0 of {made['values'].late} inputs, {OVER}" and made["values"].late
+        assert made["repetition"].late > 5 and not made["repetition"].compared
+
+    def test_a_verdict_counts_the_inputs(self, monkeypatch):
+        """A check of one kind of calls counts these, and the others count all."""
+        items = [("values", ""), ("values", OVER), ("layouts", OVER), ("empty", "refused"), ("empty", OVER)]
+        monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
+        made = judged(CORRECT["pointwise"], checks=["values", "layouts", "empty", "dtype"])
+        assert made["values"] == Verdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
+        assert made["layouts"] == Verdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
+        assert made["empty"] == Verdict("empty", 0, "refused")
+        assert made["dtype"].reason == f"1 of 4 inputs, {OVER}" == made["crash"].reason
+        assert unfinished(made.values()).startswith(f"values: 1 of 2 inputs, {OVER}; layouts: 0 of 1")
+
+    def test_time_that_is_left_goes_to_the_others(self):
+        """The shares are in proportion to the weights; excluded checks have none."""
+        request = Request(**CORRECT["pointwise"], checks=["values", "vmap", "autocast"], exclude={"autocast": "why"})
+        budget = Budget.of(request)
+        assert budget.waiting == ["compare", "vmap"] and budget.share("compare") == BUDGET * 4 / 5
+        budget.left -= 1.0
+        assert budget.share("vmap") == BUDGET - 1.0 and not budget.waiting
+
+    def test_a_hang_uses_up_time(self, monkeypatch):
+        """Waiting takes no processor time, so a call that hangs in each procedure would otherwise add up."""
+        items = [Found("hang", Mismatch("hang", "the process", "an answer", "none"), None)]
+        monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
+        monkeypatch.setattr("conformance.sources.operator.examine.calls_of", lambda *_: [None])
+        request = Request(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
+        budget = Budget.of(request)
+        made = [*verdicts(examination(request), request, budget)]
+        assert [one.check for one in made if one.found] == ["hang", "hang"] and budget.left <= BUDGET - 40.0
+
+    def test_checks_one_by_one_share_a_budget(self, monkeypatch):
+        """The pytest marker and the command judge check by check."""
+        shares = []
+
+        def examined(trial, name, calls, seconds, share):
+            shares.append(share)
+            return iter([])
+
+        monkeypatch.setattr("conformance.sources.operator.examine.examined", examined)
+        judging = Judging(Request(**CORRECT["pointwise"], checks=["values", "dtype", "vmap"]))
+        for name in ("values", "dtype", "vmap"):
+            judging.verdict(name)
+        assert shares[0] == BUDGET * 4 / 5 and len(shares) == 2 and BUDGET - 5 < shares[1] <= BUDGET
 
     def test_the_kinds_take_turns(self):
         """A call of each kind comes before a second one."""
-        kinds = [call.kind for call in calls_of(examination(Request(**CORRECT["pointwise"])), "compile")]
-        assert kinds[:3] == ["values", "layouts", "empty"] and len(kinds) > 3
+        calls = calls_of(examination(Request(**CORRECT["pointwise"])), "compile")
+        kinds = [calls[at].kind for at in in_turns(calls)]
+        assert kinds[:3] == ["values", "layouts", "empty"] and sorted(in_turns(calls)) == [*range(len(calls))]
+
+    @pytest.mark.parametrize("length", range(20))
+    def test_the_first_calls_are_spread(self, length):
+        """The ends come first, then the middles; each position comes once."""
+        order = spread(range(length))
+        assert sorted(order) == [*range(length)]
+        assert length < 3 or order[:3] == [0, length - 1, (length - 1) // 2]
 
     def test_compiling_for_long_is_no_hang(self, monkeypatch):
         """The check is then not judged."""
