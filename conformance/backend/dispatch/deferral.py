@@ -24,14 +24,14 @@ from ..lazy import access, calls, flush
 from ..lazy.calls import Call
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import DIRTY, LazyStorage, storage_of
-from ..runtime import recording
+from ..runtime import memory
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import canonical
 from ..runtime.stats import STATS
 from .metadata import global_settings, number_class
 from .registry import Context, Row, is_data
-from .tensors import Spec, geometry, new_tensor, place, read, store, tensor_on_content
+from .tensors import Spec, geometry, maker, place, read, store, tensor_on_content
 from .windows import Windows
 
 # Number of cached geometries of one overload; the cache is cleared when it is full.
@@ -65,6 +65,27 @@ class Number:
         self.number = number
 
 
+class Results:
+    """Maker of the results of a call: new tensors, None for an undefined one."""
+
+    def __init__(self, outs: Sequence[Spec], made: Sequence[bool], structure: Any, index: int) -> None:
+        """`made` marks the results that are defined; `structure` is their container type, None for one tensor."""
+        device = memory.device_name(index)
+        self.makers = [
+            maker(spec, index, device) if there else None for spec, there in zip(outs, made, strict=True)
+        ]  # fmt: skip
+        self.structure = structure
+
+    def make(self) -> tuple[Any, list[LazyStorage]]:
+        """New results, and the contents of their storages."""
+        if self.structure is None:
+            assert self.makers[0] is not None
+            t, lazy = self.makers[0].make()
+            return t, [lazy]
+        made = [(None, None) if one is None else one.make() for one in self.makers]
+        return self.structure([t for t, _ in made]), [lazy for _, lazy in made if lazy is not None]
+
+
 class Prepared:
     """Cached description of a call of one overload with one geometry of its arguments: a `Kind` of queued calls."""
 
@@ -76,9 +97,10 @@ class Prepared:
         new.
         """
         self.name, self.row, self.function = name, row, function
-        self.outs, self.made, self.structure = tuple(context.outs), tuple(made), structure
+        self.outs, self.made = tuple(context.outs), tuple(made)
         self.index = context.index
         self.fresh = not targets
+        self.results = Results(self.outs, made, structure, self.index) if self.fresh else None
         found = _Found()
         self.args, self.kwargs = found.template(tuple(args)), {k: found.template(v, k) for k, v in kwargs.items()}
         self.targets = [Place(i, t) for i, t in enumerate(targets)]
@@ -247,7 +269,7 @@ class Deferred:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel that torch calls."""
-        if calls.is_closed() or recording.is_open():
+        if calls.is_closed():
             return self.kernel(*args, **kwargs)
         key: list[Any] = [*global_settings()]
         storages: list[LazyStorage] = []
@@ -309,16 +331,12 @@ def _queued(
     prepared: Prepared, storages: list[LazyStorage], numbers: list[float], args: Any, kwargs: Any,
     targets: Sequence[int | str], arrays: Sequence[Any],
 ) -> Any:  # fmt: skip
-    if prepared.fresh:
-        made = [
-            new_tensor(s, prepared.index) if there else None
-            for s, there in zip(prepared.outs, prepared.made, strict=True)
-        ]
-        written = [storage_of(t) for t in made if t is not None]
+    if prepared.results is not None:
+        made, written = prepared.results.make()
         call = Call(prepared, storages, written, numbers)
         call.arrays = arrays
         calls.defer(call)
-        return made[0] if prepared.structure is None else prepared.structure(made)
+        return made
     given = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
     calls.defer(Call(prepared, storages, [storage_of(t) for t in given], numbers))
     return given[0] if len(given) == 1 else tuple(given)
@@ -367,8 +385,7 @@ class Whole:
         found = _Found()
         self.name, self.kernel, self.args, self.writes = name, kernel, found.template(tuple(args)), writes
         self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
-        self.made, self.structure = [True] * len(self.outs), type(results)
-        self.index = results[0].device.index or 0
+        self.results = Results(self.outs, [True] * len(self.outs), type(results), results[0].device.index or 0)
 
     def execute(self, call: Call) -> None:
         """Run the kernel, and let the storages of the promised results hold its results."""
@@ -397,7 +414,7 @@ def whole(
     known: dict[Any, Whole] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or calls.is_closed() or recording.is_open():
+        if kwargs or calls.is_closed():
             return kernel(*args, **kwargs)
         key: list[Any] = [*global_settings()]
         storages: list[LazyStorage] = []
@@ -419,9 +436,9 @@ def whole(
                 known[found] = Whole(name, kernel, args, results, [i for i in writes(args) if args[i] is not None])
             return results
         STATS.native[name] += 1
-        made = [new_tensor(spec, prepared.index) for spec in prepared.outs]
-        written = [storage_of(t) for t in made] + [storage_of(args[i]) for i in prepared.writes]
+        made, written = prepared.results.make()
+        written += [storage_of(args[i]) for i in prepared.writes]
         calls.defer(Call(prepared, storages, written, numbers))
-        return prepared.structure(made)
+        return made
 
     return call

@@ -1,10 +1,10 @@
 """New tensors on a given tiny device, with their memory and geometry, or empty.
 
-Defines `tensor_at`, and `empty_tensor`, whose storage the caller replaces.
+Defines `Mold`, and `empty_tensor`, whose storage the caller replaces.
 
 torch's constructor for Python backends makes empty tensors on the current device only, which is always device 0 for a
 Python backend. DLPack carries the device's index, the memory and the geometry, so one call makes the tensor. The DLPack
-structure is filled in again for the next tensor.
+structure is filled in again for the next tensor of another geometry.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CODES = {
 
 
 def is_describable(dtype: torch.dtype) -> bool:
-    """Whether `tensor_at` supports this dtype; it does not support torch's integers of less than a byte, for
+    """Whether `Mold` supports this dtype; it does not support torch's integers of less than a byte, for
     example.
     """
     return dtype in _CODES
@@ -69,6 +69,7 @@ class _Described:
         device = _Device(_EXTENSION_DEVICE, index)
         self.managed = _ManagedTensor(None, device, dims, kind, self.shape, self.strides, 0, None, None)
         self.address = ctypes.addressof(self.managed)
+        self.mold: Mold | None = None  # the geometry that the structure holds
 
 
 _new_capsule: Any = ctypes.pythonapi.PyCapsule_New
@@ -76,21 +77,30 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 _described: dict[tuple[torch.dtype, int, int], _Described] = {}
 
 
-def tensor_at(address: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], index: int) -> torch.Tensor:
-    """A new tensor of this geometry on `tiny:index`, whose storage is new and begins at `address`.
+class Mold:
+    """A dtype and a geometry on `tiny:index`, of which tensors are made."""
 
-    Raises KeyError for a dtype that is not describable.
-    """
-    with LOCK:
+    __slots__ = ("_described", "_size", "_stride")
+
+    def __init__(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], index: int) -> None:
+        """Raises KeyError for a dtype that is not describable."""
         key = (dtype, index, len(size))
-        found = _described.get(key)
-        if found is None:
-            found = _described[key] = _Described(*key)
-        found.shape[:] = size  # type: ignore[call-overload]
-        found.strides[:] = stride  # type: ignore[call-overload]
-        found.managed.data = address
-        made: torch.Tensor = torch_compat.from_dlpack(_new_capsule(found.address, b"dltensor", None))
-        return made
+        with LOCK:
+            if key not in _described:
+                _described[key] = _Described(*key)
+        self._described, self._size, self._stride = _described[key], size, stride
+
+    def tensor_at(self, address: int) -> torch.Tensor:
+        """A new tensor, whose storage is new and begins at `address`."""
+        described = self._described
+        with LOCK:
+            if described.mold is not self:
+                described.shape[:] = self._size  # type: ignore[call-overload]
+                described.strides[:] = self._stride  # type: ignore[call-overload]
+                described.mold = self
+            described.managed.data = address
+            made: torch.Tensor = torch_compat.from_dlpack(_new_capsule(described.address, b"dltensor", None))
+            return made
 
 
 def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
@@ -104,4 +114,4 @@ def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
 
 @functools.cache
 def _template(dtype: torch.dtype, index: int) -> torch.Tensor:
-    return tensor_at(0, dtype, (0,), (1,), index)
+    return Mold(dtype, (0,), (1,), index).tensor_at(0)

@@ -16,7 +16,6 @@ from ..lazy import access, calls, layout
 from ..lazy.calls import Call
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import LazyStorage, storage_of
-from ..runtime import recording
 from .tensors import fill_storage, store
 
 MOST_KINDS = 4096
@@ -54,7 +53,7 @@ def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
     Returns False if the copy has to run immediately. This includes copies between different sizes or within one
     storage, to targets whose elements share memory, and with storages that were made smaller.
     """
-    if not calls.pending() or calls.is_closed() or recording.is_open():
+    if not calls.pending() or calls.is_closed():
         return False
     try:
         target, source = storage_of(self), storage_of(src)

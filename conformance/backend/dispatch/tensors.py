@@ -1,7 +1,7 @@
 """Conversion between torch tensors on the tiny device and lazy values of their elements.
 
-Defines `Spec` (metadata of a result), `read`, `make`, `assign`, the conversions `cast` and `constant`, and functions
-that put tensors on storages.
+Defines `Spec` (metadata of a result), `Maker` (of new tensors), `read`, `make`, `assign`, the conversions `cast` and
+`constant`, and functions that put tensors on storages.
 
 A tensor is only a geometry on a lazy storage, so it needs no operations except read and assign.
 
@@ -20,10 +20,11 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
 from ..lazy import access, calls, layout
+from ..lazy.addresses import size_class
 from ..lazy.dtypes import COMPUTED, PAIRS, element
 from ..lazy.storage import LazyStorage, allocate, lazy_storage, own, reserve, storage_of, storage_to_read, view_of
 from ..runtime import expressions, memory, torch_compat
-from .empty_tensor import empty_tensor, is_describable, tensor_at
+from .empty_tensor import Mold, empty_tensor, is_describable
 
 
 class Spec(NamedTuple):
@@ -147,21 +148,43 @@ def _read_host(t: torch.Tensor) -> UOp:
     return constant(t.item(), COMPUTED[t.dtype])
 
 
-def new_tensor(spec: Spec, index: int) -> torch.Tensor:
-    """A tensor of this metadata on `tiny:index` with a new storage; it reads as zeros."""
-    real, nbytes = content_of(spec)
-    if not is_describable(spec.dtype):
-        return SET(empty_tensor(spec.dtype, index), allocate(nbytes, index, real), 0, spec.size, spec.stride)
-    address, size_class = reserve(nbytes, index)
-    t = tensor_at(address, spec.dtype, spec.size, spec.stride, index)
-    own(t.untyped_storage(), LazyStorage(nbytes, memory.device_name(index), real), address, size_class)
-    return t
-
-
-@functools.lru_cache(maxsize=8192)
 def content_of(spec: Spec) -> tuple[DType, int]:
     """The dtype in which a new tensor's storage holds its elements, and its size in bytes."""
     return element(spec.dtype)[0], layout.plan(spec.size, spec.stride).extent * spec.dtype.itemsize
+
+
+class Maker:
+    """Maker of new tensors with one metadata, each on a new storage, which reads as zeros."""
+
+    __slots__ = ("_device", "_index", "_mold", "_nbytes", "_real", "_size_class", "_spec")
+
+    def __init__(self, spec: Spec, index: int, device: str) -> None:
+        """`device` is tinygrad's name of `tiny:index`."""
+        self._spec, self._index, self._device = spec, index, device
+        self._real, self._nbytes = content_of(spec)
+        self._size_class = size_class(self._nbytes)
+        self._mold = Mold(spec.dtype, spec.size, spec.stride, index) if is_describable(spec.dtype) else None
+
+    def make(self) -> tuple[torch.Tensor, LazyStorage]:
+        """A new tensor, and the content of its storage."""
+        nbytes, held = self._nbytes, self._size_class
+        if self._mold is None:
+            spec, store = self._spec, allocate(nbytes, self._index, self._real)
+            t = SET(empty_tensor(spec.dtype, self._index), store, 0, spec.size, spec.stride)
+            return t, storage_of(t)
+        address = reserve(nbytes, held, self._device)
+        t = self._mold.tensor_at(address)
+        lazy = LazyStorage(nbytes, self._device, self._real)
+        own(t.untyped_storage(), lazy, address, held)
+        return t, lazy
+
+
+maker = functools.lru_cache(maxsize=8192)(Maker)
+
+
+def new_tensor(spec: Spec, index: int) -> torch.Tensor:
+    """A tensor of this metadata on `tiny:index` with a new storage; it reads as zeros."""
+    return maker(spec, index, memory.device_name(index)).make()[0]
 
 
 def tensor_on(store: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
@@ -186,8 +209,8 @@ def _stored_as(result: UOp, dtype: torch.dtype, real: DType) -> UOp:
 
 def make(spec: Spec, result: UOp, index: int) -> torch.Tensor:
     """A new tensor with this metadata and these elements."""
-    t = new_tensor(spec, index)
-    place(lazy_storage(t), spec, result)
+    t, lazy = maker(spec, index, memory.device_name(index)).make()
+    place(lazy, spec, result)
     return t
 
 

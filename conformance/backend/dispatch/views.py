@@ -9,6 +9,7 @@ This module must not depend on values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,8 +77,21 @@ def empty_strided(
     pin_memory: Any = None,
 ) -> torch.Tensor:
     """aten::empty_strided: exactly these strides."""
-    made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-    return _filled(new_tensor(Spec(made.dtype, tuple(size), tuple(stride)), _checked(_index(device))))
+    spec = _strided(tuple(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
+    return _filled(new_tensor(spec, _checked(_index(device))))
+
+
+@functools.lru_cache(maxsize=2048)
+def _strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    """Metadata that torch CPU accepts; raises its error otherwise."""
+    if len(size) == len(stride) and all(n > 0 for n in size):
+        moves = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
+        if min(moves, default=0) < 0 or (sum(moves) + 1) * dtype.itemsize >= 1 << 63:
+            raise RuntimeError(
+                f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
+            )
+    torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return Spec(dtype, size, stride)
 
 
 def _filled(memory: torch.Tensor) -> torch.Tensor:

@@ -19,12 +19,12 @@ from tinygrad.uop.ops import UOp
 
 from ..runtime import expressions, torch_compat
 from . import calls, flush, layout
-from .addresses import ADDRESSES
+from .addresses import ADDRESSES, size_class
 from .constant_writes import Number
 from .dtypes import TORCH, element
 from .layout import Ints
 from .loop_rerolling import Loop, Write, strided_read
-from .storage import BY_ADDRESS, DIRTY, LAZY, LOOPING, LazyStorage
+from .storage import DIRTY, LAZY, LOOPING, LazyStorage, register
 
 # Number of pending writes at which a storage applies them.
 MANY_WRITES = 4096
@@ -158,10 +158,10 @@ def resize(storage: Any, nbytes: int) -> None:
     length = nbytes // dtype.itemsize
     kept = min(length, old.shape[0])
     lazy.replace(old.shrink(((0, kept),)).pad(((0, length - kept),)), nbytes)
-    address, size_class = ADDRESSES.reserve(nbytes)
-    lazy.addresses.append((address, size_class))
+    held = size_class(nbytes)
+    address = ADDRESSES.reserve(held)
     make = torch_compat.construct_storage
     device = torch.device("tiny", index)
     torch_compat.swap_memory(storage, make(0, device, 0))
     torch_compat.swap_memory(storage, make(address, device, nbytes))
-    BY_ADDRESS[address] = lazy
+    register(lazy, address, held)

@@ -15,10 +15,15 @@ from ..runtime import first_use
 from ..runtime.lock import LOCK
 
 
+def size_class(nbytes: int) -> int:
+    """The size class that holds `nbytes` bytes."""
+    return max(64, 1 << (max(nbytes, 1) - 1).bit_length())
+
+
 class AddressSpace:
     """Unique addresses in reserved, unreadable memory, so that pointer arithmetic and overlap checks are correct.
 
-    Sizes are rounded up to powers of two, of at least 64 bytes. `release` makes an address available again.
+    A size class is a power of two, of at least 64 bytes. `release` makes an address available again.
     """
 
     REGION = 1 << 40
@@ -27,12 +32,11 @@ class AddressSpace:
         self._free: dict[int, list[int]] = {}
         self._next = self._end = 0
 
-    def reserve(self, nbytes: int) -> tuple[int, int]:
-        """(address, size class) of `nbytes` unused bytes; `release` takes the same pair."""
-        size = max(64, 1 << (max(nbytes, 1) - 1).bit_length())
+    def reserve(self, size: int) -> int:
+        """The address of unused bytes of a size class; `release` takes both."""
         if freed := self._free.get(size):
             with contextlib.suppress(IndexError):  # another thread was faster
-                return freed.pop(), size
+                return freed.pop()
         with LOCK:
             if self._next + size > self._end:
                 first_use.begin()  # the address space is empty until the first storage
@@ -40,7 +44,7 @@ class AddressSpace:
                 self._end = self._next + length
             address = self._next
             self._next += size
-            return address, size
+            return address
 
     def release(self, address: int, size: int) -> None:
         """Make an address available again. Finalizers call this, so it takes no lock."""

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from ..runtime import allocations
+from ..runtime import allocations, recording
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 
@@ -72,8 +72,8 @@ def pending() -> list[Call]:
 
 
 def is_closed() -> bool:
-    """Whether the queue accepts no calls, because it is switched off or being emptied."""
-    return _running or not _open
+    """Whether the queue accepts no calls: it is switched off or being emptied, or a recording is open."""
+    return _running or not _open or recording.is_open()
 
 
 def queue_calls(on: bool) -> bool:

@@ -18,7 +18,7 @@ from ..runtime import materialization, scheduler
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.expressions import strip_reshapes
 from . import buffer_donation
-from .storage import BY_ADDRESS, LAZY, LazyStorage
+from .storage import LAZY, LazyStorage, living
 
 
 def evaluate(group: Sequence[LazyStorage], device: str, why: str) -> None:
@@ -68,7 +68,7 @@ def _donors(group: Sequence[LazyStorage]) -> dict[int, UOp]:
     """
     donors = {donor: i for i, storage in enumerate(group) if (donor := storage.donor_buffer()) is not None}
     if donors:
-        for storage in BY_ADDRESS.values():
+        for storage in living():
             held = storage.base_buffer()
             if held is not None:
                 donors.pop(held, None)

@@ -33,7 +33,7 @@ from .dtypes import TORCH
 from .evaluate import computed_along, evaluate
 from .layout import Ints
 from .loop_rerolling import Write
-from .storage import BY_ADDRESS, DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage
+from .storage import DIRTY, LARGE_PENDING, LAZY, LOOPING, LazyStorage, living
 
 # A lazy value is computed when its measure exceeds one of these limits. Scheduling time grows with depth, and compile
 # time with cost. clang accepts at most 256 nested brackets.
@@ -168,7 +168,7 @@ def detach_readers(storages: Iterable[LazyStorage]) -> bool:
     calls.settle()
     written = {flat(storage).base: storage for storage in storages}
     readers = []
-    for storage in set(BY_ADDRESS.values()):
+    for storage in set(living()):
         value = _value(storage)
         if value.base in written:
             if written[value.base] is storage:

@@ -31,7 +31,7 @@ from ..runtime.schedule_cache import settings
 from . import calls
 from .calls import Call
 from .dtypes import COMPUTED
-from .storage import BY_ADDRESS, DIRTY, LAZY, LazyStorage
+from .storage import DIRTY, LAZY, LazyStorage, living
 
 # Size of the cache of steps, and number of earlier occurrences before a step is recorded.
 MOST_STEPS = 64
@@ -212,7 +212,7 @@ def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any
             key.append(_state(storage, buffers, lazy))
     _add_graphs(lazy, buffers, key)
     shared = []
-    for storage in BY_ADDRESS.values():
+    for storage in living():
         if id(storage) not in places:
             held = storage.base_buffer()
             if held is not None and held in own:

@@ -18,7 +18,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tinygrad.dtype import DType, dtypes
@@ -28,7 +28,7 @@ from tinygrad.uop.ops import UOp
 from ..runtime import allocations, expressions, memory, recording, torch_compat
 from ..runtime.lock import clear
 from . import calls, layout
-from .addresses import ADDRESSES
+from .addresses import ADDRESSES, size_class
 from .constant_writes import Number, NumberWrite
 from .layout import Ints
 from .loop_rerolling import Loop
@@ -44,8 +44,13 @@ LAZY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionar
 DIRTY: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # written in place, not computed
 LOOPING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with the writes of a loop
 LARGE_PENDING: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # with writes for memory
-BY_ADDRESS: weakref.WeakValueDictionary[int, LazyStorage] = weakref.WeakValueDictionary()  # by data pointer
+BY_ADDRESS: dict[int, weakref.ref[LazyStorage]] = {}  # by data pointer; a finalizer removes its own entries
 _serials = itertools.count()
+
+
+def living() -> list[LazyStorage]:
+    """All storages of the device; one with several addresses occurs several times."""
+    return [lazy for reference in list(BY_ADDRESS.values()) if (lazy := reference()) is not None]
 
 
 def _unknown_owner() -> bool:
@@ -86,7 +91,8 @@ class LazyStorage:
         self.place: str | tuple[str, int] = device
         # With neither a flat value nor a view, all elements are one number. New memory reads as zeros: torch does not
         # define its content, and a constant costs nothing.
-        self._fresh, self._number = dtype, cast(Number, 0)
+        self._fresh = dtype
+        self._number: Number = 0
         self.flat: UOp | None = None  # the content before pending writes
         self.view: tuple[Ints, Ints, int, UOp] | None = None  # a geometry, and the value that it reads
         self.constants: list[NumberWrite] = []  # pending writes of numbers
@@ -99,8 +105,10 @@ class LazyStorage:
 
     def __del__(self) -> None:
         for address, size in self.addresses:
+            BY_ADDRESS.pop(address, None)  # before another storage gets the address
             ADDRESSES.release(address, size)
-        clear(self, ("flat", "view", "donor", "loop"))
+        if self.flat is not None or self.view is not None or self.donor is not None or self.loop is not None:
+            clear(self, ("flat", "view", "donor", "loop"))
 
     @property
     def dtype(self) -> DType:
@@ -279,9 +287,10 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
 
     Raises torch.OutOfMemoryError if it is larger than all memory of the device, although it occupies none yet.
     """
-    address, size_class = reserve(nbytes, index)
+    device, held = memory.device_name(index), size_class(nbytes)
+    address = reserve(nbytes, held, device)
     storage: torch.UntypedStorage = torch_compat.construct_storage(address, torch.device("tiny", index), nbytes)
-    own(storage, LazyStorage(nbytes, memory.device_name(index), dtype), address, size_class)
+    own(storage, LazyStorage(nbytes, device, dtype), address, held)
     return storage
 
 
@@ -294,21 +303,24 @@ def stand_in(nbytes: int, index: int, dtype: DType) -> tuple[torch.UntypedStorag
     return made, buffer
 
 
-def reserve(nbytes: int, index: int) -> tuple[int, int]:
-    """The address of a new storage of `tiny:index`, and its size class. Raises torch.OutOfMemoryError like
-    `allocate`.
-    """
+def reserve(nbytes: int, held: int, device: str) -> int:
+    """The address of a new storage of a size class. Raises torch.OutOfMemoryError like `allocate`."""
     if nbytes >= CHECKED_BYTES:
-        allocations.check_size(memory.device_name(index), nbytes)
-    return ADDRESSES.reserve(nbytes)
+        allocations.check_size(device, nbytes)
+    return ADDRESSES.reserve(held)
 
 
-def own(storage: torch.UntypedStorage, lazy: LazyStorage, address: int, size_class: int) -> None:
-    """Attach this content to a torch storage at a reserved address."""
+def own(storage: torch.UntypedStorage, lazy: LazyStorage, address: int, held: int) -> None:
+    """Attach this content to a torch storage at a reserved address of a size class."""
     storage._lazy = lazy  # type: ignore[attr-defined]
     lazy.owner = weakref.ref(storage)
-    lazy.addresses.append((address, size_class))
-    BY_ADDRESS[address] = lazy
+    register(lazy, address, held)
+
+
+def register(lazy: LazyStorage, address: int, held: int) -> None:
+    """Let a content be found by a reserved address, which becomes available again when the content dies."""
+    lazy.addresses.append((address, held))
+    BY_ADDRESS[address] = weakref.ref(lazy)
 
 
 def view_of(lazy: LazyStorage) -> torch.UntypedStorage:
@@ -325,7 +337,11 @@ def storage_of(tensor: torch.Tensor) -> LazyStorage:
     try:
         lazy: LazyStorage = storage._lazy
     except AttributeError:
-        lazy = BY_ADDRESS[storage.data_ptr()]  # torch made the storage of a bare pointer, as when it writes a file
+        # torch made the storage of a bare pointer, as when it writes a file
+        found = BY_ADDRESS[storage.data_ptr()]()
+        if found is None:
+            raise KeyError(storage.data_ptr()) from None
+        lazy = found
         lazy.owner = _unknown_owner
     return lazy
 

@@ -3,6 +3,8 @@ calls."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -31,6 +33,29 @@ class TestDeferred:
         assert len(calls.pending()) == 1
         assert y.cpu().tolist() == [[0, 2, 4], [6, 8, 10]]
         assert not calls.pending()
+
+    @pytest.mark.parametrize(("name", "operands"), [("neg", 1), ("relu", 1), ("add", 2), ("sum", 1)])
+    def test_python_calls(self, name: str, operands: int) -> None:
+        """A known call runs at most 17 functions of the package, and 18 with two operands. Python calls are most of the
+        time of a queued call, and their number does not depend on the machine's load."""
+        x = torch.arange(6.0).to("tiny") + 1
+        method, others = getattr(x, name), [x] * (operands - 1)
+        twice(lambda: method(*others))
+        names: list[str] = []
+
+        def count(frame, event, _):  # type: ignore[no-untyped-def]
+            if event == "call" and frame.f_globals["__name__"].startswith("conformance.backend"):
+                names.append(frame.f_code.co_name)
+
+        sys.setprofile(count)
+        try:
+            made = method(*others)
+        finally:
+            sys.setprofile(None)
+        assert len(calls.pending()) == 2
+        assert made.shape == x.shape or name == "sum"
+        assert "call" in names  # the counter sees the kernel
+        assert len(names) <= 16 + operands, names
 
     def test_a_result_that_is_dropped_is_not_built(self) -> None:
         """A call whose result is unreachable leaves the queue."""

@@ -32,3 +32,33 @@ def test_a_view_in_inference_mode(name: str, created: bool) -> None:
             view.mul_(2)
             seen.append((view.is_inference(), view.tolist(), t.tolist()))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"),
+    [((2, 3), (-1, 1)), ((1, 3), (-1, 1)), ((0, 3), (-1, 1)), ((2, -1), (1, 1)), ((2,), (1, 1)), ((2,), (2**62,)),
+     ((2**40, 2**40), (2**40, 1)), ((3, 2), (1, 3)), ((3, 2), (0, 0)), ((), ())],
+)  # fmt: skip
+def test_empty_strided(size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Strides that torch CPU refuses raise its error. A negative stride formerly ended the process."""
+    seen: list[object] = []
+    for device in ("cpu", "tiny"):
+        try:
+            made = torch.empty_strided(size, stride, device=device)
+        except RuntimeError as error:
+            seen.append((type(error), str(error).splitlines()[0]))
+        else:
+            seen.append((made.shape, made.stride(), made.dtype, made.untyped_storage().nbytes()))
+    assert seen[0] == seen[1]
+
+
+def test_empty_strided_has_the_default_dtype_of_the_call() -> None:
+    """The dtype of equal calls follows torch's default."""
+    seen = []
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            seen.append(torch.empty_strided((3,), (1,), device="tiny").dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert seen == [torch.float32, torch.float64]

@@ -15,7 +15,7 @@ def live() -> int:
     """Return the number of storages on the device."""
     gc.collect()
     calls.settle()  # queued calls keep their operands
-    return len({id(lazy) for lazy in storage.BY_ADDRESS.values()})
+    return len({id(lazy) for lazy in storage.living()})
 
 
 def test_a_kept_storage_is_seen() -> None:
@@ -25,6 +25,16 @@ def test_a_kept_storage_is_seen() -> None:
     assert live() == before + 1
     del kept
     assert live() == before
+
+
+def test_a_dead_storage_leaves_no_address() -> None:
+    """The table of addresses does not grow in a loop, also if storages are resized."""
+    live()
+    before = len(storage.BY_ADDRESS)
+    for n in range(20):
+        torch.ones(3, device="tiny").resize_(100 * n)
+    live()
+    assert len(storage.BY_ADDRESS) == before
 
 
 @pytest.mark.slow
