@@ -1,7 +1,7 @@
-"""Generate the list of docs/findings.md from docs/findings/, which has one file for each finding.
+"""Generate the list of docs/findings.md, and its table of counts, from the files of docs/findings/, one per finding.
 
-    python -m scripts.findings            write the list
-    python -m scripts.findings --check    exit code 1 when docs/findings.md is stale
+    python -m scripts.findings            write both
+    python -m scripts.findings --check    exit code 1 when one of them is stale
 
 A file has a title, the versions that show the finding, its layer, its kind, the operators in it, both answers, and its
 scripts with the lines that they print. `tests/test_findings.py` runs every script. To add a finding, copy a file, and
@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.pages import ROOT, PageError, Part
+from scripts.pages import ROOT, PageError, Part, csv_text, write
 
 PART = Part("docs/findings.md", "findings")
 FOLDER = Path("docs/findings")
+COUNTS = FOLDER / "by_layer.csv"
+"""Number of findings by layer and kind."""
 LAYERS = (
     "torch.compile",
     "Inductor",
@@ -151,20 +153,27 @@ def section(layer: str, findings: Sequence[Finding]) -> str:
     return "\n\n".join([f"## {title}", *map(entry, findings)])
 
 
-def listed(findings: Sequence[Finding]) -> str:
-    """Generated part of the page: the number of findings by layer and kind, and a section for each layer. Another
-    table has the findings of packages."""
-    findings = [found for found in findings if found.layer in LAYERS]
-    by_layer = {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
-    rows = [["layer", *KINDS, "all"], ["---"] * (len(KINDS) + 2)]
-    for layer, of in [*by_layer.items(), ("all", list(findings))]:
+def by_layer(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each layer of `LAYERS`. Another table has the findings of packages."""
+    return {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """CSV table with the number of findings by layer and kind."""
+    rows, layers = [["layer", *KINDS, "all"]], by_layer(findings)
+    for layer, of in [*layers.items(), ("all", [found for each in layers.values() for found in each])]:
         counts = [sum(found.kind == kind for found in of) for kind in KINDS]
         rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
+    return csv_text(rows)
+
+
+def listed(findings: Sequence[Finding]) -> str:
+    """Generated part of the page: a sentence about upstream, and a section for each layer."""
+    findings = [found for found in findings if found.layer in LAYERS]
     named = sum(status(found) == "known" for found in findings)
     new = sum(status(found) == "not in the index" for found in findings)
     upstream = f"{named} findings of PyTorch have an issue upstream. The {new} others are not in the index of issues."
-    counted = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return "\n\n".join([counted, upstream, *(section(layer, of) for layer, of in by_layer.items() if of)])
+    return "\n\n".join([upstream, *(section(layer, of) for layer, of in by_layer(findings).items() if of)])
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -173,7 +182,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="report a stale page, and write nothing")
     options = parser.parse_args(arguments)
     try:
-        return PART.renew(listed(read_all(root / FOLDER)), options.check, root)
+        findings = read_all(root / FOLDER)
+        table = counted(findings)
+        if not options.check:
+            write(root / COUNTS, table)
+        elif not (root / COUNTS).exists() or (root / COUNTS).read_text(encoding="utf-8") != table:
+            print(f"{COUNTS} is stale; run python -m scripts.findings", file=sys.stderr)
+            return 1
+        return PART.renew(listed(findings), options.check, root)
     except (OSError, PageError, FindingsError) as error:
         print(f"findings: {error}", file=sys.stderr)
         return 2
