@@ -148,6 +148,7 @@ def render(
         run=run,
         target=run.title,
         cases=bool(cases.results) or not run.drawn,
+        whole=run.table in WHOLE,
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(cases.results),

@@ -89,7 +89,7 @@ const COLUMNS = [
   ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
   ...[...MEASURES.values()].filter(measure => measure.watched).map(measure => [measure.name, "measure " + measure.name, "num wide-only", row => counted(row, measure)]),
   ...GROUPS.map(name => [name + ": " + group(name)[0].unit, "measure " + group(name)[0].name, "num wide-only", row => shares(row, group(name))]),
-  ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
+  ...(rows.some(row => row.r[MS]) ? [["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")]] : []),
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
 function breakable(name) {
