@@ -122,6 +122,7 @@ def test_a_wrong_compiler_fails_the_run(tmp_path, monkeypatch, capfd):
     [
         ("import nothing_of_this_name", [], "train.py fails by itself: ModuleNotFoundError: No module named"),
         ("import sys; sys.exit(3)", [], "train.py ends itself with exit code 3"),
+        ("import sys; sys.exit('no data')", [], "train.py ends itself: no data\n"),
         ("import torch; torch.ones(3).add(1)", [], "train.py runs no operator on a device other than the CPU"),
         ("import torch; torch.ones(3)", ["--target", "cpu", "--op", "x"], "--op, --every and --training-steps exclude"),
         ("", ["--target", "functionalize"], "has no device whose operators can be traced"),
