@@ -50,13 +50,16 @@ SETTING = "without "
 
 _OUT = re.compile(r"^op_db\.out:|\.out$")
 _PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
-_MODULES = re.compile(r"^(?:torch\.|ops\.aten\.|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)")
+_MODULES = re.compile(
+    r"^(?:torch\.|(?:ops\.)?aten\.|\w+\.(?=\w+\.default$)"
+    r"|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)"
+)
 _REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
 
 
 def base_operator(name: str) -> str:
-    """The operator behind its spellings: `relu` for `relu_`, `relu.edge`, `op_db.inplace:relu_`, `nn.functional.relu`;
-    `add` for `__radd__`."""
+    """The operator behind its spellings: `relu` for `relu_`, `relu.edge`, `op_db.inplace:relu_`, `nn.functional.relu`,
+    `aten.relu.default`; `add` for `__radd__`."""
     path = _MODULES.sub("", name.rpartition(":")[2])
     word = path.partition(".")[0]
     if reflected := _REFLECTED.match(word):

@@ -146,8 +146,9 @@ def render(
     return rendered(
         "report.html.j2",
         run=run,
-        target=run.title,
+        target=f"{run.cases[0].op} on {run.title}" if run.table == OPERATOR and run.cases else run.title,
         cases=bool(cases.results) or not run.drawn,
+        whole=run.table in WHOLE,
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(cases.results),
@@ -192,7 +193,10 @@ def _parts(run: Run) -> dict[str, list[tuple[str, int, int]]]:
 
 def heat_map(results: Iterable[Result]) -> dict[str, Any]:
     """Family x (dtype, variant, layout): the counts by outcome in each cell. A column label names the parts that vary
-    in the run."""
+    in the run. Without a family, as of the checks of one operator, the map is empty."""
+    results = [*results]
+    if not any(result.family for result in results):
+        results = []
     cells: dict[tuple[str, tuple[str, str, str]], Counter[str]] = {}
     for result in results:
         key = (result.family or "other", (result.dtype, result.variant, result.layout))

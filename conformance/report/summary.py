@@ -58,7 +58,8 @@ def _on_cases(run: Run) -> Verdict:
     if not run.complete:
         return Verdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
     if bad:
-        return Verdict(False, f"{bad:,} of {len(cases):,} cases do not do what torch CPU does.", "cases")
+        verb = "does" if bad == 1 else "do"
+        return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what torch CPU does.", "cases")
     passed = sum(result.outcome is Outcome.PASS for result in cases)
     tail = "".join(f"; {part}" for part in without_backend(run) if "case" in part)
     sentence = f"All {passed:,} cases that were compared do what torch CPU does, or fail as declared{tail}."

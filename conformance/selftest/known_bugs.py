@@ -220,7 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions.check()
         measured = [bug for bug in bugs() if bug.repro and (not args.target or {*args.target} & {*bug.targets})]
         if not measured:
-            raise TargetError(f"no bug of the index shows on {', '.join(args.target)}: {', '.join(_targets(bugs()))}")
+            known = ", ".join(_targets(bugs()))
+            raise TargetError(f"no bug of the index shows on {', '.join(args.target)}; choose from {known}")
+        for file in args.results:  # a damaged file is refused before anything runs
+            load(file)
         gone = set[int]() if args.check_scripts == 0 else gone_here(measured)
         chosen = args.target or _targets(measured)
         files = args.results or [campaign_on(spec, args) for spec in chosen if _loads(spec)]

@@ -44,6 +44,7 @@ class TestBaseOperator:
             ("__add__", "add"), ("__radd__", "add"), ("__iadd__", "add"), ("__rsub__", "sub"),
             ("linalg.inv", "inv"), ("special.zeta", "zeta"), ("fft.rfft", "rfft"), ("masked.sum", "sum"),
             ("ops.aten.hann_window.periodic", "hann_window"), ("signal.windows.hann", "hann"),
+            ("aten.relu.default", "relu"), ("aten.relu_.out", "relu"), ("mylib.scale_.default", "scale"),
             ("as_strided", "as_strided"), ("index_put_.accumulate", "index_put"), ("_", "_"),
         ],
     )  # fmt: skip

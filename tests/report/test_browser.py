@@ -136,6 +136,11 @@ class TestReading:
         head.click()
         assert page.evaluate(names) == "abc"
 
+    def test_no_times(self, opened: Callable[..., Any]) -> None:
+        """A run that measures no time, such as a trace, has no column of times. Regression test: it was all 0."""
+        page = opened(html.render(run(passed("a", seconds=0.0))))
+        assert not page.locator("#table thead th", has_text="ms").count()
+
     def test_a_failure_unfolds(self, opened: Callable[..., Any]) -> None:
         """The details have both answers, the differing values, pictures of both storages, the script and the rerun
         command."""

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 from conformance.record.measurements import Measurements
 from conformance.record.program_stats import ProgramStats
-from conformance.record.result import Failure, Outcome, Run
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.sentences import LAYOUTS
 from conformance.report import html
 from conformance.standalone.script import MARKER
@@ -107,6 +107,15 @@ class TestHtml:
         assert heat["columns"] == ["float32", "int64"]
         cell = heat["rows"][0]["cells"][0]
         assert (cell["passed"], cell["total"], cell["step"]) == (1, 2, "2")
+
+    def test_checks_of_one_operator(self) -> None:
+        """The page of `conformance operator` names the operator at its top, and has no map: its checks have no family.
+        Regression test: the page was that of "cpu", with a map of one row."""
+        checks = [Result("mylib.scale", "float32", check, "operator", Outcome.PASS, samples=3) for check in ("a", "b")]
+        page = html.render(run(*checks))
+        assert "<h1>mylib.scale on tiny</h1>" in page
+        assert 'id="map"' not in page and "#map" not in page and 'id="cases"' in page
+        assert 'id="map"' in html.render(run(result("a")))
 
     def test_details_have_a_budget(self) -> None:
         """Many long failures do not make the page too large for a browser."""

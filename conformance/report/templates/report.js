@@ -84,12 +84,12 @@ const body = document.querySelector("#table tbody");
 const COLUMNS = [
   ["outcome", "outcome", "", row => { const word = OUT[row.r[OUTCOME]]; return el("span", { class: "mark o-" + word }, word); }],
   ["op", "name", "name", row => breakable(N[row.r[NAME]])],
-  ["family", "family", "wide-only", row => N[row.r[FAMILY]]],
+  ...(rows.some(row => N[row.r[FAMILY]]) ? [["family", "family", "wide-only", row => N[row.r[FAMILY]]]] : []),
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
   ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
   ...[...MEASURES.values()].filter(measure => measure.watched).map(measure => [measure.name, "measure " + measure.name, "num wide-only", row => counted(row, measure)]),
   ...GROUPS.map(name => [name + ": " + group(name)[0].unit, "measure " + group(name)[0].name, "num wide-only", row => shares(row, group(name))]),
-  ["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")],
+  ...(rows.some(row => row.r[MS]) ? [["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")]] : []),
   ["differs in", null, "why", row => el("span", {}, N[row.r[ORACLES]] || N[row.r[REASON]])],
 ];
 function breakable(name) {

@@ -11,11 +11,12 @@ import contextlib
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.record.command_line import Parser
-from conformance.record.errors import ReportError, UsageError, UserError
+from conformance.record.errors import ReportError, UsageError, UserError, exit_in_a_sentence
 from conformance.record.result import counted
 from conformance.report.escape import escape_control_characters
 
@@ -63,6 +64,8 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"{output} cannot be written: its folder does not exist, or it is a folder")
     from conformance.sources.models.recorder import Recorder
 
+    # torch warns of it when the recorder switches oneDNN off, and no user can act on it.
+    warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     recorder, name = Recorder(), args.name or script.stem
     with recorder.model(name):
         _run(script, words)
@@ -89,7 +92,7 @@ def _run(script: Path, words: Sequence[str]) -> None:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            raise UsageError(f"{script} ended with exit code {stop.code}, so nothing was written") from None
+            raise UsageError(f"{exit_in_a_sentence(script, stop)}; nothing was written") from None
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
         lines += [error.lineno] if isinstance(error, SyntaxError) else []

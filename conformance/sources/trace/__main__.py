@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.record import versions
-from conformance.record.errors import UserError
+from conformance.record.errors import UserError, exit_in_a_sentence
 from conformance.record.names import TRACE
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters
@@ -91,7 +91,7 @@ def _run_script(script: Path, arguments: Sequence[str], trace: Trace) -> Ended:
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            ended.said = f"{script} ends itself with exit code {stop.code}"
+            ended.said = exit_in_a_sentence(script, stop)
     except KeyboardInterrupt:
         ended.said, ended.signal = "interrupted", int(signal.SIGINT)
     except Exception as error:

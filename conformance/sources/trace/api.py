@@ -29,6 +29,9 @@ from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
 from conformance.standalone.modes import move_to_top
 
+_OVERLOAD = re.compile(r"\w+\.\w+\.\w+")
+"""Name of an operator of the dispatcher, as `aten.add.Tensor`; a compiled graph has another name."""
+
 MOST_SCRIPTS = 20
 """Number of faults that get a script, the worst of each phase first."""
 
@@ -157,7 +160,9 @@ class Trace:
     def _result(self, name: str, phase: str, tally: Tally) -> Result:
         faults = [one for one in self.mode.faults.ranked(phase) if (one.group or one.name) == name]
         op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
-        made = Result(op, "", phase, TRACE, Outcome.PASS, overload, samples=tally.judged, arbitrated=tally.arbitrated)
+        family = name.partition(".")[0] if _OVERLOAD.fullmatch(name) else ""
+        made = Result(op, "", phase, TRACE, Outcome.PASS, overload, family, samples=tally.judged)
+        made = made.replace(arbitrated=tally.arbitrated)
         if faults:
             failures = tuple(map(self._failure, faults))
             wrong = sum(one.wrong for one in faults)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from conformance.program.recorded import Calls
 from conformance.sources.models.record import main
 
+ROOT = Path(__file__).parents[3]
 TRAINS = """
     import sys, torch
     net = torch.nn.Linear(3, int(sys.argv[1]) if len(sys.argv) > 1 else 2)
@@ -49,7 +53,8 @@ class TestRecord:
     @pytest.mark.parametrize(("text", "said"), [
         ("import torch\ntorch.ones(2) + torch.ones(3)\n", "line 2, failed by itself, so nothing was written: Runtime"),
         ("x = (\n", "line 1, failed by itself, so nothing was written: SyntaxError"),
-        ("import torch, sys\ntorch.ones(2)\nsys.exit(3)\n", "ended with exit code 3, so nothing was written"),
+        ("import torch, sys\ntorch.ones(2)\nsys.exit(3)\n", "ends itself with exit code 3; nothing was written"),
+        ("import torch, sys\ntorch.ones(2)\nsys.exit('no\\ndata')\n", "ends itself: no data; nothing was written"),
         ("print(1)\n", "calls no operator that can be recorded"),
     ])  # fmt: skip
     def test_a_script_that_fails_loses_nothing(self, script, tmp_path, capsys, text, said):
@@ -76,6 +81,12 @@ class TestRecord:
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+    def test_no_warning_of_torch(self, script, tmp_path):
+        """Switching oneDNN off prints no warning. Regression test: each recording began with one about TF32."""
+        words = [sys.executable, "-m", "conformance", "record", script(TRAINS), "-o", tmp_path / "calls.json"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=True)
+        assert done.stderr == ""
 
     def test_a_script_that_ends_well_by_exit(self, script, tmp_path):
         assert main([str(script(TRAINS + "    sys.exit(0)\n")), "-o", str(tmp_path / "calls.json")]) == 0

@@ -56,7 +56,10 @@ def test_a_wrong_operator_fails_the_run(traced, tmp_path):
     wrong = [one for one in results.values() if one.outcome is Outcome.FAIL]
     assert [(one.name, one.variant, one.oracles) for one in wrong] == [("aten.relu.default", "forward", ("value",))]
     assert results["aten.threshold_backward.default", "backward"].outcome is Outcome.PASS
-    assert "train.py:7" in (tmp_path / "reports/trace.html").read_text()
+    page = (tmp_path / "reports/trace.html").read_text()
+    assert "<code>train.py:7: loss = net(" in page, "the table of causes names the line of the user"
+    assert ">value of relu<" in page and "1 of " in page and " cases does not do what torch CPU does" in page
+    assert {one.family for one in results.values()} == {"aten"}
     file = "reports/failures/trace-forward-aten.relu.default-train.py-7.py"
     assert f"    script: {file}\n" in ran.stdout and "torch.ops.aten.relu.default(" in (tmp_path / file).read_text()
 
@@ -119,6 +122,7 @@ def test_a_wrong_compiler_fails_the_run(tmp_path, monkeypatch, capfd):
     [
         ("import nothing_of_this_name", [], "train.py fails by itself: ModuleNotFoundError: No module named"),
         ("import sys; sys.exit(3)", [], "train.py ends itself with exit code 3"),
+        ("import sys; sys.exit('no data')", [], "train.py ends itself: no data\n"),
         ("import torch; torch.ones(3).add(1)", [], "train.py runs no operator on a device other than the CPU"),
         ("import torch; torch.ones(3)", ["--target", "cpu", "--op", "x"], "--op, --every and --training-steps exclude"),
         ("", ["--target", "functionalize"], "has no device whose operators can be traced"),
