@@ -76,6 +76,11 @@ class Swayed(Float64Reference):
 class _Moving(TorchDispatchMode):
     """Moves the results of operators that compute; views and inputs keep their values."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing Dynamo in the first call, which takes seconds. Nothing compiles in this mode."""
+        return False
+
     def __init__(self, target: Swayed) -> None:
         super().__init__()
         self.target = target
