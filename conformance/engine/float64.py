@@ -1,12 +1,13 @@
 """Torch CPU in float64 and complex128, as a target: the reference for arbitration by float64.
 
-Defines `Float64Reference` and `CannotWiden`. This target widens storages, not tensors, so it keeps aliasing, and runs
-a call or a program unchanged. This module does not depend on the kind of subject.
+Defines `Float64Reference`, `Swayed` and `CannotWiden`. These targets widen storages, not tensors, so they keep aliasing,
+and run a call or a program unchanged. This module does not depend on the kind of subject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from conformance.engine.arbitration import widened
 from conformance.engine.target import Target
 from conformance.standalone.moving import rebuild
+from conformance.standalone.torch_compat import TorchDispatchMode
 
 
 class CannotWiden(TypeError):
@@ -38,3 +40,66 @@ def _view_of(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tenso
         raise CannotWiden("two dtypes in one storage cannot be widened together")
     made = torch.empty(0, dtype=flat.dtype)
     return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+
+
+class Swayed(Float64Reference):
+    """Torch CPU in float64, with each input and each rounded result moved by at most `units` in the last place of
+    `narrow`; negative `units` move the other way.
+
+    The moves are random. The spread of some runs is the error that rounding in `narrow` explains: it is large where
+    terms cancel and small where none do. A result that `narrow` represents is not rounded, so it stays."""
+
+    name = "swayed"
+
+    def __init__(self, narrow: torch.dtype, seed: int, units: float) -> None:
+        super().__init__()
+        self.narrow, self.units, self.drawn = narrow, units, torch.Generator().manual_seed(seed)
+
+    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the widened storages, moved."""
+        return [self.moved(flat) if flat.is_floating_point() else flat for flat in super().upload(flats)]
+
+    def moved(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in float64 with each element moved."""
+        moves = 2 * torch.rand(value.shape, dtype=value.dtype, generator=self.drawn) - 1
+        return value + moves * value.abs() * (self.units * torch.finfo(self.narrow).eps)
+
+    def rounded(self, value: Any) -> Any:
+        """Return a result with each element moved that `narrow` does not represent."""
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+            return value
+        exact = (value.to(self.narrow).to(value.dtype) == value) | ~value.isfinite()
+        return value.where(exact, self.moved(value))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context of the call, in which results move."""
+        with _Moving(self):
+            yield
+
+
+class _Moving(TorchDispatchMode):
+    """Moves the results of operators that compute; views and inputs keep their values."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing Dynamo in the first call, which takes seconds. Nothing compiles in this mode."""
+        return False
+
+    def __init__(self, target: Swayed) -> None:
+        super().__init__()
+        self.target = target
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
+            return made
+        if any(one.alias_info is not None for one in returns):
+            for one in made if isinstance(made, (tuple, list)) else [made]:
+                if isinstance(one, torch.Tensor):
+                    one.copy_(self.target.rounded(one))
+            return made
+        if isinstance(made, (tuple, list)):
+            return type(made)(map(self.target.rounded, made))
+        return self.target.rounded(made)

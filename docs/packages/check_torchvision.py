@@ -268,8 +268,6 @@ def test_deform_conv2d():
             "mask": "None | float32/float64[b, 6, h, w]",
             "sizes": {"b": "1..3", "c": "1..5", "h": "1..17", "w": "1..17", "o": "1..5"},
         },
-        rtol=1e-3,
-        atol=1e-3,
         exclude=INSIDE,
     )
 
@@ -317,8 +315,6 @@ def test_box_iou_rotated():
             "boxes2": "float32/float64[m, 5] in 1..9",
             "sizes": {"n": "1..9", "m": "1..9"},
         },
-        rtol=1e-3,
-        atol=1e-3,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from conformance.record.errors import UsageError
 from conformance.sources.operator import checks
@@ -277,3 +279,42 @@ def test_an_error_of_tritons_interpreter_under_dynamo(monkeypatch, setting, kind
     """Only the interpreter's own error, and only where it is on, is no difference."""
     monkeypatch.setenv("TRITON_INTERPRET", setting)
     assert bool(checks._is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
+
+
+def cancelled(x):
+    """Reference whose terms cancel: the difference of two sums of the same numbers."""
+    return x.sum(-1) - x.flip(-1).sum(-1)
+
+
+def one_by_one(x):
+    """The same sums, added in another order."""
+    forwards, backwards = (functools.reduce(torch.add, one.unbind(-1)) for one in (x, x.flip(-1)))
+    return forwards - backwards
+
+
+@alone
+class TestRounding:
+    """The bound of a difference follows from the size of the terms that the reference adds."""
+
+    EPS = torch.finfo(torch.float32).eps
+
+    def judged(self, operator) -> list[str]:
+        inputs = {"x": "float32[n, m] in 0..1000", "sizes": {"n": "1..5", "m": "1..64"}}
+        given = {
+            "operator": operator,
+            "reference": cancelled,
+            "inputs": inputs,
+            "exclude": {"specials": "they overflow"},
+        }
+        return wrong(judged(given, checks=["values", "blocks", "layouts", "gradients"]))
+
+    def test_another_order_is_no_difference(self, monkeypatch):
+        """Unlike under the usual tolerances, which are for results as large as their terms."""
+        assert self.judged(one_by_one) == []
+        monkeypatch.setattr(checks, "SWAYS", 0)
+        assert "blocks" in self.judged(one_by_one)
+
+    @pytest.mark.parametrize(("units", "found"), [(2, False), (32, True)])
+    def test_a_fault_above_the_bound(self, units, found):
+        """Each of the two sums may move by 8 units in the last place."""
+        assert ("values" in self.judged(lambda x: cancelled(x) + units * self.EPS * x.sum(-1))) is found
