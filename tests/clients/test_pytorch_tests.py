@@ -38,6 +38,18 @@ def test_adaptation() -> None:
     ]
 
 
+def test_a_skip_for_a_limit_of_the_other_device() -> None:
+    """A test that the other device skips for its lack of uint8 runs on tiny. It formerly skipped tiny as well."""
+    lines = [
+        "if t == 'npu':",
+        "    raise SkipTest(",
+        '        f"{t} implementation is not yet supporting uint8"',
+        "    )",
+    ]
+    assert "SkipTest" not in pytorch_tests_run.adapted("\n".join(lines), "npu")
+    assert "SkipTest" in pytorch_tests_run.adapted("raise SkipTest('slow')", "npu")
+
+
 def test_a_whole_file(tmp_path: Path) -> None:
     """A file runs in a process of its own, on tiny."""
     (tmp_path / "package").mkdir()

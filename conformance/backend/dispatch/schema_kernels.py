@@ -103,6 +103,8 @@ class Overload:
     def out_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Check and size the out tensors with the meta kernel, compute, and write through their geometry."""
         targets = [kwargs[n] for n in self.out_names]
+        if not all(isinstance(t, torch.Tensor) for t in targets):
+            raise MetaRejected("a number is not written")
         check_written(targets)
         _, sized = specs(self.op, args, kwargs, self.row.keep_floats)
         inputs = {k: v for k, v in kwargs.items() if k not in self.out_names}
@@ -193,7 +195,8 @@ def _as_pair(target: torch.Tensor, spec: Spec, result: UOp) -> UOp:
     return real.pad(((0, 0),) * len(spec.size) + ((0, 1),))
 
 
-_OF_A_GRAPH = AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError
+# An AttributeError is always a fault of a value function, and reaches the caller.
+_OF_A_GRAPH = AssertionError, IndexError, KeyError, TypeError, ValueError
 
 
 def _is_of_a_graph(error: Exception) -> bool:

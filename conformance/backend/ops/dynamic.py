@@ -67,7 +67,8 @@ def _is_fill(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values:
 
 def _put_accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
     kernel = _accepting_masks(functional, overload)
-    fill = torch.ops.aten.masked_fill_.Tensor if overload.endswith("_") else torch.ops.aten.masked_fill.Tensor
+    in_place = overload.endswith("_")
+    fill = torch.ops.aten.masked_fill_.Tensor if in_place else torch.ops.aten.masked_fill.Tensor
 
     def call(
         self: torch.Tensor,
@@ -77,11 +78,16 @@ def _put_accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not accumulate and "out" not in kwargs and _is_fill(self, indices, values):
+        overlaps = accumulate and 0 in self.stride()
+        if not overlaps and "out" not in kwargs and _is_fill(self, indices, values):
             mask = indices[0]
             assert mask is not None
             shape = (*mask.shape, *[1] * (self.dim() - mask.dim()))
-            return fill(self, mask.view(shape) if mask.is_contiguous() else mask.reshape(shape), values.reshape(()))
+            mask = mask.view(shape) if mask.is_contiguous() else mask.reshape(shape)
+            if not accumulate:
+                return fill(self, mask, values.reshape(()))
+            # A mask has each place once, so no place gets two sums.
+            return (self if in_place else self.clone()).copy_(torch.where(mask, self + values.reshape(()), self))
         if not is_tiny(values) and values.dim() and values.numel() == 1:
             values = values.reshape(())
         return kernel(self, indices, values, accumulate, *args, **kwargs)

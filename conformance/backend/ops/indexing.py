@@ -49,7 +49,7 @@ def _lines_chosen(ctx: Context) -> bool:
     return is_checked(ctx, index, 0, self.shape[dim] if self.dim() else 1)
 
 
-@value("gather")
+@value("gather", deferrable=True, index=_lines_chosen)
 def gather(ctx: Context, self: UOp, dim: int, index: UOp, *, sparse_grad: bool = False) -> UOp:
     """self[..., index[...], ...] along one dimension."""
     if not self.ndim:
@@ -72,7 +72,12 @@ def index_select(ctx: Context, self: UOp, dim: int, index: UOp) -> UOp:
     return chosen.permute((*range(1, dim + 1), 0, *range(dim + 1, self.ndim)))
 
 
-@value("take")
+def _elements_chosen(ctx: Context) -> bool:
+    self, index = ctx.args
+    return is_checked(ctx, index, -self.numel(), self.numel())
+
+
+@value("take", deferrable=True, index=_elements_chosen)
 def take(ctx: Context, self: UOp, index: UOp) -> UOp:
     """Elements of the flattened tensor; negative indices count from the end."""
     count = math.prod(self.shape)
@@ -90,7 +95,12 @@ def adjacent(dims: Sequence[int]) -> bool:
     return list(dims) == list(range(dims[0], dims[0] + len(dims)))
 
 
-@value("index.Tensor", "_unsafe_index.Tensor")
+def _places_chosen(ctx: Context) -> bool:
+    self, indices = ctx.args
+    return all(i is None or is_checked(ctx, i, -n, n) for i, n in zip(indices, self.shape, strict=False))
+
+
+@value("index.Tensor", "_unsafe_index.Tensor", deferrable=True, index=_places_chosen)
 def index(ctx: Context, self: UOp, indices: Sequence[UOp | None]) -> UOp:
     """Advanced indexing with integer tensors, None for a dimension without an index (NumPy's rules)."""
     dims = indexed_dims(indices)

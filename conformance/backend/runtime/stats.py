@@ -27,6 +27,7 @@ class Stats:
 
 
 STATS = Stats()
+_start = asdict(Counters())  # the process's counters at the last `reset_stats`
 
 
 class FallbackError(RuntimeError):
@@ -40,16 +41,15 @@ def stats() -> dict[str, Any]:
         "decomposed": dict(STATS.decomposed),
         "host": dict(STATS.host),
         "fallback": dict(STATS.fallback),
-        **asdict(COUNTERS),
+        **{name: count - _start[name] for name, count in asdict(COUNTERS).items()},
     }
 
 
 def reset_stats() -> None:
-    """Start counting from zero."""
+    """Start counting from zero. The process's counters go on, since caches compare them between calls."""
     for counter in (STATS.native, STATS.decomposed, STATS.host, STATS.fallback):
         counter.clear()
-    for name, start in asdict(Counters()).items():
-        setattr(COUNTERS, name, start)
+    _start.update(asdict(COUNTERS))
 
 
 @contextlib.contextmanager

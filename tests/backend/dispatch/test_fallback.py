@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import conformance.backend as backend
+from conformance.backend.dispatch import schema_kernels
 
 aten = torch.ops.aten
 
@@ -121,3 +122,29 @@ class TestOneTensorTwice:
         matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0]), (2, 2)).coalesce()
         result = torch.smm(matrix.to("tiny"), torch.eye(2, device="tiny"))
         assert torch.equal(result.cpu().to_dense(), torch.smm(matrix, torch.eye(2)).to_dense())
+
+
+class TestFaultsOfValueFunctions:
+    """Errors while a graph is built: torch CPU decides only about those that arguments may cause."""
+
+    @staticmethod
+    def call(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> torch.Tensor:
+        """Return `neg` of a size that no other test has, with a value function that raises `error`."""
+
+        def fails(*_: Any) -> Any:
+            raise error("planted")
+
+        monkeypatch.setattr(schema_kernels.Overload, "_compute", fails)
+        backend.reset_stats()
+        return torch.arange(7919.0).to("tiny").neg()
+
+    def test_an_attribute_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An AttributeError reaches the caller. Formerly the CPU computed the result."""
+        with pytest.raises(AttributeError, match="planted"):
+            self.call(monkeypatch, AttributeError)
+        assert not backend.stats()["fallback"]
+
+    def test_an_error_of_the_arguments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After a ValueError, the CPU computes the result, which counts as a fallback."""
+        assert self.call(monkeypatch, ValueError)[:3].tolist() == [0, -1, -2]
+        assert backend.stats()["fallback"] == {"aten.neg.default": 1}

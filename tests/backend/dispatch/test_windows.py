@@ -9,6 +9,7 @@ import torch
 
 import conformance.backend as backend
 from conformance.backend.dispatch import windows
+from conformance.backend.lazy import flush
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -39,6 +40,17 @@ def close(actual: list[object], expected: list[object]) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
+CHOOSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index": lambda x, chosen: x[chosen],
+    "index of columns": lambda x, chosen: x.view(3, 45)[:, chosen],
+    "two indices": lambda x, chosen: x[chosen, chosen.remainder(3)],
+    "take": torch.take,
+    "gather": lambda x, chosen: x.gather(0, chosen[:, None]),
+    "index_select": lambda x, chosen: x.index_select(0, chosen),
+}
+"""Reading of rows or elements by an index."""
+
+
 class TestWindows:
     def test_batches(self) -> None:
         """Steps on the batches of one tensor are replayed, not scheduled."""
@@ -60,6 +72,99 @@ class TestWindows:
         close(actual, expected)
         assert counts["replayed"] == 3
         assert counts["scheduled"] == 0
+
+    @pytest.mark.parametrize("name", CHOOSE)
+    def test_an_index_that_moves(self, name: str) -> None:
+        """Each operator that reads by index has one schedule for all parts of an order, and no new kernel."""
+        order = torch.randperm(45, generator=torch.Generator().manual_seed(1))
+        orders = {"cpu": order, "tiny": order.to("tiny")}
+
+        def step(x: torch.Tensor, i: int) -> object:
+            chosen = orders[x.device.type][i : i + SIZE]
+            return (CHOOSE[name](x, chosen) * 2).tolist()
+
+        expected, actual, counts = both(step)
+        close(actual, expected)
+        schedules = 2 if name == "two indices" else 1  # the remainder is computed before its check
+        assert (counts["replayed"], counts["scheduled"], counts["loaded"]) == (3 * schedules, 0, 0)
+
+    @pytest.mark.parametrize("name", CHOOSE)
+    def test_an_index_that_changes(self, name: str) -> None:
+        """A result has the elements that the index and the data had at the call. Both change before the result is
+        read, and the index is written in place in each step."""
+        indices = {"cpu": torch.arange(SIZE), "tiny": torch.arange(SIZE).to("tiny")}
+
+        def step(x: torch.Tensor, i: int) -> object:
+            chosen = indices[x.device.type]
+            first = CHOOSE[name](x, chosen) + 1
+            chosen.mul_(7).add_(i).remainder_(45)
+            second = CHOOSE[name](x, chosen) + 1
+            x[i : i + 2] = -1.0
+            return first.tolist(), second.tolist(), CHOOSE[name](x, chosen).tolist(), chosen.tolist()
+
+        expected, actual, _ = both(step)
+        assert actual == expected
+
+    @pytest.mark.parametrize("name", ["index", "take"])
+    def test_data_that_are_their_own_index(self, name: str) -> None:
+        """An index in the memory of the data is read before a write into that memory."""
+
+        def step(_: torch.Tensor, i: int, x: torch.Tensor) -> object:
+            result = CHOOSE[name](x, x[i : i + SIZE]) * 3
+            x.sub_(x[i] % 5).remainder_(45)
+            return result.tolist()
+
+        own = (torch.arange(45) * 4) % 45
+        moved = own.to("tiny")
+        expected, actual, _ = both(lambda x, i: step(x, i, own if x.device.type == "cpu" else moved))
+        assert actual == expected
+
+    @pytest.mark.parametrize("name", CHOOSE)
+    def test_an_index_out_of_range(self, name: str) -> None:
+        """A known call with a wrong element raises torch's error at the call, also for a moving index."""
+        order = torch.arange(45)
+        order[-1] = 999
+
+        def step(x: torch.Tensor, i: int) -> object:
+            chosen = order.to(x.device)[i : i + SIZE]
+            try:
+                return CHOOSE[name](x, chosen).tolist()
+            except (IndexError, RuntimeError) as error:
+                return type(error), str(error)
+
+        expected, actual, _ = both(step)
+        assert actual[:-1] == expected[:-1]
+        order[7] = 999
+        x = data()
+        for device in ("cpu", "tiny"):
+            with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+                CHOOSE[name](x.to(device), order[5:10].to(device))
+
+    @pytest.mark.parametrize("name", CHOOSE)
+    def test_an_index_overwritten_in_its_memory(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A checked index is checked again after a write into its buffer."""
+        monkeypatch.setattr(flush, "IN_PLACE_BYTES", 1)
+        monkeypatch.setattr(flush, "IN_PLACE_SHARE", 1)
+        x, chosen = data().to("tiny"), torch.arange(SIZE).to("tiny")
+        for _ in range(3):
+            close([CHOOSE[name](x, chosen).tolist()], [CHOOSE[name](data(), torch.arange(SIZE)).tolist()])
+        backend.reset_stats()
+        chosen[1:2] = 999
+        backend.realize()
+        assert backend.stats()["stored"] == 1
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            CHOOSE[name](x, chosen)
+
+    def test_counts_that_are_reset(self) -> None:
+        """A reset of the statistics in each step changes no step. Formerly no step counted as another one then."""
+        x = data().to("tiny")[:, :2].clone()
+        counts = []
+        for i in range(STEPS):
+            backend.reset_stats()
+            _ = (x[i] * 2).tolist()
+            counts.append(backend.stats())
+        assert [c["schedules"] for c in counts] == [1] * STEPS
+        assert [c["replayed"] for c in counts[-3:]] == [1] * 3
 
     def test_gradients(self) -> None:
         """A backward pass reads the elements of the batch again."""

@@ -143,6 +143,34 @@ class TestWrite:
         x.cpu()
         assert backend.stats()["kernels"] == 1
 
+    @pytest.mark.parametrize("in_place", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.bool])
+    def test_one_number_added_by_mask(self, dtype: torch.dtype, in_place: bool) -> None:
+        """One element is added where a mask is true. The mask is not read, and other elements keep their bits."""
+        call = torch.Tensor.index_put_ if in_place else torch.Tensor.index_put
+        mask = torch.tensor([[True, False, True], [False, True, False]])
+        base = torch.stack([torch.full((4, 3), -0.0), torch.full((4, 3), 125.0)]).to(dtype).mT
+        for part, value in ((mask, 3.0), (mask[0, :2], 0.0)):
+            value = torch.tensor([value]).to(dtype)
+            expected = call(base.clone(), (part,), value, True)
+            moved = base.to("tiny"), (part.to("tiny"),), value.to("tiny")
+            backend.reset_stats()
+            actual = call(*moved, True)
+            assert backend.stats()["copies_out"] == 0
+            assert (actual is moved[0]) == in_place
+            assert actual.stride() == expected.stride()
+            bits = {2: torch.int16, 4: torch.int32}.get(dtype.itemsize, torch.uint8)
+            assert actual.cpu().view(bits).equal(expected.view(bits))
+            assert moved[0].cpu().equal(expected if in_place else base)
+
+    def test_a_number_added_by_mask_to_an_expanded_tensor(self) -> None:
+        """Elements that share memory get the sum of each index, as on the CPU."""
+        mask = torch.tensor([[True, True], [True, False]])
+        expected, actual = on_both(
+            lambda x, mask: x.expand(2, 2).index_put((mask,), torch.ones(1, device=x.device), True), X[0, 0, :2], mask
+        )
+        assert actual.equal(expected)
+
     def test_write_through_a_view(self) -> None:
         """index_put_ and scatter_ write through a strided view into its base, and to no other element."""
 

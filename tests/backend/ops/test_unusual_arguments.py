@@ -113,6 +113,7 @@ REFUSED = {
     "lengths of a large put": lambda d: ones(30000, device=d).put(ints(3, device=d), ones(2, device=d)),
     "sizes of addmv": lambda d: torch.addmv(ones(3, device=d), ones(0, 4, device=d), ones(4, device=d)),
     "size of addmm": lambda d: torch.addmm(ones(1, 2, 3, device=d), ones(2, 2, device=d), ones(2, 3, device=d)),
+    "a number that is written": lambda d: torch.add(ones(3, device=d), ones(3, device=d), out=2),
     "bool alpha": lambda d: torch.add(ones(3, device=d), ones(3, device=d), alpha=True),
     "alpha that is too large": lambda d: torch.add(ones(3, device=d), ones(3, device=d), alpha=1e300),
     "alpha that is too large, later": lambda d: [
