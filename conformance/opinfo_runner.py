@@ -7,7 +7,7 @@ from conformance.record.errors import UserError
 if __name__ == "__main__":  # before the imports that take long
     from conformance.run.signals import ends_imports
 
-    ends_imports("opinfo_runner")
+    ends_imports("conformance opinfo")
 
 try:
     from conformance.sources.opinfo.runner import main, run

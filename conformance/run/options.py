@@ -109,6 +109,13 @@ def named(text: str) -> str:
     return text
 
 
+def assignment(text: str) -> str:
+    """Parse `K=V`, the setting of an environment variable."""
+    if not text.partition("=")[0] or "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not K=V: write for example DEBUG=1")
+    return text
+
+
 def words(text: str) -> list[str]:
     """Parse names that are joined by commas."""
     found = [word.strip() for word in named(text).split(",") if word.strip()]
@@ -175,7 +182,8 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         ),
         "oracle": Flag("judge without torch CPU, by relations: metamorphic", arguments=_value(oracle, "NAME")),
         "env": Flag(
-            "environment variable that is set before anything is imported; may be repeated", arguments=_many("K=V")
+            "environment variable that is set before anything is imported; may be repeated",
+            arguments=_many("K=V", type=assignment),
         ),
     },
     "what to run": {

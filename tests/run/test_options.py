@@ -96,6 +96,13 @@ class TestBadUsage:
 
 
 class TestValues:
+    @pytest.mark.parametrize("text", ["DEBUG", "=1", ""])
+    def test_an_environment_variable_needs_name_and_value(self, text: str) -> None:
+        """Regression test: `--env DEBUG` set an empty variable, and `--env =1` raised an OSError."""
+        with pytest.raises(argparse.ArgumentTypeError, match="is not K=V"):
+            options.assignment(text)
+        assert options.assignment("A=b=c") == "A=b=c"
+
     def test_names(self) -> None:
         """Names are checked with the nearest one in the message; `all` is every name, and a group its members."""
         known = ["float32", "float64", "int64"]

@@ -7,7 +7,6 @@ The script runs under the recorder (`recorder.py`), and so do its backward and i
 from __future__ import annotations
 
 import argparse
-import contextlib
 import runpy
 import sys
 import traceback
@@ -18,7 +17,7 @@ from pathlib import Path
 from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, UsageError, UserError, exit_in_a_sentence
 from conformance.record.result import counted
-from conformance.report.escape import escape_control_characters
+from conformance.report.escape import escape_control_characters, kept_streams
 
 SUFFIXES = (".json", ".json.gz")
 LISTED = 8
@@ -89,7 +88,8 @@ def _run(script: Path, words: Sequence[str]) -> None:
     sys.argv = [str(script), *words]
     sys.path.insert(0, str(script.parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with kept_streams():
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise UsageError(f"{exit_in_a_sentence(script, stop)}; nothing was written") from None
@@ -101,8 +101,6 @@ def _run(script: Path, words: Sequence[str]) -> None:
         raise UsageError(f"{script}{where}, failed by itself, so nothing was written: {said}") from None
     finally:
         sys.argv, sys.path[:] = before, path
-        with contextlib.suppress(ValueError):
-            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from conformance.record import versions
 from conformance.record.errors import UserError, exit_in_a_sentence
 from conformance.record.names import TRACE
 from conformance.report import __main__ as report
-from conformance.report.escape import escape_control_characters
+from conformance.report.escape import escape_control_characters, kept_streams
 from conformance.run import options, scripts, terminal
 from conformance.run.messages import Limits
 from conformance.run.session import machine
@@ -87,7 +87,7 @@ def _run_script(script: Path, arguments: Sequence[str], trace: Trace) -> Ended:
     ended, before = Ended(), (sys.argv, [*sys.path])
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent.resolve())]
     try:
-        with trace.active():
+        with kept_streams(), trace.active():
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -87,6 +88,18 @@ class TestRecord:
         words = [sys.executable, "-m", "conformance", "record", script(TRAINS), "-o", tmp_path / "calls.json"]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=True)
         assert done.stderr == ""
+
+    @pytest.mark.parametrize("ends", ["sys.stdout.close()", "sys.stdout = open('log.txt', 'w')"])
+    @pytest.mark.parametrize("command", ["record", "trace --target cpu"])
+    def test_a_script_that_takes_the_output(self, script, tmp_path, command, ends):
+        """The last lines of the command are printed if its script closes or replaces the standard output. Regression
+        test: they ended in a traceback of this package, or in the file of the script."""
+        path = script(f"import sys, torch\ntorch.ones(3).neg()\n{ends}\n")
+        words = [sys.executable, "-m", "conformance", *command.split(), path]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100, check=False)
+        assert done.returncode == 0 and not done.stderr
+        assert done.stdout.startswith(("calls.json: 2 distinct calls", "2 calls judged on cpu: no wrong operator"))
 
     def test_a_script_that_ends_well_by_exit(self, script, tmp_path):
         assert main([str(script(TRAINS + "    sys.exit(0)\n")), "-o", str(tmp_path / "calls.json")]) == 0
