@@ -28,7 +28,7 @@ RUN = [
 
 class TestFindings:
     def test_each_has_a_script_that_its_package_runs(self):
-        """No script is left out silently: it needs a package of the list, or is named above."""
+        """Every script is counted: it needs a package of the list, or is named above."""
         needs = {found.name: {script.needs for script in found.scripts} for found in FOUND}
         names = {package.layer: package.name for package in KNOWN.values()}
         wanted = {found.name: {ON_SOME_MACHINES.get(found.name, names[found.layer])} for found in FOUND}

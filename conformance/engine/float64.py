@@ -1,7 +1,7 @@
 """Torch CPU in float64 and complex128, as a target: the reference for arbitration by float64.
 
-Defines `Float64Reference`, `Swayed` and `CannotWiden`. These targets widen storages, not tensors, so they keep aliasing,
-and run a call or a program unchanged. This module does not depend on the kind of subject.
+Defines `Float64Reference`, `Swayed` and `CannotWiden`. These targets widen storages, not tensors. So they keep
+aliasing, and run a call or a program unchanged. This module does not depend on the kind of subject.
 """
 
 from __future__ import annotations

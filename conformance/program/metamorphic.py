@@ -59,7 +59,7 @@ class RelatedProgram(JudgedProgram):
 def judge_program(
     program: Program, target: Target, *, locate: bool = True, watch: Watch = lambda number, builds: None
 ) -> Verdict:
-    """Return the verdict on a program by the target's relations: the first one that is broken.
+    """Return the verdict on a program by the target's relations: the first broken one.
 
     With `locate`, search the step that breaks it. Raises ProgramError if the program has no defined meaning on torch
     CPU."""

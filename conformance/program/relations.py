@@ -294,7 +294,7 @@ POINTWISE = frozenset(
     "zeta bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
     "modified_bessel_k1 spherical_bessel_j0 airy_ai".split()
 )
-"""Operators that compute each element by itself: all operands with the rows of the result are split."""
+"""Pointwise operators: all operands with the rows of the result are split."""
 
 ROWS: Mapping[str, int] = {
     **dict.fromkeys(("linear", "layer_norm", "rms_norm", "mv", "mm", "matmul"), 2),

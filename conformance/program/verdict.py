@@ -66,7 +66,7 @@ class Verdict:
     - `recorded`: the baseline has counts of the program.
     - `call`: number of the call that differs, 0 for the first; None for a program of one call.
     - `change`: the change of that call against the first call, in words.
-    - `calls`: number of calls that were judged.
+    - `calls`: number of judged calls.
     - `relation`: the metamorphic relation that is broken; "" without one.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     """

@@ -20,7 +20,7 @@ class TestDeclared:
         assert "set_view_" in target.unsupported("step") and "as_strided" not in target.unsupported("step")
 
     def test_a_device_is_judged_by_strides_that_say_where_an_element_lies(self):
-        """A device is judged by significant strides. Regression test: half of the findings on the first foreign device
+        """Significant strides decide about a device. Regression test: half of the findings on the first foreign device
         were strides of dimensions of length 1."""
         given = torch.arange(3.0).view(1, 3)
         expected, actual = (observe({"a": torch.as_strided(given, (1, 3), (by, 1))}) for by in (3, 1))

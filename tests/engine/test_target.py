@@ -184,7 +184,7 @@ class TestLoadTarget:
 
     def test_leaving_out_what_there_is_not_is_one_sentence(self, own_targets, tmp_path, capsys):
         """An unknown family in `declarations` gives a sentence with the nearest one, in a campaign and in a replay.
-        Regression test: it was accepted, and its steps were drawn."""
+        Regression test: the harness accepted it and drew its steps."""
         spec = own_targets + "Careless"
         for words in (["--programs", "2"], ["--replay", str(CORPUS)]):
             assert main(["--target", spec, "--reports", str(tmp_path), *words]) == 2

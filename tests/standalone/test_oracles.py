@@ -60,7 +60,7 @@ class TestMetadata:
 
     def test_where_nothing_begins_follows_from_strides_that_mean_nothing(self):
         """The offset of an empty tensor follows from insignificant strides: `narrow(0, 1, 0)` of one row starts one row
-        further. With elements, the offset is judged."""
+        further. With elements, the offset counts."""
         rules = {"oracles": ("shape", "storage_offset", "significant_stride")}
         one = torch.zeros(9)
         a, b = (one.as_strided((1, 3), (stride, 1)) for stride in (3, 7))

@@ -78,7 +78,7 @@ _described: dict[tuple[torch.dtype, int, int], _Described] = {}
 
 
 class Mold:
-    """A dtype and a geometry on `tiny:index`, of which tensors are made."""
+    """The dtype and geometry of new tensors on `tiny:index`."""
 
     __slots__ = ("_described", "_size", "_stride")
 

@@ -61,7 +61,7 @@ class Plan:
     fail_on_torch_bugs: bool = False
     """Whether a finding that also fails without the backend under test fails the run."""
     recorded: str = ""
-    """The file of recorded calls that are the programs; empty if programs are drawn."""
+    """The file of recorded calls that are the programs; empty for drawn programs."""
     models: tuple[str, ...] = ()
     """The recorded models whose calls run; empty for all."""
 

@@ -120,7 +120,7 @@ class Found:
 
 
 class NotJudged(Exception):
-    """A check that cannot be judged. The message is the reason."""
+    """A check without a judgement. The message is the reason."""
 
 
 Note = Callable[[str], None]

@@ -324,7 +324,7 @@ ALWAYS: tuple[Call, ...] = (("scale_", 1, 3, 2, 2.0), ("add", 3, 3, 1, 0.0))
 
 
 def _changed(change: Callable[[Call, random.Random], Call]) -> Difference:
-    """Steps of which one call differs."""
+    """Steps that differ in one call."""
 
     def differ(step: Step, draw: random.Random) -> tuple[Step, Step]:
         step = replace(step, calls=(step.calls[0], *ALWAYS, *step.calls[1:]))

@@ -191,7 +191,7 @@ def fails(target: Target, drawing: Drawing, number: int) -> bool:
 
 class TestDrawing:
     def test_topics_take_turns(self):
-        """Each topic is drawn once before any is drawn again, and nearly all can be drawn."""
+        """Each topic has a turn before any has another, and nearly all take it."""
         tally, wanted = Tally(), list[tuple[str, int]]()
         for number in range(FUNCTIONS_AT, 16 * 2 * len(functions.NAMES), FUNCTIONS_EVERY):
             wanted += DRAWING.topics(0, number)

@@ -57,7 +57,7 @@ QUICK = (
     ("split does not alias", "mask is off by one"),
 )
 MOST = 1000
-"""Programs that are drawn for a pair."""
+"""Drawn programs of a pair."""
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ class TestRecord:
         (["{}", "-o", "gone/calls.json"], "its folder does not exist"),
     ])  # fmt: skip
     def test_bad_usage(self, script, tmp_path, capsys, words, said, monkeypatch):
-        """It is told before the script runs."""
+        """The message comes before the script runs."""
         monkeypatch.chdir(tmp_path)
         path = str(script("raise SystemExit('ran')"))
         assert main([word.format(path) for word in words]) == 2

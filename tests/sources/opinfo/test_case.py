@@ -120,7 +120,7 @@ class TestRandom:
 
     @pytest.mark.parametrize("variant", ["forward", "backward"])
     def test_others_are_judged(self, cpu: Any, variant: str) -> None:
-        """The values of deterministic ops are judged."""
+        """The judge compares the values of deterministic ops."""
         target = type(cpu)()
         target.without(frozenset({"random"}))
         target.active = OwnGenerator

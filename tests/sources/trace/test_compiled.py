@@ -72,7 +72,7 @@ def test_a_wrong_gradient_is_named(faults):
 
 
 def test_nodes_that_are_wrong_together(faults):
-    """No node is wrong by itself: the last node of the shortest wrong beginning is named."""
+    """Every node alone is right: the last node of the shortest wrong beginning is named."""
     x = torch.linspace(-1, 1, 12).view(3, 4)
     with conformance.trace() as found:
         torch.compile(lambda x: torch.neg(torch.exp(torch.sin(x) * 2)), backend="wrong_exp_of_products")(x)
