@@ -200,7 +200,7 @@ class TestLoadTarget:
         """The error for an unknown target lists installed targets of other packages. Regression test: it listed
         built-in ones only."""
         monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "planted"))
-        with pytest.raises(TargetError, match=r"choose one of .*\bplanted\b.*, write class:MODULE.CLASS"):
+        with pytest.raises(TargetError, match=r"choose one of .*\bplanted\b.*; or write class:MODULE.CLASS"):
             load_target("nonsense")
 
     def test_any_torch_device_by_name(self):
