@@ -35,7 +35,7 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
     do not move. `place` makes views if the device has no `as_strided`.
     """
     made: dict[int, Any] = {}
-    flats: dict[int, torch.Tensor] = {}
+    flats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
 
     def one(leaf: Any) -> Any:
@@ -48,8 +48,9 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
         like = laid_out(leaf, layout, kept) if layout else leaf
         if storage_key(like) not in flats:
             where = "cpu" if storage_key(leaf) in kept else device
-            flats[storage_key(like)] = whole_storage(like.detach()).to(where, copy=True)
-        flat = flats[storage_key(like)]
+            # `like` stays alive, so that no other storage gets its key.
+            flats[storage_key(like)] = whole_storage(like.detach()).to(where, copy=True), like
+        flat, _ = flats[storage_key(like)]
         flat = flat if flat.dtype is like.dtype else flat.view(like.dtype)
         geometry = like.size(), like.stride(), like.storage_offset()
         view = flat.as_strided(*geometry) if place is None else place(flat, *geometry)

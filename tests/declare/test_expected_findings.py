@@ -256,6 +256,6 @@ class TestCommand:
         assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0
         told = capsys.readouterr().out
         assert f'# {tmp_path / "t.toml"}, line 1\n[[declare]]\nscope = {{step = "copy_", programs = 300' in told
-        assert 'reason = "a reason"' in told and "1 entry in" in told
+        assert 'reason = "a reason"' in told and "1 entry for value / copy_ / gaps" in told
         assert command.main([*file, "explain", "crash / copy_"]) == 0
-        assert "0 entries" in capsys.readouterr().out
+        assert "0 entries for crash / copy_" in capsys.readouterr().out

@@ -189,7 +189,6 @@ class TestOddDevices:
             # Regression test: this spec was treated as a probe's result: nothing was probed, and the profile listed no
             # features and dtypes.
             (("--target", "device:cpu,without=set_"), "which init finds out: leave out without="),
-            (("--target", "cpu", "--env", "A"), "--env A is not understood: write --env NAME=VALUE"),
         ],
     )
     def test_bad_usage(
@@ -201,6 +200,11 @@ class TestOddDevices:
         assert (code, out.out) == (2, "") and said in out.err
         assert len(out.err.splitlines()) == 1
         assert (folder / "there.toml").read_text() == "old"
+
+    def test_an_environment_without_a_value(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main(["--target", "cpu", "--env", "A"])
+        assert capsys.readouterr().err.endswith("--env: 'A' is not K=V: write for example DEBUG=1\n")
 
 
 @pytest.mark.slow
