@@ -18,6 +18,7 @@ from conformance.record.upstream import DECISIVE, SETTING, bugs
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN
+from conformance.sources.fuzzing.results import MOST_STEPS
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
@@ -93,6 +94,9 @@ class TestRows:
     def test_not_minimized(self, reports: Path) -> None:
         """A long program has the operators of many bugs, so it counts only once it is minimized."""
         save(reports, WRITTEN, shrunk=False)
+        assert status(reports, 197448) == MISSED
+        more = (Step("neg", (tensor("a"),), out=(f"n{at}",)) for at in range(MOST_STEPS))
+        save(reports, finding(*WRITTEN.program.steps, *more))
         assert status(reports, 197448) == MISSED
 
     def test_of_another_campaign(self, reports: Path) -> None:
