@@ -61,7 +61,8 @@ def test_quantize_blockwise():
         "blocksize": "64 | 256 | 7",
         "sizes": {"n": "1..9", "m": "1..300"},
     }
-    # The operator looks up 16 bits of an element, so it may take a code that is farther by one of 2**16 steps in -1..1.
+    # The operator looks up a code by 16 bits of the scaled element, which is in -1..1. One step of 16 bits is
+    # 2 / 2**16, and its code may be farther than the nearest one by that step.
     known = CODE | dict.fromkeys(("specials", "values", "blocks"), "compared below")
     conformance.check(ops.quantize_blockwise, reference=quantize, inputs=inputs, exclude=known)
     checks = ["values", "blocks"]

@@ -407,7 +407,7 @@ COTANGENTS = ("transposed", "expanded", "gaps")
 NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
 NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
 NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
-"""Sentences by which torch says that an operator lacks a part. Any other error is a difference."""
+"""Sentences of torch about a missing part of an operator. Any other error is a difference."""
 
 
 def _need_derivative(trial: Examination) -> None:
@@ -718,7 +718,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     "gradients": Procedure(gradients, PLAIN, 6, weight=2),
     "cotangents": Procedure(cotangents, PLAIN, 6, weight=3),
 }
-"""In the order in which they run: the ones that often end early come first, so that their time goes to the others."""
+"""In running order: procedures that often end early come first, so that their time goes to the others."""
 
 COMPILING: Mapping[str, str] = {"compile": COMPILED, "dynamic": DYNAMIC, "inductor": INDUCTOR}
 """Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""

@@ -1,7 +1,7 @@
 """An examination of an operator: the calls, the checks, and their verdicts.
 
-Defines `Request`, what the user asks for, `examination`, `verdicts`, `Verdict` and `Judging`. `conformance.check`, the
-command and the pytest fixture share them.
+Defines `Request`, `examination`, `verdicts`, `Verdict`, `Judging` and `Budget`. `conformance.check`, the command and
+the pytest fixture share them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ FATAL = ("crash", "hang", "memory")
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the
-    reason why they do not run. `seconds` limits a call; no call begins after `budget`
-    seconds of processor time."""
+    """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
+    why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins."""
 
     operator: Callable[..., Any]
     like: Any = None
@@ -219,14 +218,14 @@ def _procedures(request: Request) -> dict[str, list[str]]:
 
 @dataclass
 class Judging:
-    """A request that is carried out check by check: the calls are made once, and each procedure runs once."""
+    """The verdicts of a request, check by check. The calls are drawn once, and each procedure runs once."""
 
     request: Request
     known: dict[str, dict[str, Verdict]] = field(default_factory=dict)
 
     @functools.cached_property
     def budget(self) -> Budget:
-        """The time that is left for the checks. Raises UsageError."""
+        """The remaining time for the checks. Raises UsageError."""
         return Budget.of(self.request)
 
     @functools.cached_property
@@ -258,9 +257,8 @@ def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
 
 
 def in_turns(calls: Sequence[Call]) -> list[int]:
-    """Return the positions of calls in the order in which they are made: the kinds take turns, and the first calls of a
-    kind are spread over all of it. So a procedure that runs out of time has seen each kind, and small and large sizes.
-    """
+    """Return the positions of calls in running order: the kinds take turns, and the first calls of a kind are spread
+    over all of it. So a procedure that runs out of time has seen each kind, and small and large sizes."""
     rows: dict[str, list[int]] = {}
     for number, call in enumerate(calls):
         rows.setdefault(call.kind, []).append(number)

@@ -1,8 +1,8 @@
 """Calls of the operator in a fork of this process, so that a crash, a hang or a leak ends the fork only.
 
 Defines `forked` and `processor_time`. The operator may be a closure, which no other process can import; a fork has it.
-The fork sends its progress before each call, so that the parent knows which call ended it. What the operator prints is
-dropped.
+The fork sends its progress before each call, so that the parent knows which call ended it. It drops the operator's
+output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def processor_time() -> float:
 
 
 def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
-    """Run `work` in a fork, and yield what it sends. A fork that sends nothing for `seconds` is killed. The last item
+    """Run `work` in a fork, and yield its messages. A fork that sends nothing for `seconds` is killed. The last item
     is a `Death` if it did not end normally, or the exception that `work` raised."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     sys.stdout.flush()
