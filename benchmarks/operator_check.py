@@ -32,7 +32,7 @@ def measure(name: str) -> None:
         first, procedure = first or now, CHECKS[verdict.check].procedure
         parts[procedure] = parts.get(procedure, 0.0) + now - last
         last = now
-        wrong += [verdict.found] if verdict.found else []
+        wrong += [verdict.finding] if verdict.finding else []
     if wrong:
         script(trial, minimized(trial, wrong[0]))
     slowest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]

@@ -418,5 +418,7 @@ def _passed(until: str) -> bool:
 
 def line_of(lines: list[str], pattern: str, after: int) -> int:
     """Return the number of the first line after `after` that starts with the pattern, or `after` itself."""
-    found = (number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line))
-    return next(found, after)
+    numbers = (
+        number for number, line in enumerate(lines, 1) if number > after and re.match(rf"\s*(?:{pattern})", line)
+    )
+    return next(numbers, after)

@@ -195,11 +195,11 @@ def of(spec: str) -> Profile | None:
     return load(without_relations(spec)) if is_profile(spec) else None
 
 
-def limit(spec: str, name: str, given: float | None, usual: float) -> float:
+def limit(spec: str, name: str, wanted: float | None, usual: float) -> float:
     """Return a limit of a command: the given value, else the profile's, else the default. Raises TargetError."""
     profile = of(spec)
     said = getattr(profile, name) if profile is not None else None
-    return given if given is not None else said if said is not None else usual
+    return wanted if wanted is not None else said if said is not None else usual
 
 
 def load(path: Path | str) -> Profile:

@@ -20,7 +20,7 @@ from conformance.standalone.oracles import Mismatch, Tolerance, differing, toler
 
 
 def arbitrate(
-    found: list[Mismatch],
+    mismatches: list[Mismatch],
     expected: Observation,
     actual: Observation,
     truth: Observation,
@@ -44,12 +44,12 @@ def arbitrate(
     overflows only in an intermediate result must not.
     """
     judged = []
-    for mismatch in found:
+    for mismatch in mismatches:
         if mismatch.oracle not in ARBITRATED:
-            return found
+            return mismatches
         sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
         if any(side is None for side in sides):
-            return found
+            return mismatches
         want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
         if (
             (want.dtype, want.shape) != (got.dtype, got.shape)
@@ -57,7 +57,7 @@ def arbitrate(
             or wide.dtype != widened(want.dtype)
             or wide.dtype == want.dtype
         ):
-            return found
+            return mismatches
         right = wide.to(want.dtype)
         errors = [_error(right, side, *tolerance_of(want.dtype, tolerance)) for side in (want, got)]
         neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)

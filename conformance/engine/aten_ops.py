@@ -134,8 +134,8 @@ class Tagged(TorchDispatchMode):
 
     def __init__(self, tags: Collection[torch.Tag]) -> None:
         super().__init__()
-        self.tags, self.found = tags, False
+        self.tags, self.seen = tags, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= any(tag in func.tags for tag in self.tags)
+        self.seen |= any(tag in func.tags for tag in self.tags)
         return func(*args, **(kwargs or {}))

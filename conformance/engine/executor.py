@@ -74,13 +74,13 @@ class OneCall:
     outcome: Any = None
 
     def __init__(
-        self, key: Hashable, given: Any, call: Callable[[], Any], seen: Callable[[Any, Target], Observation]
+        self, key: Hashable, inputs: Any, call: Callable[[], Any], seen: Callable[[Any, Target], Observation]
     ) -> None:
-        self.key, self.given, self.call, self.seen = key, given, call, seen
+        self.key, self.inputs, self.call, self.seen = key, inputs, call, seen
 
     def signature(self, number: int) -> Hashable:
         """Return the key, with the dtypes and ranks of the tensors."""
-        return (self.key, signature_of(tensors(self.given)))
+        return (self.key, signature_of(tensors(self.inputs)))
 
     def advance(self, number: int) -> None:
         """Make the call."""
@@ -98,9 +98,9 @@ class AnsweredCall(OneCall):
     error: Exception | None = None
 
     def __init__(
-        self, key: Hashable, given: Any, call: Callable[[], Any], tree: Any, versions: dict[int, int] | None = None
+        self, key: Hashable, inputs: Any, call: Callable[[], Any], tree: Any, versions: dict[int, int] | None = None
     ) -> None:
-        super().__init__(key, given, call, self._seen)
+        super().__init__(key, inputs, call, self._seen)
         self.tree, self.versions = tree, versions
 
     def advance(self, number: int) -> None:
@@ -113,7 +113,7 @@ class AnsweredCall(OneCall):
             self.error = error
 
     def _seen(self, outcome: Any, target: Target) -> Observation:
-        inputs = observable(self.given, self.tree)
+        inputs = observable(self.inputs, self.tree)
         if self.error is not None:
             return observe((), inputs, target=target, error=self.error)
         try:
@@ -244,14 +244,14 @@ class Executor:
 
     def _transform(self, capture: Capture) -> Transform:
         def transform(function: Callable[..., Any]) -> Callable[..., Any]:
-            given = capture.counting(function) if isinstance(capture, _Calls) else function
-            made = self.target.transform(given)
-            if made is given:
+            counted = capture.counting(function) if isinstance(capture, _Calls) else function
+            result = self.target.transform(counted)
+            if result is counted:
                 raise TargetError(
                     f"target {self.target.spec!r} transforms nothing: its `transform` gave back the function given "
                     "to it, so torch CPU would be compared with itself"
                 )
-            return made
+            return result
 
         return transform
 
@@ -272,9 +272,9 @@ class _News:
         return new
 
 
-def signature_of(given: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
+def signature_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[torch.dtype, int], ...]:
     """Return the dtypes and ranks of tensors."""
-    return tuple((tensor.dtype, tensor.dim()) for tensor in given)
+    return tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
 
 
 class _Calls(Capture):

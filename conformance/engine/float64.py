@@ -38,8 +38,8 @@ class Float64Reference(Target):
 def _view_of(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
     if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
         raise CannotWiden("two dtypes in one storage cannot be widened together")
-    made = torch.empty(0, dtype=flat.dtype)
-    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+    view = torch.empty(0, dtype=flat.dtype)
+    return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
 class Swayed(Float64Reference):
@@ -91,15 +91,15 @@ class _Moving(TorchDispatchMode):
         self.target = target
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
         if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
-            return made
+            return result
         if any(one.alias_info is not None for one in returns):
-            for one in made if isinstance(made, (tuple, list)) else [made]:
+            for one in result if isinstance(result, (tuple, list)) else [result]:
                 if isinstance(one, torch.Tensor):
                     one.copy_(self.target.rounded(one))
-            return made
-        if isinstance(made, (tuple, list)):
-            return type(made)(map(self.target.rounded, made))
-        return self.target.rounded(made)
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)(map(self.target.rounded, result))
+        return self.target.rounded(result)

@@ -73,16 +73,18 @@ class Judged(Subject, Protocol):
     def on_host(self) -> bool:
         """Whether a result may lie on the CPU, since the subject names the CPU or gives the device no tensor."""
 
-    def given(self) -> Collection[str]:
+    def names_of_inputs(self) -> Collection[str]:
         """Return the root names of the inputs in an observation."""
 
     def arguments(self) -> Arguments:
         """Return the arguments of the call to which the rules apply."""
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64 if it can decide about these mismatches, else None."""
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
         """Return torch CPU's float64 answers with every intermediate rounded result moved by one unit in the last
         place."""
 
@@ -90,7 +92,9 @@ class Judged(Subject, Protocol):
 class OneAnswer:
     """Base of a subject that is one call, without intermediate results."""
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
         """See `Judged.swayed`."""
         return ()
 
@@ -106,23 +110,27 @@ def judge(
     the oracle "memory"."""
     terms, (want, got) = subject.terms, (expected.last, actual.last)
     oracles = oracles if terms.oracles is None else terms.oracles
-    found = compare(want, got, oracles=oracles, exact=terms.exact, tolerance=terms.tolerance)
-    if found and rules.of_rounding(terms.rules, want, got):
-        found = []
-    found = [mismatch for mismatch in found if not _undefined(subject, mismatch, want, got, target)]
-    found, arbitrated = _arbitrated(subject, expected, actual, target, found) if found else (found, False)
+    mismatches = compare(want, got, oracles=oracles, exact=terms.exact, tolerance=terms.tolerance)
+    if mismatches and rules.of_rounding(terms.rules, want, got):
+        mismatches = []
+    mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, mismatch, want, got, target)]
+    mismatches, arbitrated = (
+        _arbitrated(subject, expected, actual, target, mismatches) if mismatches else (mismatches, False)
+    )
     if got.error is None:
         if want.error is None:
-            found += _misplaced(subject, got, target)
-        if not found and rules.SIGNED_ZEROS in terms.rules and want.error is None:
-            found = rules.zeros_of_other_sign(subject, want, got)
+            mismatches += _misplaced(subject, got, target)
+        if not mismatches and rules.SIGNED_ZEROS in terms.rules and want.error is None:
+            mismatches = rules.zeros_of_other_sign(subject, want, got)
     else:
-        found += _misworded(terms, want, got) if not found else []
+        mismatches += _misworded(terms, want, got) if not mismatches else []
         if want.error is None and out_of_memory(f"{got.error.kind}: {got.error.text}"):
-            found.append(Mismatch("memory", "the whole run", "no error", got.error.kind, first_line(got.error.text)))
+            mismatches.append(
+                Mismatch("memory", "the whole run", "no error", got.error.kind, first_line(got.error.text))
+            )
     # A call that raised did not write its inputs: the error is the cause, and comes first.
-    found.sort(key=lambda mismatch: FIRST.get(mismatch.oracle, len(FIRST)))
-    return Judgement(found, arbitrated and not found)
+    mismatches.sort(key=lambda mismatch: FIRST.get(mismatch.oracle, len(FIRST)))
+    return Judgement(mismatches, arbitrated and not mismatches)
 
 
 def bounded(measured: Measurements, most: int | None) -> Measurements:
@@ -158,28 +166,28 @@ def _undefined(subject: Judged, mismatch: Mismatch, want: Observation, got: Obse
 
 
 def _arbitrated(
-    subject: Judged, expected: Execution, actual: Execution, target: Target, found: list[Mismatch]
+    subject: Judged, expected: Execution, actual: Execution, target: Target, mismatches: list[Mismatch]
 ) -> tuple[list[Mismatch], bool]:
     """Return the mismatches that remain after the subject's own processing and the answer in float64, and whether
     float64 removed them all."""
     terms, (want, got) = subject.terms, (expected.last, actual.last)
-    given = subject.given() if terms.process is not None else ()
-    free = [m for m in found if m.oracle == "value" and m.where in want.tensors and _root(m.where) not in given]
+    inputs = subject.names_of_inputs() if terms.process is not None else ()
+    free = [m for m in mismatches if m.oracle == "value" and m.where in want.tensors and _root(m.where) not in inputs]
     processed = terms.process is not None and bool(free)
     if processed:
         want, got = _processed(terms, expected, reference()), _processed(terms, actual, target)
         left = compare(want, got, oracles={"value", "structure"}, tolerance=terms.tolerance)
-        found = [m for m in found if m not in free] + [m for m in left if m.where.startswith(_PROCESSED)]
-    if not found or any(mismatch.oracle not in ARBITRATED for mismatch in found):
-        return found, False
-    wide = subject.in_float64(found, want)
+        mismatches = [m for m in mismatches if m not in free] + [m for m in left if m.where.startswith(_PROCESSED)]
+    if not mismatches or any(mismatch.oracle not in ARBITRATED for mismatch in mismatches):
+        return mismatches, False
+    wide = subject.in_float64(mismatches, want)
     if wide is None:
-        return found, False
+        return mismatches, False
     truth = _processed(terms, wide, reference()) if processed else wide.last
     options: dict[str, Any] = {"tolerance": terms.tolerance, "symmetric": terms.symmetric}
-    left = arbitrate(found, want, got, truth, **options)
-    if left and (swayed := subject.swayed(found, want, got)):
-        left = arbitrate(found, want, got, truth, swayed=swayed, **options)
+    left = arbitrate(mismatches, want, got, truth, **options)
+    if left and (swayed := subject.swayed(mismatches, want, got)):
+        left = arbitrate(mismatches, want, got, truth, swayed=swayed, **options)
     return left, not left
 
 
@@ -208,8 +216,8 @@ def _misplaced(subject: Judged, got: Observation, target: Target) -> list[Mismat
     own = target.device.type
     if own == "cpu" or all(seen.device == own for seen in got.tensors.values()):
         return []
-    given, allowed = subject.given(), {own, "cpu"} if subject.on_host else {own}
-    odd = {name: seen.device for name, seen in got.tensors.items() if _root(name) not in given}
+    inputs, allowed = subject.names_of_inputs(), {own, "cpu"} if subject.on_host else {own}
+    odd = {name: seen.device for name, seen in got.tensors.items() if _root(name) not in inputs}
     return [Mismatch("device", name, own, there) for name, there in odd.items() if there not in allowed][:1]
 
 

@@ -76,12 +76,12 @@ def describe_target(spec: str) -> Target:
             f"class:MODULE.CLASS, or install a package that registers it under the entry points {ENTRY_POINTS!r}"
         )
     try:
-        made = getattr(importlib.import_module(module), attribute)
-        if not (isinstance(made, type) and issubclass(made, Target)):
+        kind = getattr(importlib.import_module(module), attribute)
+        if not (isinstance(kind, type) and issubclass(kind, Target)):
             raise TargetError(
                 f"target {spec!r} is no target: {path!r} is not a subclass of conformance.engine.target.Target"
             )
-        target = made(argument)
+        target = kind(argument)
         _check(spec, target)
     except TargetError:
         raise

@@ -65,8 +65,8 @@ def _written_through(target: Target, view: Callable[[torch.Tensor], torch.Tensor
 
 def _set(target: Target) -> None:
     flat = _flat(target)
-    made = torch.empty(0, device=flat.device).set_(flat.untyped_storage(), 1, (2, 2), (1, 2))
-    _same(made, [[1, 3], [2, 4]])
+    tensor = torch.empty(0, device=flat.device).set_(flat.untyped_storage(), 1, (2, 2), (1, 2))
+    _same(tensor, [[1, 3], [2, 4]])
     _written_through(
         target,
         lambda base: torch.empty(0, device=base.device).set_(base.untyped_storage(), 1, (2, 2), (1, 2)),
@@ -199,9 +199,9 @@ def _random(target: Target) -> None:
 
 def _devices(target: Target) -> None:
     second = torch.device(target.device.type, 1)
-    made = torch.ones(1).to(second)
-    if made.device != second:
-        raise Differs(f"a tensor sent to {second} says that it is on {made.device}")
+    tensor = torch.ones(1).to(second)
+    if tensor.device != second:
+        raise Differs(f"a tensor sent to {second} says that it is on {tensor.device}")
 
 
 TRIALS: dict[str, Callable[[Target], None]] = {

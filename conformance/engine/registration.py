@@ -18,14 +18,14 @@ from conformance.record.names import nearest
 def options(target: str, argument: str, known: Collection[str], form: str) -> tuple[str, dict[str, str]]:
     """Return the name before the first comma, and the options after it. Raises TargetError with the `form` to write."""
     name, *parts = argument.split(",")
-    given = dict(part.partition("=")[::2] for part in parts)
-    for key, value in given.items():
+    settings = dict(part.partition("=")[::2] for part in parts)
+    for key, value in settings.items():
         if key not in known or not value:
             said = f"its option {key!r} has no value" if key in known else f"it has no option {key!r}"
             raise TargetError(f"target '{target}:{argument}' is not understood ({said}): write {form}")
     if not name:
         raise TargetError(f"target '{target}:{argument}' is not understood: write {form}")
-    return name, given
+    return name, settings
 
 
 def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
@@ -46,17 +46,17 @@ def register(module: str, function: str, what: str) -> None:
         sys.path.append(os.getcwd())  # the installed command does not search it by default
     called = ""
     try:
-        made = importlib.import_module(module)
+        member = importlib.import_module(module)
         called = f" and calling its {function}()" if function else ""
         for part in function.split(".") if function else ():
-            if not hasattr(made, part):
+            if not hasattr(member, part):
                 raise TargetError(
                     f"module {module!r}, which should register {what}, has no function {function!r}"
-                    f"{nearest(part, vars(made))}"
+                    f"{nearest(part, vars(member))}"
                 )
-            made = getattr(made, part)
+            member = getattr(member, part)
         if function:
-            made()  # type: ignore[operator]
+            member()  # type: ignore[operator]
     except TargetError:
         raise
     except (Exception, SystemExit) as error:

@@ -114,17 +114,17 @@ def of_rounding(rules: Collection[str], expected: Observation, actual: Observati
 
 def zeros_of_other_sign(subject: Judged, expected: Observation, actual: Observation) -> list[Mismatch]:
     """Return mismatches for zeros of results whose sign differs from the CPU's, where all of the CPU's loops agree."""
-    again, given, found = again_with_gaps(subject), subject.given(), []
+    again, inputs, result = again_with_gaps(subject), subject.names_of_inputs(), []
     for name, seen in expected.tensors.items():
         other, got = again.tensors.get(name), actual.tensors.get(name)
-        if name.partition("[")[0] in given or other is None or got is None or not seen.value.is_floating_point():
+        if name.partition("[")[0] in inputs or other is None or got is None or not seen.value.is_floating_point():
             continue
         signs = [side.value.signbit() for side in (seen, got, other)]
         wrong = (seen.value == 0) & (got.value == 0) & (signs[0] != signs[1]) & (signs[0] == signs[2])
         if bool(wrong.any()):
             text = f"{int(wrong.sum())} zeros have the other sign, first at {tuple(wrong.nonzero()[0].tolist())}"
-            found.append(Mismatch("value", name, show(seen.value), show(got.value), text))
-    return found
+            result.append(Mismatch("value", name, show(seen.value), show(got.value), text))
+    return result
 
 
 def again_with_gaps(subject: Judged) -> Observation:
@@ -140,8 +140,8 @@ class LaidOut:
     layout: str
 
     def inputs(self) -> tuple[Any, Collection[int]]:
-        (tree, kept), made = self.subject.inputs(), dict[int, Any]()
-        return map_leaves(tree, lambda leaf: made.setdefault(id(leaf), laid_out(leaf, self.layout, kept))), kept
+        (tree, kept), copies = self.subject.inputs(), dict[int, Any]()
+        return map_leaves(tree, lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, self.layout, kept))), kept
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
         return self.subject.begin(inputs, target, transform)
@@ -176,8 +176,8 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _at_nan(answers: Answers) -> torch.Tensor:
     if not answers.of_gradient:
         return answers.mask()
-    given = answers.arguments.input.detach()
-    return given.isnan() if given.shape == answers.want.shape else answers.mask()
+    x = answers.arguments.input.detach()
+    return x.isnan() if x.shape == answers.want.shape else answers.mask()
 
 
 def _cancelled(answers: Answers) -> torch.Tensor:
@@ -198,43 +198,43 @@ def _tied(answers: Answers) -> torch.Tensor:
     differently among equal elements."""
     if answers.of_gradient:
         return _shared(answers, BY_NAN in answers.subject.terms.rules)
-    given, want = answers.arguments.input, answers.want
-    if want.dtype != torch.int64 or answers.arguments.kwargs.get("stable") or not given.dim():
+    x, want = answers.arguments.input, answers.want
+    if want.dtype != torch.int64 or answers.arguments.kwargs.get("stable") or not x.dim():
         return answers.mask()
     dim = answers.arguments.dim
-    indices = [side if side.dim() == given.dim() else side.unsqueeze(dim) for side in (want, answers.got)]
-    if any(bool(((index < 0) | (index >= given.shape[dim])).any()) for index in indices):
+    indices = [side if side.dim() == x.dim() else side.unsqueeze(dim) for side in (want, answers.got)]
+    if any(bool(((index < 0) | (index >= x.shape[dim])).any()) for index in indices):
         return answers.mask()
-    one, two = (given.detach().gather(dim, index) for index in indices)
+    one, two = (x.detach().gather(dim, index) for index in indices)
     return ((one == two) | (one.isnan() & two.isnan())).view(want.shape)
 
 
 def _unordered(answers: Answers) -> torch.Tensor:
     """Results chosen among elements that include a nan, if the target's result is one of these elements or its
     index."""
-    given, got = answers.arguments.input, answers.got
-    if answers.of_gradient or not given.dim() or not given.is_floating_point():
+    x, got = answers.arguments.input, answers.got
+    if answers.of_gradient or not x.dim() or not x.is_floating_point():
         return answers.mask()
     dim = answers.arguments.dim
-    side = got if got.dim() == given.dim() else got.unsqueeze(dim)
+    side = got if got.dim() == x.dim() else got.unsqueeze(dim)
     if got.dtype == torch.int64:
-        among = (side >= 0) & (side < given.shape[dim])
+        among = (side >= 0) & (side < x.shape[dim])
     else:
-        among = ((given == side) | (given.isnan() & side.isnan())).any(dim, keepdim=True)
-    return (given.isnan().any(dim, keepdim=True) & among).view(answers.want.shape)
+        among = ((x == side) | (x.isnan() & side.isnan())).any(dim, keepdim=True)
+    return (x.isnan().any(dim, keepdim=True) & among).view(answers.want.shape)
 
 
 def _shared(answers: Answers, by_nan: bool) -> torch.Tensor:
     """Gradients that may be distributed differently among equal elements; their sums must agree. With `by_nan`, the
     same holds among all elements next to a nan."""
     op, kwargs, args = answers.arguments.op, answers.arguments.kwargs, answers.arguments.args
-    given, want = answers.arguments.input.detach(), answers.want
-    if want.shape != given.shape or not given.dim():
+    source, want = answers.arguments.input.detach(), answers.want
+    if want.shape != source.shape or not source.dim():
         return answers.mask()
     named = "dim" in kwargs or len(args) > (op in DIM_SECOND)
     dim = 0 if op == "msort" else answers.arguments.dim
     whole = not named and op in ("median", "nanmedian")
-    x, *sides = (one.flatten() if whole else one.transpose(dim, -1) for one in (given, want, answers.got))
+    x, *sides = (one.flatten() if whole else one.transpose(dim, -1) for one in (source, want, answers.got))
     equal = (x.unsqueeze(-1) == x.unsqueeze(-2)) | (x.isnan().unsqueeze(-1) & x.isnan().unsqueeze(-2))
     if by_nan:
         equal |= x.isnan().any(-1)[..., None, None]

@@ -69,8 +69,8 @@ def not_implemented(error: Raised) -> bool:
 
 def named(text: str) -> str:
     """Return the first operator in an error's text, as the dispatcher writes it: aten::add.out; "" if there is none."""
-    found = NAMED.search(text)
-    return f"aten::{found[1].removesuffix('.default')}" if found else ""
+    match = NAMED.search(text)
+    return f"aten::{match[1].removesuffix('.default')}" if match else ""
 
 
 def without_kernel(operator: str, target: Target) -> bool:
@@ -143,7 +143,7 @@ class Alone:
         def function(*args: Any, **kwargs: Any) -> Any:
             return self.call.func(*args, **kwargs)
 
-        made = transform(function) if transform else function
+        compiled = transform(function) if transform else function
         args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
-        given = [args, kwargs]
-        return OneCall(self.call.name, given, lambda: made(*args, **kwargs), lambda one, on: observe(one, target=on))
+        tree = [args, kwargs]
+        return OneCall(self.call.name, tree, lambda: compiled(*args, **kwargs), lambda one, on: observe(one, target=on))

@@ -43,7 +43,7 @@ class Accesses(TorchDispatchMode):
         super().__init__()
         self.operators: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
-        self.made: list[Access] = []
+        self.accesses: list[Access] = []
         self._storages: list[Any] = []  # alive, so that no other storage gets the address of one
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +63,7 @@ class Accesses(TorchDispatchMode):
         self.dtypes.add(tensor.dtype)
         if tensor.layout is torch.strided and tensor.numel():
             self._storages.append(tensor.untyped_storage())
-            self.made.append(access(tensor, writes))
+            self.accesses.append(access(tensor, writes))
 
 
 def access(tensor: torch.Tensor, writes: bool) -> Access:
@@ -86,11 +86,11 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
     if not runs:
         return Evidence(property, layer, part, operators, (), {one.dtype for one in program.inputs})
     seen, running = Accesses(), RunningProgram(program)
-    given = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
+    inputs = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
     with suppress(StepFailed), seen:
         for step in program.steps:
             running.step(step)
-    relations = {*_relations(seen.made), *_to_inputs(given, seen.made)}
+    relations = {*_relations(seen.accesses), *_to_inputs(inputs, seen.accesses)}
     dtypes = {*map(dtype_name, seen.dtypes)}
     return Evidence(property, layer, part, operators | seen.operators, relations, dtypes)
 
@@ -101,25 +101,25 @@ def _words(args: Iterable[Json]) -> Iterator[str]:
         yield from one.split() if isinstance(one, str) else _words(one) if isinstance(one, list) else ()
 
 
-def _to_inputs(given: list[Access], made: list[Access]) -> Iterator[str]:
+def _to_inputs(inputs: list[Access], accesses: list[Access]) -> Iterator[str]:
     """Yield `inputs` if two inputs share a storage, and `outside` for an access to a storage beyond its inputs."""
-    storages = [one.storage for one in given]
+    storages = [one.storage for one in inputs]
     if len({*storages}) < len(storages):
         yield "inputs"
     for storage in {*storages}:
-        own = [one for one in given if one.storage == storage]
+        own = [one for one in inputs if one.storage == storage]
         first, last = min(one.first for one in own), max(one.last for one in own)
-        if any(one.storage == storage and (one.first < first or one.last > last) for one in made):
+        if any(one.storage == storage and (one.first < first or one.last > last) for one in accesses):
             yield "outside"
 
 
-def _relations(made: list[Access]) -> Iterator[str]:
+def _relations(accesses: list[Access]) -> Iterator[str]:
     """Yield the relation of each pair of accesses to one storage, one of them a write. A write to several elements at
     one place is `broadcast` by itself."""
-    for one in made:
+    for one in accesses:
         if one.writes and _repeats(one):
             yield "broadcast"
-    for one, two in itertools.combinations(made, 2):
+    for one, two in itertools.combinations(accesses, 2):
         if one.storage == two.storage and (one.writes or two.writes):
             yield _relation(one, two)
 

@@ -79,11 +79,11 @@ class RunningProgram:
         if step.out:
             named = zip(step.out, results, strict=False)
             # A local name may stand for None or a number, such as a gradient that the call does not compute.
-            made = {name: one for name, one in named if isinstance(one, torch.Tensor) or not is_local(name)}
+            tensors = {name: one for name, one in named if isinstance(one, torch.Tensor) or not is_local(name)}
             known = {id(tensor) for tensor in self.env.values()}
-            self.env.update(made)
+            self.env.update(tensors)
             # PyTorch does not define how often a kernel writes to its own new result: count writes from here on.
-            self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
+            self.versions |= {key: count for key, count in versions_of(tensors).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
         if (OPS[step.op].settled and OPS[step.op].writes is not None) or OPS[step.op].uncounted:
@@ -105,10 +105,10 @@ class RunningProgram:
 
     def observe(self, target: Target | None = None) -> Observation:
         """Return the observation of the current state. `target` is None for torch CPU."""
-        made = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
-        given = {name: self.env[name] for name in self.inputs}
+        results = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
+        inputs = {name: self.env[name] for name in self.inputs}
         versions = self.versions if target is None or "version" in target.oracles else None
-        return observe({**made, **self.answers}, given, target=target, versions=versions)
+        return observe({**results, **self.answers}, inputs, target=target, versions=versions)
 
 
 class SteppedProgram(RunningProgram):
@@ -125,8 +125,8 @@ class SteppedProgram(RunningProgram):
         """Return a key for the kernels of a step: its ops, their dtype arguments, and the signature of its tensors."""
         step, dtypes = self.program.steps[number - 1], list[str]()
         walk([*step.args, *step.kwargs.values()], lambda marker: dtypes.append(str(marker.get("dtype", ""))))
-        given = [self.env[name] for name in step.names() if name in self.env]
-        return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(given))
+        tensors = [self.env[name] for name in step.names() if name in self.env]
+        return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(tensors))
 
     def advance(self, number: int) -> None:
         """Run step `number`, counted from 1. Raises StepFailed."""
@@ -159,9 +159,9 @@ class TransformedProgram:
         self.at = (number - 1) % len(self.calls)
         if number <= len(self.calls):
             cpu = torch.device("cpu")
-            given = [decode(value, {}, cpu) for value in self.arguments[self.at].values()]
-            made = within(self.states[self.at], cpu, lambda: self.function(*self.calls[self.at].values(), *given))
-            self.outcomes.append(made if self.after is None else self.after(made, *self.calls[0].values()))
+            arguments = [decode(value, {}, cpu) for value in self.arguments[self.at].values()]
+            result = within(self.states[self.at], cpu, lambda: self.function(*self.calls[self.at].values(), *arguments))
+            self.outcomes.append(result if self.after is None else self.after(result, *self.calls[0].values()))
 
     @property
     def outcome(self) -> dict[str, Any]:
@@ -240,12 +240,12 @@ def make_inputs(program: Program) -> dict[str, torch.Tensor]:
     """Return the inputs on the CPU by name. What an earlier run recorded in Python objects is forgotten."""
     definitions.noted()
     flats = [storage.make() for storage in program.storages]
-    made: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     for one in program.inputs:
         if one.same:
-            made[one.name] = made[one.same]
+            result[one.name] = result[one.same]
             continue
         empty = torch.empty(0, dtype=dtype_of(one.dtype))
         tensor = empty.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride).data
-        made[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
-    return made
+        result[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
+    return result

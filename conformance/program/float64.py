@@ -54,7 +54,7 @@ class JudgedProgram(ProgramSubject):
         steps = [inner for step in self.program.steps for inner in (step, *step.body)]
         return any(map(_names_the_cpu, steps)) or not any(step.names() for step in steps)
 
-    def given(self) -> Collection[str]:
+    def names_of_inputs(self) -> Collection[str]:
         """Return the names of the inputs."""
         return {one.name for one in self.program.inputs}
 
@@ -64,28 +64,30 @@ class JudgedProgram(ProgramSubject):
         (first, *args), kwargs = running.arguments(step)
         return Arguments(step.op.partition(":")[2], first, args, kwargs, [*running.env.values()])
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the program's answer in float64, or None if float64 cannot arbitrate.
 
         It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if the inputs
         have no values in float64, or if a mismatched tensor changed on the CPU after the last step at which the float64
         run was valid."""
-        if any(mismatch.where in self.exact for mismatch in found):
+        if any(mismatch.where in self.exact for mismatch in mismatches):
             return None
         try:
-            narrow, wide = truth_of(concerning(self.program, subjects_of(found)))
+            narrow, wide = truth_of(concerning(self.program, subjects_of(mismatches)))
         except CannotWiden:
             return None
-        settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in found)
+        settled = all(_settled(subject(mismatch, narrow), subject(mismatch, expected)) for mismatch in mismatches)
         return Execution((wide,)) if settled else None
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
         """Return the answers in float64 with each rounded result of a step moved by one unit in the last place.
 
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
         changes the answer much, or flips a decision, rounding explains the difference. A result that is observed to be
         equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
-        program = concerning(self.program, subjects_of(found))
+        program = concerning(self.program, subjects_of(mismatches))
         try:
             known = _agreed(program, expected, actual)
             return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
@@ -95,17 +97,17 @@ class JudgedProgram(ProgramSubject):
 
 def _names_the_cpu(step: Step) -> bool:
     """Whether a step has a constant that stays on the CPU, or the CPU among its arguments."""
-    found: list[bool] = []
-    walk([*step.args, *step.kwargs.values()], lambda marker: found.append("host" in marker))
-    return any(found) or "cpu" in (*step.args, *step.kwargs.values())
+    markers: list[bool] = []
+    walk([*step.args, *step.kwargs.values()], lambda marker: markers.append("host" in marker))
+    return any(markers) or "cpu" in (*step.args, *step.kwargs.values())
 
 
 UP, DOWN = "up", "down"
 
 
-def subjects_of(found: Sequence[Mismatch]) -> set[str]:
+def subjects_of(mismatches: Sequence[Mismatch]) -> set[str]:
     """Return the names of the tensors that the mismatches are about."""
-    return {mismatch.where.removeprefix("grad of ") for mismatch in found}
+    return {mismatch.where.removeprefix("grad of ") for mismatch in mismatches}
 
 
 def differences(
@@ -161,15 +163,15 @@ def _agreed(program: Program, expected: Observation, actual: Observation) -> set
     """Return the results, by step and name, that are bitwise equal on both sides at the end.
 
     A result written after the step that returned it is excluded."""
-    run, made = RunningProgram(program), dict[str, tuple[int, torch.Tensor, int]]()
+    run, results = RunningProgram(program), dict[str, tuple[int, torch.Tensor, int]]()
     for number, step in enumerate(program.steps):
         run.step(step)
         for name in step.out:
             if isinstance(result := run.env.get(name), torch.Tensor) and not result.is_inference():
-                made[name] = (number, result, version_of(result))
+                results[name] = (number, result, version_of(result))
     return {
         (number, name)
-        for name, (number, result, version) in made.items()
+        for name, (number, result, version) in results.items()
         if run.env.get(name) is result and version == version_of(result)
         if name in expected.tensors and name in actual.tensors
         if _settled(expected.tensors[name].value, actual.tensors[name].value)

@@ -40,20 +40,22 @@ class RelatedProgram(JudgedProgram):
         """The program's terms; neither side is the reference."""
         return replace(super().terms, symmetric=True)
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the program's answer in float64. Torch CPU's answer says up to which step it is valid."""
-        return super().in_float64(found, self.cpu)
+        return super().in_float64(mismatches, self.cpu)
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
         """Return the answers in float64 with moved results, and with moved inputs.
 
         An operator that cancels its operands depends on their last bits."""
-        program = concerning(self.program, subjects_of(found))
+        program = concerning(self.program, subjects_of(mismatches))
         try:
             moved = [truth_of(program, seed, inputs=True)[1] for seed in range(1, 5)]
         except (StepFailed, StepError, RuntimeError):
             moved = []
-        return [*super().swayed(found, self.cpu, actual), *moved]
+        return [*super().swayed(mismatches, self.cpu, actual), *moved]
 
 
 def judge_program(
@@ -76,9 +78,9 @@ def judge_program(
         if run.unavailable:
             return Verdict(unsupported=UNAVAILABLE)
         compared = True
-        found, want = _broken(program, name, other, expected, run, target)
-        if found:
-            verdict = Verdict(tuple(found), run.failed_step, sides=(want, run.last), relation=name)
+        mismatches, want = _broken(program, name, other, expected, run, target)
+        if mismatches:
+            verdict = Verdict(tuple(mismatches), run.failed_step, sides=(want, run.last), relation=name)
             return _located(program, verdict, target) if locate and not run.failed_step else verdict
     return Verdict() if compared else Verdict(unsupported=UNRELATED)
 
@@ -114,10 +116,10 @@ def _metadata(seen: Observation, like: Observation) -> dict[str, object]:
     """Return the facts that must not depend on a rewriting, of the tensors that `like` has."""
     tensors = {name: one for name, one in seen.tensors.items() if name in like.tensors}
     owners: dict[str, str] = {}
-    made: dict[str, object] = {}
+    facts: dict[str, object] = {}
     for name, one in tensors.items():
-        made[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad
-    return made | {name: type(other) for name, other in seen.others.items()}
+        facts[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad
+    return facts | {name: type(other) for name, other in seen.others.items()}
 
 
 def _answer(other: Related, seen: Observation) -> Observation:
@@ -138,8 +140,10 @@ def _broken(
         got = replace(got, tensors={key: one for key, one in got.tensors.items() if key in want.tensors})
         want, got = _without_other_strides(want, got), _without_other_strides(got, want)
     subject = RelatedProgram(program, exact, expected.observation)
-    found = judge(subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles).mismatches
-    return [replace(one, detail="; ".join(filter(None, (one.detail, BROKEN.format(name))))) for one in found], want
+    mismatches = judge(
+        subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles
+    ).mismatches
+    return [replace(one, detail="; ".join(filter(None, (one.detail, BROKEN.format(name))))) for one in mismatches], want
 
 
 def _without_other_strides(seen: Observation, other: Observation) -> Observation:
@@ -160,7 +164,7 @@ def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:
         if other is None:
             continue
         run = Executor(target).run(ProgramSubject(beginning))
-        found, _ = _broken(beginning, name, other, expected, run, target)
-        if found:
-            return replace(verdict, bad_step=number, cause=leading(found))
+        mismatches, _ = _broken(beginning, name, other, expected, run, target)
+        if mismatches:
+            return replace(verdict, bad_step=number, cause=leading(mismatches))
     return verdict

@@ -115,28 +115,28 @@ def _random(
     """Return the cells that the generator "random" of `Storage` describes, as a 1-d CPU tensor."""
     source = torch.Generator().manual_seed(random)
     if dtype is torch.bool:
-        made = torch.randint(0, 2, (size,), generator=source).bool()
+        result = torch.randint(0, 2, (size,), generator=source).bool()
     elif dtype.is_complex:
         parts = [_random(size, torch.float64, random + part, low, high) for part in (0, 1)]
-        made = torch.complex(*parts).to(dtype)
+        result = torch.complex(*parts).to(dtype)
     elif dtype.is_floating_point:
         steps = GRID
         while steps < size:
             steps *= 10
         places = torch.randperm(steps + 1, generator=source)[:size].double()
-        made = (low + (high - low) * (places / steps)).to(dtype)
+        result = (low + (high - low) * (places / steps)).to(dtype)
     elif distinct:
         if high - low >= LARGEST_STORAGE:
             raise ValueError(f"distinct integers from {low} to {high} are more than {LARGEST_STORAGE}")
-        made = (torch.randperm(int(high) - int(low) + 1, generator=source)[:size] + int(low)).to(dtype)
+        result = (torch.randperm(int(high) - int(low) + 1, generator=source)[:size] + int(low)).to(dtype)
     else:
-        made = torch.randint(int(low), int(high) + 1, (size,), generator=source).to(dtype)
+        result = torch.randint(int(low), int(high) + 1, (size,), generator=source).to(dtype)
     if sorted:
-        made = made.sort().values
-        made[-1:] = high  # the last of ascending ends, which covers all rows
+        result = result.sort().values
+        result[-1:] = high  # the last of ascending ends, which covers all rows
     if beside is not None:
-        made[torch.randint(0, 4, (size,), generator=source) == 0] = decode(beside, {}, torch.device("cpu"))
-    return made
+        result[torch.randint(0, 4, (size,), generator=source) == 0] = decode(beside, {}, torch.device("cpu"))
+    return result
 
 
 @dataclass(frozen=True)
@@ -294,16 +294,16 @@ class Program:
 
 def arguments_of(program: Program) -> dict[str, Json]:
     """Return the Python arguments of the program's function, by name, with their values in the first call."""
-    found: dict[str, Json] = {}
+    result: dict[str, Json] = {}
 
     def visit(marker: dict[str, Json]) -> None:
         if "arg" in marker:
-            found.setdefault(marker["arg"], marker["value"])
+            result.setdefault(marker["arg"], marker["value"])
 
     for step in program.steps:
         for inner in (step, *step.body):
             walk([*inner.args, *inner.kwargs.values()], visit)
-    return found
+    return result
 
 
 def call_of(program: Program, number: int) -> Program:
@@ -329,17 +329,17 @@ def call_of(program: Program, number: int) -> Program:
                 storages.append(storages[one.storage])
                 fields["storage"] = len(storages) - 1
             fields |= {key: tuple(fields[key]) for key in ("size", "stride") if key in fields}
-            changed[one.name] = made = replace(one, **fields)
-            if made.same:
-                first = changed[made.same]
-                changed[one.name] = replace(first, name=one.name, same=made.same)
+            changed[one.name] = changed_input = replace(one, **fields)
+            if changed_input.same:
+                first = changed[changed_input.same]
+                changed[one.name] = replace(first, name=one.name, same=changed_input.same)
                 continue
-            at = made.storage
+            at = changed_input.storage
             if values is not None:
                 storages[at] = replace(storages[at], values=values)
-            if made.dtype != one.dtype and storages[at].dtype == one.dtype:
-                storages[at] = replace(storages[at], dtype=made.dtype)
-            storages[at] = _grown(storages[at], made)
+            if changed_input.dtype != one.dtype and storages[at].dtype == one.dtype:
+                storages[at] = replace(storages[at], dtype=changed_input.dtype)
+            storages[at] = _grown(storages[at], changed_input)
     except (KeyError, TypeError, ValueError) as error:
         raise ProgramError(f"call {number + 1} is damaged: {error}") from error
     steps = tuple(_called(step, call) for step in program.steps)

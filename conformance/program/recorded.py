@@ -121,8 +121,8 @@ class Calls:
             if data["kind"] != KIND or data["schema"] != SCHEMA:
                 raise ValueError(f"it has kind {data['kind']!r} and schema {data['schema']!r}")
             calls = [Call.from_json(call) for call in data["calls"]]
-            made = cls(list(data["models"]), calls, dict(data["made"]), Counter(data["excluded"]), str(data["torch"]))
-            if any(not 0 <= at < len(made.models) for call in calls for at in call.models):
+            result = cls(list(data["models"]), calls, dict(data["made"]), Counter(data["excluded"]), str(data["torch"]))
+            if any(not 0 <= at < len(result.models) for call in calls for at in call.models):
                 raise ValueError("a call is of a model that it does not name")
         except FileNotFoundError:
             raise CallsError(f"{path} does not exist: write it with `conformance record SCRIPT.py`") from None
@@ -138,7 +138,7 @@ class Calls:
         ) as error:
             said = f"{type(error).__name__}: {error}"[:120]
             raise CallsError(f"{path} is no file of recorded calls ({said}): record it again") from None
-        return made
+        return result
 
     def of(self, names: Sequence[str]) -> Calls:
         """Return the calls of these models, and only these models; all of them without a name. Raises CallsError."""
@@ -151,8 +151,8 @@ class Calls:
         kept = [name for name in self.models if name in names]
         places = {at: kept.index(name) for at, name in enumerate(self.models) if name in names}
         mine = [replace(call, models=tuple(places[at] for at in call.models if at in places)) for call in self.calls]
-        made = {name: count for name, count in self.made.items() if name in kept}
-        return replace(self, models=kept, calls=[call for call in mine if call.models], made=made)
+        counts = {name: count for name, count in self.made.items() if name in kept}
+        return replace(self, models=kept, calls=[call for call in mine if call.models], made=counts)
 
     def ordered(self) -> list[Call]:
         """Return the calls in the order in which they run: in random order, but the first call of each operator before
@@ -224,7 +224,7 @@ def without_values(op: str) -> bool:
     Raises ProgramError for an unknown overload."""
     packet, _, overload = op.partition(".")
     try:
-        found: Any = getattr(getattr(torch.ops.aten, packet), overload)
+        operator: Any = getattr(getattr(torch.ops.aten, packet), overload)
     except AttributeError:
         raise ProgramError(f"this torch has no operator aten::{op}") from None
-    return "empty" in packet or any(tag in found.tags for tag in DRAWS_NUMBERS)
+    return "empty" in packet or any(tag in operator.tags for tag in DRAWS_NUMBERS)

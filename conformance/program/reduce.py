@@ -63,8 +63,8 @@ def reduce_program(
     while best is not before:
         before = best
         for propose in passes or PASSES:
-            while (found := smaller(propose(best))) is not None:
-                best = found
+            while (candidate := smaller(propose(best))) is not None:
+                best = candidate
     return best
 
 
@@ -352,9 +352,9 @@ def _written(step: Step) -> list[Json]:
 
 def written_names(step: Step) -> list[str]:
     """Return the names of the tensors that a call writes."""
-    found: list[str] = []
-    walk(_written(step), lambda marker: found.append(marker["t"]) if "t" in marker else None)
-    return found
+    result: list[str] = []
+    walk(_written(step), lambda marker: result.append(marker["t"]) if "t" in marker else None)
+    return result
 
 
 def _negated(step: Step) -> Iterator[Step]:

@@ -59,7 +59,7 @@ class Seen:
     number: int
     step: Step
     reads: Mapping[str, torch.Tensor]
-    made: Mapping[str, torch.Tensor]
+    results: Mapping[str, torch.Tensor]
     written: frozenset[int]
     used_later: bool
     recorded: bool
@@ -75,12 +75,12 @@ class Seen:
     @property
     def pure(self) -> bool:
         """Whether the step is plain, writes nothing, and returns memory of its own."""
-        own = {storage_key(one) for one in self.made.values()}.isdisjoint(map(storage_key, self.reads.values()))
-        return self.plain and not self.written and bool(self.made) and own and not APART.search(self.step.op)
+        own = {storage_key(one) for one in self.results.values()}.isdisjoint(map(storage_key, self.reads.values()))
+        return self.plain and not self.written and bool(self.results) and own and not APART.search(self.step.op)
 
     def storages(self) -> set[int]:
         """Return the keys of all storages that the step touches."""
-        return {storage_key(one) for one in (*self.reads.values(), *self.made.values())} | self.written
+        return {storage_key(one) for one in (*self.reads.values(), *self.results.values())} | self.written
 
 
 BY_STRIDES = re.compile(
@@ -127,18 +127,18 @@ def seen_steps(program: Program) -> list[Seen]:
     called = {step.op.rpartition(":")[2] for step in program.steps}
     if called & UNREPRODUCIBLE.keys() or runs_tagged(program, TAGGED["random numbers"]):
         return []
-    shadow, found = Shadow(program), list[Seen]()
+    shadow, result = Shadow(program), list[Seen]()
     for number, step in enumerate(program.steps, 1):
         reads = {name: shadow.env[name].detach() for name in step.names() if name in shadow.env}
         before = {name: whole_storage(one).clone() for name, one in reads.items()}
         shadow.step(step)
         written = {storage_key(one) for name, one in reads.items() if not _same_bits(one, before[name])}
         written |= {storage_key(reads[name]) for name in _destinations(step) if name in reads}
-        made = {name: shadow.env[name] for name in step.out if name in shadow.env}
+        results = {name: shadow.env[name] for name in step.out if name in shadow.env}
         later = {name for other in program.steps[number:] for name in other.names()}
         recorded = any(shadow.env[name].requires_grad for name in reads)
-        found.append(Seen(number, step, reads, made, frozenset(written), not later.isdisjoint(step.out), recorded))
-    return found
+        result.append(Seen(number, step, reads, results, frozenset(written), not later.isdisjoint(step.out), recorded))
+    return result
 
 
 def _same_bits(one: torch.Tensor, before: torch.Tensor) -> bool:
@@ -183,7 +183,7 @@ def _laid_out(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     for one in seen:
         destinations = _destinations(one.step)
         unwritten = [name for name, t in one.reads.items() if storage_key(t) not in one.written]
-        own = {storage_key(t) for t in one.made.values()}
+        own = {storage_key(t) for t in one.results.values()}
         fits = one.plain and not APART.search(one.step.op)
         names = {
             name: f"_{one.number}{name}"
@@ -207,7 +207,7 @@ def _rewritable(one: Seen, name: str) -> bool:
     """Whether the step writes this operand alone on its storage, in place and without a graph or a resize."""
     t = one.reads[name]
     alone = [storage_key(other) for other in one.reads.values()].count(storage_key(t)) == 1
-    in_place = isinstance(OPS[one.step.op].writes, int) and not (one.made or one.recorded)
+    in_place = isinstance(OPS[one.step.op].writes, int) and not (one.results or one.recorded)
     return alone and in_place and _strided(t) and not overlaps_itself(t)
 
 
@@ -215,11 +215,11 @@ def _split(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     """Let each batched step run on two parts of its rows, and join the results."""
     steps: list[tuple[int, Step]] = []
     for one in seen:
-        names = batched(one) if one.pure and len(one.made) == 1 else []
+        names = batched(one) if one.pure and len(one.results) == 1 else []
         if not names:
             steps.append(_kept(one))
             continue
-        result = next(iter(one.made))
+        result = next(iter(one.results))
         rows, number = one.reads[names[0]].size(0), one.number
         first, parts = (rows + 1) // 2, list[str]()
         for part, (start, count) in enumerate(((0, first), (first, rows - first))):
@@ -267,7 +267,9 @@ def _independent(one: Seen, two: Seen) -> bool:
 def _without_unused(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     """Leave out steps without an effect beside their results, which no later step reads."""
     bound = [name for one in seen for name in one.step.out]  # fused expressions bind a name again
-    return [_kept(one) for one in seen if not one.pure or one.used_later or any(bound.count(n) > 1 for n in one.made)]
+    return [
+        _kept(one) for one in seen if not one.pure or one.used_later or any(bound.count(n) > 1 for n in one.results)
+    ]
 
 
 RELATIONS: Mapping[str, Relation] = {
@@ -323,7 +325,7 @@ def batched(one: Seen) -> list[str]:
     step, row = one.step, OPS[one.step.op]
     path = (row.call or row.name).partition(":")[2] or row.call or row.name
     name = path.rpartition(".")[2] if path not in ALIGNED else path
-    result = next(iter(one.made.values()))
+    result = next(iter(one.results.values()))
     names = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
     first = one.reads[names[0]] if names else result
     if not (names and first.dim() and result.dim()) or first.size(0) < 2 or result.size(0) != first.size(0):

@@ -59,11 +59,11 @@ def _from_state(program: Program, step: int) -> Program | None:
         return None
     try:
         storages, inputs = inputs_of(tensors)
-        made = replace(program, storages=storages, inputs=inputs, steps=later, calls=())
-        made.with_steps(()).check()
+        result = replace(program, storages=storages, inputs=inputs, steps=later, calls=())
+        result.with_steps(()).check()
     except (NotAnInput, ProgramError):
         return None
-    return made
+    return result
 
 
 def _can_be_input(tensor: torch.Tensor) -> bool:

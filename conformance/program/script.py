@@ -74,9 +74,9 @@ def script(
     program = program if target.transforms_program else call_of(program, 0)
     called, states = call_of(program, len(program.calls)), [call.under for call in program.calls]
     first = next(iter(mismatches), None)
-    told = sentence(first) if first else death or program.note or "A program of view and in-place steps."
+    headline = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     relation = relation_of(first.detail) if first else ""
-    about = textwrap.shorten(f"Relation {relation!r}: {told}" if relation else told, 110)
+    about = textwrap.shorten(f"Relation {relation!r}: {headline}" if relation else headline, 110)
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
     steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]

@@ -72,7 +72,7 @@ class Shadow(RunningProgram):
         """Return the names of tensors whose bits must agree: nothing was computed in their storages."""
         return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
 
-    def offer(self, step: Step, asked: bool = False, unimplemented: bool = False) -> Step | None:
+    def offer(self, step: Step, aimed: bool = False, unimplemented: bool = False) -> Step | None:
         """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
 
         `asked` means that any error of torch CPU is a valid answer; with `unimplemented`, also that it has no kernel
@@ -82,7 +82,7 @@ class Shadow(RunningProgram):
             if not step.out and OPS[step.op].makes:
                 step = replace(step, out=self.fresh(OPS[step.op].makes))
             declared = self.judge(step)
-            if declared.raises is not None and not (asked or OPS[step.op].may_raise):
+            if declared.raises is not None and not (aimed or OPS[step.op].may_raise):
                 raise Undefined("error not asked for: " + step.op)
             before = self.cells() if declared.raises is not None else None
             self.step(declared)
@@ -99,9 +99,9 @@ class Shadow(RunningProgram):
             raised, after, op, why = failed.__cause__, self.cells(), OPS.get(step.op), ""
             self.rollback()
             missing = isinstance(raised, NotImplementedError) and not unimplemented
-            if op is None or not (asked or op.may_raise) or missing or raised is None:
+            if op is None or not (aimed or op.may_raise) or missing or raised is None:
                 why = "error not asked for"
-            elif op.settled and not asked and not any(text in str(raised) for text in REFUSALS):
+            elif op.settled and not aimed and not any(text in str(raised) for text in REFUSALS):
                 why = "an error that other devices need not share"
             elif "INTERNAL ASSERT" in str(raised):  # a bug of torch that other devices need not have
                 why = "torch fails an internal assertion"
@@ -239,16 +239,16 @@ class Shadow(RunningProgram):
             if any(to.storage_offset() * to.element_size() > count for to, count in bytes_before):
                 raise Undefined("a storage that grows beside the result")
             written += unnamed
-        made = [self.env[name] for name in step.out if name in self.env]
-        self.kept += [tensor.untyped_storage() for tensor in made]
+        results = [self.env[name] for name in step.out if name in self.env]
+        self.kept += [tensor.untyped_storage() for tensor in results]
         old = {key for _, key in before}
-        pieces = len(made) > 1 and any(storage_key(tensor) in old for tensor in made)
+        pieces = len(results) > 1 and any(storage_key(tensor) in old for tensor in results)
         self.has_pieces |= (op.effect == VIEW and op.results != 1) or (op.settled and pieces)
         coarsest = max((precision(read) for read, key in before if self.level(read) == ROUNDED), default=0.0)
         if op.effect == LOSSY and op.writes == "out":  # computed in the dtype of the operands, not of `out`
             operands = [read for read, _ in before if not any(read is to for to in written)]
             coarsest = max(coarsest, min(filter(None, map(precision, operands)), default=precision(torch.empty(()))))
-        for tensor in [*written, *(tensor for tensor in made if storage_key(tensor) not in old)]:
+        for tensor in [*written, *(tensor for tensor in results if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
             reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
             if op.settled and not precision(tensor):
@@ -316,9 +316,9 @@ def copied(tree: Any) -> Any:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(tree, found.append)
-    return found
+    result: list[torch.Tensor] = []
+    map_tensors(tree, result.append)
+    return result
 
 
 @dataclass(frozen=True)

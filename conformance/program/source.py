@@ -45,8 +45,8 @@ def caller(program: Program, *, mark: int | None = None, attempts: bool = True) 
     if not steps:
         return ""
     used = dict.fromkeys(name for _, step in steps for name in step.names())
-    made = {name for step in program.steps if not step.after for inner in (step, *step.body) for name in inner.out}
-    taken = [f"{name} = made[{name!r}]" for name in used if name in made]
+    bound = {name for step in program.steps if not step.after for inner in (step, *step.body) for name in inner.out}
+    taken = [f"{name} = made[{name!r}]" for name in used if name in bound]
     results = "".join(f", {name!r}: {value}" for name, value in _results(steps))
     body = [*taken, *_body(steps, mark, attempts), f"return {{**made{results}}}"]
     return _function("after", ["made", *(one.name for one in program.inputs)], body)

@@ -34,7 +34,7 @@ def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
     with Tagged(tags) as seen, contextlib.suppress(StepFailed):
         for step in program.steps:
             running.step(step)
-    return seen.found
+    return seen.seen
 
 
 def not_finite(program: Program) -> bool:
@@ -155,16 +155,16 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
 
 def dtypes_of(program: Program) -> list[str]:
     """Return the dtypes of the program's inputs, of its constants on the device, and of its dtype arguments."""
-    found = [one.dtype for one in program.inputs]
+    result = [one.dtype for one in program.inputs]
 
     def visit(marker: dict[str, Json]) -> None:
         if "dtype" in marker and not marker.get("host"):
-            found.append(marker["dtype"])
+            result.append(marker["dtype"])
 
     for step in program.steps:
         for inner in (step, *step.body):
             walk([*inner.args, *inner.kwargs.values()], visit)
-    return found
+    return result
 
 
 def unsupported_steps(target: Target) -> tuple[str, ...]:

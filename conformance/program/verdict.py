@@ -171,10 +171,10 @@ def judge_program(
         return _step_by_step(program, target, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
-    found, together = first_bad_step(program, target, watch), False
-    if found is None:
-        found, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
-    number, cause = found or (None, None)
+    wrong, together = first_bad_step(program, target, watch), False
+    if wrong is None:
+        wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
+    number, cause = wrong or (None, None)
     return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
 
 
@@ -182,10 +182,10 @@ def _step_by_step(program: Program, target: Target, together: Verdict, watch: Wa
     """Return the verdict on fused expressions that passed as a whole: each step's result must also be right if it is
     computed separately."""
     seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
-    found = _first_wrong(program, target, seen)
-    if found is None:
+    wrong = _first_wrong(program, target, seen)
+    if wrong is None:
         return together
-    number, cause = found
+    number, cause = wrong
     cause = replace(cause, detail="; ".join(filter(None, (cause.detail, "only when each step is computed by itself"))))
     return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
 
@@ -242,8 +242,8 @@ def first_bad_beginning(
     how = wrong(bad) if bad else None
     while how is not None and bad - right > 1:
         middle = (right + bad) // 2
-        found = wrong(middle)
-        right, bad, how = (middle, bad, how) if found is None else (right, middle, found)
+        fault = wrong(middle)
+        right, bad, how = (middle, bad, how) if fault is None else (right, middle, fault)
     return None if how is None else (bad, how)
 
 

@@ -76,8 +76,8 @@ def causes_of(results: Iterable[Result]) -> list[Cause]:
         wanted = result.outcome in BROKEN or result.outcome is Outcome.FLAKY
         if wanted and (pattern := pattern_of_result(result)):
             groups.setdefault(pattern, []).append(result)
-    made = [Cause(pattern, tuple(sorted(members, key=_size))) for pattern, members in groups.items()]
-    return sorted(made, key=lambda cause: _rank(cause.results))
+    causes = [Cause(pattern, tuple(sorted(members, key=_size))) for pattern, members in groups.items()]
+    return sorted(causes, key=lambda cause: _rank(cause.results))
 
 
 def _size(result: Result) -> tuple[int, int, int, str]:

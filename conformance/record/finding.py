@@ -184,9 +184,9 @@ def layer_and_part(culprit: str) -> tuple[str, str]:
 def with_signal_number(said: str) -> str:
     """Add its number to each signal named in a text about a process's end: `SIGSEGV (signal 11)`."""
 
-    def numbered(found: re.Match[str]) -> str:
-        number = getattr(signal, found[0], None)
-        return found[0] if number is None else f"{found[0]} (signal {int(number)})"
+    def numbered(match: re.Match[str]) -> str:
+        number = getattr(signal, match[0], None)
+        return match[0] if number is None else f"{match[0]} (signal {int(number)})"
 
     return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, said)
 
@@ -209,6 +209,6 @@ def from_signature(signature: str, kind: str = "") -> Finding:
 def from_title(text: str) -> Finding:
     """Parse a title into a finding. The title is a signature, or a cause as `cause_text` writes it."""
     text = text.removesuffix(ALSO)
-    made, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
+    finding, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
     is_cause = len(words) == 2 and words[0] in PROPERTIES
-    return dataclasses.replace(made, property=words[0], op=words[1]) if is_cause else made
+    return dataclasses.replace(finding, property=words[0], op=words[1]) if is_cause else finding

@@ -39,9 +39,9 @@ def merge(runs: Iterable[Run]) -> Run:
     first = runs[0]
     # The selection that all shards together cover.
     whole = _SHARD.sub("", first.environment.get("selection", ""))
-    found = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
-    count = int(found[0][2]) if found else 0
-    missing = sorted({str(i + 1) for i in range(count)} - {match[1] for match in found}, key=int)
+    shards = [match for run in runs if (match := _SHARD.search(run.environment.get("selection", "")))]
+    count = int(shards[0][2]) if shards else 0
+    missing = sorted({str(i + 1) for i in range(count)} - {match[1] for match in shards}, key=int)
     lost = [f"Shard {', '.join(missing)} of {count} is missing: its cases are not in this report."] if missing else []
     return dataclasses.replace(
         first,

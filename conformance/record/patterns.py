@@ -114,8 +114,8 @@ def _value(one: Difference, wrong: str, base: str) -> str:
 
 def _kind_of(one: Difference) -> str:
     """The shared pattern of the first elements that differ; empty if the pattern is the operator."""
-    found = ELEMENTS.match(one.detail)
-    expected, actual = (found[4], found[5]) if found and found[4] else (one.expected, one.actual)
+    match = ELEMENTS.match(one.detail)
+    expected, actual = (match[4], match[5]) if match and match[4] else (one.expected, one.actual)
     return ZERO_SIGN if {expected, actual} == {"0.0", "-0.0"} else _kind(_number(expected), _number(actual))
 
 

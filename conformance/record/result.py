@@ -335,14 +335,14 @@ class Run:
     @property
     def errors(self) -> list[Result]:
         """The results of cases whose errors were measured, ordered by excess over the limit, largest first."""
-        found = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
-        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+        measured = [(result.accuracy.excess, result) for result in self.results if result.accuracy]
+        return [result for _, result in sorted(measured, key=lambda pair: (-pair[0], pair[1].id))]
 
     @property
     def footprints(self) -> list[Result]:
         """The results of cases whose memory was measured, ordered by excess over the limit, largest first."""
-        found = [(result.footprint.excess, result) for result in self.results if result.footprint]
-        return [result for _, result in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
+        measured = [(result.footprint.excess, result) for result in self.results if result.footprint]
+        return [result for _, result in sorted(measured, key=lambda pair: (-pair[0], pair[1].id))]
 
     @property
     def findings(self) -> list[Result]:
@@ -370,8 +370,8 @@ class Run:
         """Number of programs with a difference that is not declared."""
         if self.drawn is not None and self.drawn.failing is not None:
             return self.drawn.failing
-        found = (result.finding.count for result in self.results if result.finding and result.outcome in UNEXPECTED)
-        return sum(found)
+        counts = (result.finding.count for result in self.results if result.finding and result.outcome in UNEXPECTED)
+        return sum(counts)
 
     @property
     def known_programs(self) -> int:

@@ -78,20 +78,20 @@ def _other(one: Difference) -> str:
 
 
 def _value(one: Difference) -> str:
-    found = ELEMENTS.match(one.detail)
-    if found is None:
+    match = ELEMENTS.match(one.detail)
+    if match is None:
         return f"{_named(one)}: {one.detail}" if "zeros have" in one.detail else _is(one)
-    count, total, index, expected, actual, more = found.groups()
+    count, total, index, expected, actual, more = match.groups()
     noun = f"the memory that {one.where} lies in" if one.oracle == "storage" else _named(one)
     if index is None:
-        told = f"{noun} should be {one.expected} and is {one.actual}"
+        text = f"{noun} should be {one.expected} and is {one.actual}"
     else:
         index = index.removesuffix(",")
         element = f"{noun}[{index}]" if noun == one.where else f"element {index}"
-        told = f"{element} should be {expected} and is {actual}"
+        text = f"{element} should be {expected} and is {actual}"
         if total != "1" or noun != one.where:
-            told = f"{count} of {total} elements of {noun} {'is' if count == '1' else 'are'} wrong: {told}"
-    return f"{told}; {more}" if more else told
+            text = f"{count} of {total} elements of {noun} {'is' if count == '1' else 'are'} wrong: {text}"
+    return f"{text}; {more}" if more else text
 
 
 def _alias(one: Difference) -> str:
@@ -260,7 +260,7 @@ def legend(*texts: str) -> str:
     """Return one line that explains each step name and layout class in these titles and signatures. The line is empty
     if no name needs an explanation."""
     parts = (part for text in texts for part in text.removeprefix("flaky / ").split(" / "))
-    return "; ".join(dict.fromkeys(told for part in parts for told in _explained(part)))
+    return "; ".join(dict.fromkeys(explanation for part in parts for explanation in _explained(part)))
 
 
 def _explained(part: str) -> Iterator[str]:

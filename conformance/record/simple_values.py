@@ -68,8 +68,8 @@ def _hints(kind: type) -> dict[str, Any]:
 @functools.cache
 def _defaults(kind: type) -> list[tuple[str, Any]]:
     fields = dataclasses.fields(kind)
-    made = (f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default for f in fields)
-    return list(zip((f.name for f in fields), made, strict=True))
+    values = (f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default for f in fields)
+    return list(zip((f.name for f in fields), values, strict=True))
 
 
 def _checked(kind: type, data: Any, name: str) -> Any:

@@ -119,12 +119,12 @@ def bugs() -> tuple[Bug, ...]:
     """Return the bugs of the index, by number."""
     data: Mapping[str, Any] = tomllib.loads(DATA.read_text(encoding="utf-8"))
     known = {field.name for field in fields(Bug)}
-    made = []
+    entries = []
     for number, entry in data.items():
         if unknown := entry.keys() - known:
             raise ValueError(f"{DATA.name}: bug {number} has the unknown keys {', '.join(sorted(unknown))}")
-        made.append(Bug(int(number), **entry))
-    return tuple(sorted(made, key=lambda bug: bug.number))
+        entries.append(Bug(int(number), **entry))
+    return tuple(sorted(entries, key=lambda bug: bug.number))
 
 
 def known_as(evidence: Evidence) -> str:

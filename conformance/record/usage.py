@@ -18,12 +18,12 @@ DATA = Path(__file__).with_name("usage.json")
 def measured() -> dict[str, Counter[str]]:
     """Number of calls by program and by the operator's plain name."""
     programs = json.loads(DATA.read_text(encoding="utf-8"))["programs"]
-    made: dict[str, Counter[str]] = {}
+    result: dict[str, Counter[str]] = {}
     for program, calls in programs.items():
-        made[program] = Counter()
+        result[program] = Counter()
         for operator, count in calls.items():
-            made[program][plain_name(operator)] += count
-    return made
+            result[program][plain_name(operator)] += count
+    return result
 
 
 def plain_name(operator: str) -> str:

@@ -55,12 +55,12 @@ def specifier(text: str) -> SpecifierSet:
     """Parse a PEP 440 specifier of releases, such as ">=2.14" or "==2.13.*". Raises ValueError if it is invalid or
     empty."""
     try:
-        made = SpecifierSet(text)
+        result = SpecifierSet(text)
     except InvalidSpecifier:
-        made = SpecifierSet()
-    if not made:
+        result = SpecifierSet()
+    if not result:
         raise ValueError(f"{text!r} is no specifier of versions, such as '>=2.14' or '==2.13.*'")
-    return made
+    return result
 
 
 def holds(text: str, version: Version | None = None) -> bool:
@@ -71,13 +71,13 @@ def holds(text: str, version: Version | None = None) -> bool:
 
 def check() -> None:
     """Warn of a torch newer than those tested, once in all processes. Raises TargetError for an older one."""
-    found = installed()
-    if Version(minor(found)) < Version(OLDEST):
-        raise TargetError(f"torch {found} is too old: `pip install 'torch>={OLDEST}'`")
-    if Version(minor(found)) > Version(NEWEST) and os.environ.get(WARNED) != str(found):
-        os.environ[WARNED] = str(found)
+    version = installed()
+    if Version(minor(version)) < Version(OLDEST):
+        raise TargetError(f"torch {version} is too old: `pip install 'torch>={OLDEST}'`")
+    if Version(minor(version)) > Version(NEWEST) and os.environ.get(WARNED) != str(version):
+        os.environ[WARNED] = str(version)
         warnings.warn(
-            f"torch {found} is newer than {NEWEST}, the newest that this package was tested with",
+            f"torch {version} is newer than {NEWEST}, the newest that this package was tested with",
             UserWarning,
             stacklevel=2,
         )

@@ -107,8 +107,8 @@ def _summary(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    given = [model.load(path) for path in options.runs]
-    campaigns, parts = [run for run in given if run.drawn], [run for run in given if not run.drawn]
+    runs = [model.load(path) for path in options.runs]
+    campaigns, parts = [run for run in runs if run.drawn], [run for run in runs if not run.drawn]
     if not parts:
         merged, fuzz = merge(campaigns), None
     else:
@@ -201,13 +201,13 @@ def _beside(folder: Path, run: Run) -> Run | None:
 
 def _campaigns(folders: Iterable[Path], run: Run) -> Run | None:
     """The campaigns in these folders, joined. If one cannot be read, the run gets a note."""
-    found = []
+    campaigns = []
     for folder in sorted({folder.resolve(): folder for folder in folders}.values()):
         try:
-            found.append(_beside(folder, run))
+            campaigns.append(_beside(folder, run))
         except ReportError as error:
             run.notes.append(f"Without the fuzzer's results: {error}")
-    known = [fuzz for fuzz in found if fuzz]
+    known = [fuzz for fuzz in campaigns if fuzz]
     return merge(known) if known else None
 
 

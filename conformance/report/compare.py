@@ -103,9 +103,9 @@ def diff(before: Run, after: Run) -> Diff:
     # Only a complete run with the same selection can miss a case.
     whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
     changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
-    found = {kind: [change for change in changes if change.kind == kind] for kind in kinds_of(watched)}
+    by_kind = {kind: [change for change in changes if change.kind == kind] for kind in kinds_of(watched)}
     return Diff(
-        {kind: listed for kind, listed in found.items() if listed},
+        {kind: listed for kind, listed in by_kind.items() if listed},
         (0 if whole else len(missing)) + (0 if again else len(lost)),
         facts,
         watched,

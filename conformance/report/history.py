@@ -86,19 +86,19 @@ def trends(path: Path, run: Run) -> list[Trend]:
     if not path.exists():
         return []
     with _opened(path) as file:
-        found = file.execute(
+        cursor = file.execute(
             "SELECT * FROM runs WHERE target = ? AND selection = ? ORDER BY id DESC LIMIT ?",
             (run.title, run.environment.get("selection", ""), LONGEST),
         ).fetchall()[::-1]
-    made = []
+    result = []
     watched = [(one.unit, (one.name,), -1) for one in run.measures if one.rise is Rise.REGRESSION]
-    rows = [dict(zip(row.keys(), row, strict=True)) for row in found]
+    rows = [dict(zip(row.keys(), row, strict=True)) for row in cursor]
     for label, columns, good in (*LINES[:-1], *watched, *LINES[-1:]):
         values = tuple(sum(row[c] for c in columns) for row in rows if all(row.get(c) is not None for c in columns))
         if len(values) > 1:
             change = values[-1] - values[-2]
-            made.append(Trend(label, values, 0 if not change else good if change > 0 else -good))
-    return made
+            result.append(Trend(label, values, 0 if not change else good if change > 0 else -good))
+    return result
 
 
 def _row(run: Run) -> dict[str, Any]:

@@ -114,8 +114,8 @@ def _details(results: Sequence[Result]) -> dict[int, Any]:
 
 def _failure(failure: Failure, full: bool) -> dict[str, Any]:
     scripts, values = _shown(failure.script if full else "", 60_000), _shown(failure.values if full else (), 200)
-    told = {"sentence": sentence(failure), **vars(failure), "script": "", "values": ()}
-    return {**_shown(told), "script": scripts, "values": values}
+    shown = {"sentence": sentence(failure), **vars(failure), "script": "", "values": ()}
+    return {**_shown(shown), "script": scripts, "values": values}
 
 
 def _shown(data: Any, most: int = 4_000) -> Any:
@@ -183,12 +183,12 @@ def render(
 
 def _parts(run: Run) -> dict[str, list[tuple[str, int, int]]]:
     """(operator, count, cases) by the unit of each measure that is counted by operator, most cases first."""
-    found, counts = {}, run.measured.parts
+    tables, counts = {}, run.measured.parts
     for measure in (one for one in run.measures if counts.get(one.name)):
         cases = Counter(op for result in run.results for op in result.measurements.parts.get(measure.name, ()))
         rows = [(op, count, cases[op]) for op, count in counts[measure.name].items()]
-        found[measure.unit] = sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
-    return found
+        tables[measure.unit] = sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
+    return tables
 
 
 def heat_map(results: Iterable[Result]) -> dict[str, Any]:

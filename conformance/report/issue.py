@@ -94,9 +94,9 @@ def _shared(name: str, owner: str) -> str:
 def issue(finding: str, run: Path = RUN) -> str:
     """The Markdown of a finding: a JSON file that the fuzzer saved, or the id of a case in the file `run`. Raises
     ReportError."""
-    found = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
-    own, said = own_part(found.script), with_backend(environment(), found.loaded)
-    text = rendered("issue.md.j2", **vars(found), own_part=own, environment=said, longest=LONGEST)
+    source = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
+    own, said = own_part(source.script), with_backend(environment(), source.loaded)
+    text = rendered("issue.md.j2", **vars(source), own_part=own, environment=said, longest=LONGEST)
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
@@ -109,8 +109,8 @@ def of_program(path: Path) -> Issue:
         loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
         target, kind = str(data.get("identity") or without_features(loaded)), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
-        told = f"{answers[0].said} ({named})" if answers else named
-        title, died = f"{target or 'a device'}: {told}", f"a program of {model.counted(len(steps), 'step')}"
+        headline = f"{answers[0].said} ({named})" if answers else named
+        title, died = f"{target or 'a device'}: {headline}", f"a program of {model.counted(len(steps), 'step')}"
         if not answers:
             ended = str(data.get("said") or "") or ENDED.get(kind, f"ends as {kind}")
             answers = [Answer(f"{kind.lower()} in {died}", "runs to its end", with_signal_number(ended))]

@@ -102,14 +102,14 @@ def causes(folder: Path) -> list[Cause]:
             one = json.loads(path.read_text(encoding="utf-8"))
             key = (str(one["kind"]), f"{one['property']} / {one['op']}")
             groups.setdefault(key, []).append((int(one["number"]), path, len(one["numbers"])))
-    found = []
+    rows = []
     for (kind, name), members in groups.items():
         first = min(members)[1].with_suffix(".py").relative_to(folder.parent)
-        found.append(Cause(kind, name, sum(programs for _, _, programs in members), str(first)))
-    return sorted(found, key=lambda cause: (-cause.programs, cause.name))
+        rows.append(Cause(kind, name, sum(programs for _, _, programs in members), str(first)))
+    return sorted(rows, key=lambda cause: (-cause.programs, cause.name))
 
 
-def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cause] = ()) -> str:
+def page(target: str, samples: Sequence[Sample], now: float, groups: Sequence[Cause] = ()) -> str:
     """The page of a campaign with these samples at time `now` and these saved findings."""
     last = samples[-1]
     thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]
@@ -134,7 +134,7 @@ def page(target: str, samples: Sequence[Sample], now: float, found: Sequence[Cau
     }
     still = "" if last.ended or now - last.at < STILL else f"No sample for {now - last.at:,.0f} s: was it killed?"
     shown: dict[str, Any] = {"target": target, "facts": facts, "lines": lines, "last": last, "still": still}
-    shown |= {"causes": found[:SHOWN], "more": len(found) - SHOWN}
+    shown |= {"causes": groups[:SHOWN], "more": len(groups) - SHOWN}
     return rendered("live.html.j2", verdicts=[], every=int(EVERY), **shown)
 
 
@@ -145,15 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="write the page and end")
     args = parser.parse_args(arguments)
     try:
-        told = False
+        announced = False
         while True:
             target, samples = read(args.reports / NAME)
             if samples:
-                found = causes(args.reports / FAILURES)
-                write_atomic(args.reports / PAGE, page(target, samples, time.time(), found))
-                if not told:
+                groups = causes(args.reports / FAILURES)
+                write_atomic(args.reports / PAGE, page(target, samples, time.time(), groups))
+                if not announced:
                     print(args.reports / PAGE, flush=True)
-                told = True
+                announced = True
             if args.once or (samples and samples[-1].ended):
                 return 0
             time.sleep(EVERY)

@@ -42,16 +42,16 @@ def show(one: Replayed) -> int:
     return 1
 
 
-def show_all(found: Sequence[Replayed]) -> None:
+def show_all(replayed: Sequence[Replayed]) -> None:
     """Print the result of each program on one line, then the number that agree."""
-    for one in found:
+    for one in replayed:
         name = one.name.rpartition("/")[2].removesuffix(".json")
         if one.kind:
             print(f"{one.kind} {name}\n     {_inert(one.about[0])}")
         else:
             print(f"SKIP {name}: {one.target} leaves out {one.lacks}" if one.lacks else f"ok   {name}")
-    failed, skipped = sum(bool(one.kind) for one in found), sum(bool(one.lacks) for one in found)
-    agree = f"{len(found) - failed - skipped} of {len(found)} programs agree with torch CPU"
+    failed, skipped = sum(bool(one.kind) for one in replayed), sum(bool(one.lacks) for one in replayed)
+    agree = f"{len(replayed) - failed - skipped} of {len(replayed)} programs agree with torch CPU"
     print(agree + (f", {skipped} were not run" if skipped else ""))
 
 

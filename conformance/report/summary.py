@@ -41,8 +41,8 @@ class Verdict:
 
 def verdicts(*runs: Run | None) -> list[Verdict]:
     """The verdicts on the halves of these runs, the worst first."""
-    found = [verdict for run in runs if run for verdict in _halves(run)]
-    return sorted(found, key=lambda verdict: verdict.good)
+    lines = [verdict for run in runs if run for verdict in _halves(run)]
+    return sorted(lines, key=lambda verdict: verdict.good)
 
 
 def _halves(run: Run) -> list[Verdict]:
@@ -97,8 +97,8 @@ def at_inputs(run: Run, stopped: Result) -> str:
     """The sentence for a run whose programs all fail in one way before their first step, with the first difference."""
     programs = run.drawn.compared if run.drawn else 0
     first = stopped.failures[0]
-    told = f"{first.actual}: {first.detail}".removesuffix(": ") if first.oracle == "error" else sentence(first)
-    said = " ".join(told.split())[:300]
+    text = f"{first.actual}: {first.detail}".removesuffix(": ") if first.oracle == "error" else sentence(first)
+    said = " ".join(text.split())[:300]
     every = f"All {programs:,} programs fail" if programs > 1 else "The one program fails"
     return f"{every} at {MOVE}, before the first step, so that nothing else was compared: {said}"
 
@@ -106,10 +106,12 @@ def at_inputs(run: Run, stopped: Result) -> str:
 def known(run: Run) -> list[str]:
     """`3 known findings in 12 programs, declared in FILE`; empty if there are none."""
     known = (result for result in run.findings if result.outcome is Outcome.XFAIL and not result.layer)
-    found = [result.finding for result in known if result.finding]
+    findings = [result.finding for result in known if result.finding]
     apart = any(result.layer for result in run.findings)  # `known_programs` counts these too
-    programs = counted(sum(each.count for each in found) if apart else run.known_programs, "program")
-    return [f"{counted(len(found), 'known finding')} in {programs}, declared in {run.expectations}"] if found else []
+    programs = counted(sum(each.count for each in findings) if apart else run.known_programs, "program")
+    return (
+        [f"{counted(len(findings), 'known finding')} in {programs}, declared in {run.expectations}"] if findings else []
+    )
 
 
 MASKED = 0.1
@@ -163,8 +165,8 @@ def scripts(run: Run) -> list[str]:
 
 def without_backend(run: Run) -> list[str]:
     """`2 findings also fail without your backend`; empty if there are none."""
-    cases, found = (sum(bool(result.layer) for result in each) for each in (run.cases, run.findings))
-    counts = [(cases, "case"), (found, "finding")]
+    cases, findings = (sum(bool(result.layer) for result in each) for each in (run.cases, run.findings))
+    counts = [(cases, "case"), (findings, "finding")]
     singular = WITHOUT_BACKEND.replace("fails", "fail")
     return [
         f"{counted(number, noun)} {singular if number > 1 else WITHOUT_BACKEND}" for number, noun in counts if number

@@ -127,14 +127,14 @@ def place_of(args: argparse.Namespace, *files: Path | None) -> Place:
     not installed.
     """
     there = tuple(file for file in files if file is not None and file.exists())
-    made = Place(args.pool, args.per_worker, there, starting=args.starting, tell=told)
-    if made.local and made.per_worker != LOCAL.per_worker:
+    result = Place(args.pool, args.per_worker, there, starting=args.starting, tell=log)
+    if result.local and result.per_worker != LOCAL.per_worker:
         raise UsageError("--per-worker asks for resources of a Ray cluster: give its address as --pool too")
-    if not made.local and find_spec("ray") is None:
-        raise UsageError(f"--pool {made.address} needs Ray: pip install 'ray[client]>=2.50'")
-    return made
+    if not result.local and find_spec("ray") is None:
+        raise UsageError(f"--pool {result.address} needs Ray: pip install 'ray[client]>=2.50'")
+    return result
 
 
-def told(text: str) -> None:
+def log(text: str) -> None:
     """Print and flush a line of progress."""
     print(text, flush=True)

@@ -118,10 +118,10 @@ def assignment(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """Parse names that are joined by commas."""
-    found = [word.strip() for word in named(text).split(",") if word.strip()]
-    if not found:
+    result = [word.strip() for word in named(text).split(",") if word.strip()]
+    if not result:
         raise argparse.ArgumentTypeError(f"no name in {text!r}: write for example A,B")
-    return found
+    return result
 
 
 def resources(text: str) -> tuple[tuple[str, float], ...]:
@@ -318,12 +318,12 @@ def parser(
     `usual` holds the values that the help names as the defaults, by flag. A value that is not text also becomes the
     default. `values` holds the known values of a flag, and `changes` other arguments of `add_argument`.
     """
-    made = Parser(command, description=about, epilog=EXIT_CODES)
-    groups = {name: made.add_argument_group(name) for name in GROUPS}
+    parser = Parser(command, description=about, epilog=EXIT_CODES)
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for name in names:
         add = groups[FLAGS[name].group].add_argument
         add_flag(add, name, usual.get(name), (values or {}).get(name, ""), **(changes or {}).get(name, {}))
-    return made
+    return parser
 
 
 def add_flag(add: Callable[..., Any], name: str, usual: Any = None, values: str = "", **changes: Any) -> None:
@@ -341,12 +341,12 @@ def add_flag(add: Callable[..., Any], name: str, usual: Any = None, values: str 
 
 def defaults(names: Iterable[str]) -> dict[str, Any]:
     """Return the values of flags that a command does not offer, by their names in the parsed arguments."""
-    made = {}
+    result = {}
     for name in names:
         arguments = FLAGS[name].arguments or {}
         switch = arguments.get("action") == "store_true"
-        made[arguments.get("dest", name.replace("-", "_"))] = arguments.get("default", False if switch else None)
-    return made
+        result[arguments.get("dest", name.replace("-", "_"))] = arguments.get("default", False if switch else None)
+    return result
 
 
 def reports_expectations(stem: str = "") -> str:

@@ -76,7 +76,7 @@ class _Running:
     task: Task
     context: processes.Forking | processes.Spawning
     path: Path
-    given: float = field(default_factory=time.monotonic)
+    submitted: float = field(default_factory=time.monotonic)
     seen: tuple[int, str] = (0, "")
     since: float = 0.0
     death: Death | None = None
@@ -211,7 +211,7 @@ class LocalPool(Pool):
         self._handed_out += 1
         path = self._path / f"{self._handed_out}.note"
         try:
-            asked = pickle.dumps((str(path), task.function, task.args))
+            message = pickle.dumps((str(path), task.function, task.args))
         except Exception as error:  # the task cannot be pickled
             future: Future[Any] = Future()
             future.set_exception(error)
@@ -219,7 +219,7 @@ class LocalPool(Pool):
         while True:
             signals.check()
             try:
-                future = self._pool.schedule(worker.perform, args=(asked,), timeout=task.seconds)
+                future = self._pool.schedule(worker.perform, args=(message,), timeout=task.seconds)
                 return future, _Running(task, self._context, path)
             except RuntimeError:  # the pool broke before it took the task
                 self._restart()
@@ -244,7 +244,7 @@ class LocalPool(Pool):
                 continue
             death = running.overdue(self.limits, Note.read(running.path))
             if death is None and not future.running():
-                waited = time.monotonic() - running.given
+                waited = time.monotonic() - running.submitted
                 dead = sum(not _alive(int(mark.stem)) for mark in self._path.glob(f"*.{worker.STARTING}"))
                 self._want_spare(dead > 0 or self._ever_ready)
                 if dead >= ATTEMPTS:

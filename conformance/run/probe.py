@@ -56,10 +56,10 @@ def resolve(
     if not describe_target(spec).probed:
         return spec, None
     with place.pool(spec, limits) as pool:
-        made = probe(pool, spec, seconds, place.loading(spec, limits))
-    if made.unmade:
-        raise TargetError(f"target {spec!r} was not run: {made.unmade}; give more --minutes")
-    return f"{spec},without={'+'.join(sorted(made.lacks)) or 'nothing'}", made
+        probed = probe(pool, spec, seconds, place.loading(spec, limits))
+    if probed.unmade:
+        raise TargetError(f"target {spec!r} was not run: {probed.unmade}; give more --minutes")
+    return f"{spec},without={'+'.join(sorted(probed.lacks)) or 'nothing'}", probed
 
 
 def probe(
@@ -78,7 +78,7 @@ def probe(
                 with loading or nullcontext():
                     pool.ask(os.getpid)
                 begin, until = time.monotonic(), time.time() + seconds
-            made: Probe = pool.ask(_probed, spec, fatal, until=until)
+            result: Probe = pool.ask(_probed, spec, fatal, until=until)
         except OutOfTime:
             return Probe(seconds=seconds, unmade=f"the probe did not end within {seconds:.0f} s")
         except WorkerDied as died:
@@ -87,16 +87,16 @@ def probe(
                 raise unusable(spec, died.death) from None
             fatal[note.unit] = died.death.said
         else:
-            made = replace(made, seconds=time.monotonic() - begin)
-            if made.unmade:
-                return made
-            moves = made.rows[0]
+            result = replace(result, seconds=time.monotonic() - begin)
+            if result.unmade:
+                return result
+            moves = result.rows[0]
             if moves.answer != "yes":
                 raise TargetError(
                     f"target {spec!r} cannot be tested: float32 values do not survive the way to the device and back "
                     f"({moves.detail})"
                 )
-            return made
+            return result
 
 
 def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:

@@ -68,12 +68,12 @@ def _hashes_fixed() -> Iterator[None]:
     strings, and a worker on another machine has to draw the same programs.
     """
     name = "PYTHONHASHSEED"
-    given = os.environ.get(name)
+    value = os.environ.get(name)
     os.environ.setdefault(name, "0")
     try:
         yield
     finally:
-        if given is None:
+        if value is None:
             del os.environ[name]
 
 
@@ -224,12 +224,12 @@ class _Parcel:
         self.fds.append(fd)
         return len(self.fds) - 1
 
-    def pickled(self, made: Any) -> bytes:
+    def pickled(self, obj: Any) -> bytes:
         """Return the pickled object; its descriptors are in `fds`."""
         buffer = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(made)
+            ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
         finally:
             set_spawning_popen(None)
         return buffer.getvalue()
@@ -258,8 +258,8 @@ class _Server:
     def fork(self, line: Connection, target: Main, args: tuple[Any, ...]) -> None:
         """Request a worker. Raises OSError."""
         parcel = _Parcel(line.fileno())
-        made = parcel.pickled((os.getcwd(), sys.path, target, args))
-        socket.send_fds(self._control, [made], parcel.fds)
+        message = parcel.pickled((os.getcwd(), sys.path, target, args))
+        socket.send_fds(self._control, [message], parcel.fds)
 
     def end(self, seconds: float = LONGEST_END) -> None:
         """End the server and its workers. A server that still imports has no workers and gets 0 seconds."""
@@ -293,12 +293,12 @@ def _server(preload: Sequence[str]) -> _Server:
     environment = (os.getpid(), variables)
     key = (environment, tuple(preload))
     with _starting:
-        if (found := _standing.get(key)) is None or found.ended:
+        if (result := _standing.get(key)) is None or result.ended:
             for other in [other for other, server in _standing.items() if not server.users and other[0] != environment]:
                 _standing.pop(other).end()
-            found = _standing[key] = _Server(preload)
-        found.users += 1
-        return found
+            result = _standing[key] = _Server(preload)
+        result.users += 1
+        return result
 
 
 @atexit.register
@@ -326,9 +326,9 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
         os._exit(0)  # the owner waits, and destroying torch takes long
     control.close()
     multiprocessing.current_process().daemon = False  # the server is a daemon; a device may start processes
-    made, _Sent.arrived = request
+    message, _Sent.arrived = request
     try:
-        folder, sys.path[:], target, args = pickle.loads(made)
+        folder, sys.path[:], target, args = pickle.loads(message)
     except FileNotFoundError:  # of a lock: the pool that requested this worker has ended
         os._exit(1)
     os.chdir(folder)
@@ -376,13 +376,13 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
         if control not in ready:
             continue
         try:
-            data, given, _, _ = socket.recv_fds(control, LONGEST_REQUEST, MOST_DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, MOST_DESCRIPTORS)
             pid = os.fork() if data else -1
         except OSError:  # the owner was killed, or no further process can be created
             pid = -1
         if pid < 0:
             break
-        line = Connection(given[0])
+        line = Connection(descriptors[0])
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -390,8 +390,8 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
             wakes.close()
             for each in (line, *lines.values()):
                 each.close()
-            return data, given
-        for fd in given[1:]:
+            return data, descriptors
+        for fd in descriptors[1:]:
             os.close(fd)
         lines[pid] = line
         with contextlib.suppress(OSError):

@@ -111,13 +111,13 @@ def contradictions(
             pool.ask(os.getpid)  # the time counts from when the target is loaded
         except WorkerDied as died:
             raise unusable(spec, died.death) from None
-        made = list(trials(pool, spec, tasks, seconds))
-    for one in made:
+        tried = list(trials(pool, spec, tasks, seconds))
+    for one in tried:
         if one.outcome in words:
             said = f" ({one.said})" if one.said else ""
             remedy = profile.remedy(key, one.name)
             there[one.name] = f"declared lacking, and {words[one.outcome]}{said}: {remedy}"
-    untried = sum(one.outcome is Outcome.UNTRIED for one in made)
+    untried = sum(one.outcome is Outcome.UNTRIED for one in tried)
     if untried:
-        notes = [f"{untried} of {len(made)} trials of what is declared lacking could not be made.", *notes]
+        notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]
     return {**more, **there}, notes

@@ -40,8 +40,8 @@ def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
     for name in modules_of(profile.spec if profile is not None else spec):
         for place in _sources(name):
             _copy(place, staged / place.name)
-    made: dict[str, Any] = {"working_dir": str(staged), "py_modules": [str(Path(conformance.__file__).parent)]}
-    return {**made, "env_vars": dict(profile.environment)} if profile is not None else made
+    environment: dict[str, Any] = {"working_dir": str(staged), "py_modules": [str(Path(conformance.__file__).parent)]}
+    return {**environment, "env_vars": dict(profile.environment)} if profile is not None else environment
 
 
 def modules_of(spec: str) -> list[str]:
@@ -52,8 +52,8 @@ def modules_of(spec: str) -> list[str]:
 
 def _sources(name: str) -> Iterator[Path]:
     """Yield the file or folder of a module that is not installed."""
-    found = find_spec(name)
-    origin = Path(found.origin).resolve() if found is not None and found.origin else None
+    spec = find_spec(name)
+    origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
     if origin is None or any(origin.is_relative_to(each) for each in installed) or name == "conformance":
         return

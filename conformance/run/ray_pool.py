@@ -63,7 +63,7 @@ class _Seat:
     """An actor, its pending call and the time of its last sign of life, and its task or None."""
 
     actor: Any
-    asked: Any
+    reference: Any
     since: float = field(default_factory=time.monotonic)
     node: str = ""
     ready: bool = False
@@ -203,9 +203,9 @@ class RayPool(Pool):
         wanted = dict(self._place.per_worker)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
-            asked = ",".join(f"{name}={amount:g}" for name, amount in wanted.items())
+            request = ",".join(f"{name}={amount:g}" for name, amount in wanted.items())
             there = "; ".join(", ".join(f"{k}={v:g}" for k, v in _named(node).items()) for node in nodes)
-            raise UsageError(f"no node at --pool {self._place.address} has {asked} for a worker: there is {there}")
+            raise UsageError(f"no node at --pool {self._place.address} has {request} for a worker: there is {there}")
 
     def close(self) -> None:
         """End all workers, busy ones included."""
@@ -239,14 +239,14 @@ class RayPool(Pool):
         """Return a function's value from a worker; see `Pool.ask`."""
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         self._waiting.appendleft(task)
-        while not (found := [answer for one, answer in self._ended if one is task]):
+        while not (answers := [answer for one, answer in self._ended if one is task]):
             signals.check()
             if time.time() >= until:
                 self._withdraw(task)
                 raise OutOfTime
             self._turn(max(min(LOOK, until - time.time()), 0.0))
         self._ended = deque(pair for pair in self._ended if pair[0] is not task)
-        return value_of(found[0])
+        return value_of(answers[0])
 
     def _withdraw(self, task: Task) -> None:
         self._waiting = deque(one for one in self._waiting if one is not task)
@@ -264,7 +264,7 @@ class RayPool(Pool):
         for seat in self._seats:
             if seat.ready and seat.task is None and self._waiting:
                 self._hand(seat, self._waiting.popleft())
-        by_reference = {seat.asked: seat for seat in self._seats if seat.asked is not None}
+        by_reference = {seat.reference: seat for seat in self._seats if seat.reference is not None}
         try:
             ray.wait(list(by_reference), num_returns=1, timeout=seconds)
             # Collect all finished calls in one go, so that a turn takes as long with a thousand workers as with one.
@@ -275,7 +275,7 @@ class RayPool(Pool):
             self._hear(by_reference[reference])
         for seat in list(self._seats):
             limit = SILENT if seat.ready else self.limits.starting + SILENT
-            if seat.node and seat.asked is not None and time.monotonic() - seat.since > limit:
+            if seat.node and seat.reference is not None and time.monotonic() - seat.since > limit:
                 self._lose(seat, f"gave no sign of life in {limit:g} s")
         if not done and time.monotonic() - self._heard > UNREACHED:
             self._heard = time.monotonic()
@@ -308,7 +308,7 @@ class RayPool(Pool):
             self._ended.append((task, Done(error=error)))
             return
         seat.task = task
-        seat.asked, seat.since = seat.actor.look.remote(WATCH, relayed), time.monotonic()
+        seat.reference, seat.since = seat.actor.look.remote(WATCH, relayed), time.monotonic()
 
     def _hear(self, seat: _Seat) -> None:
         """Process the answer of an actor's pending call."""
@@ -317,13 +317,13 @@ class RayPool(Pool):
         if seat not in self._seats:
             return
         try:
-            news = ray.get(seat.asked)
+            news = ray.get(seat.reference)
         except Exception as error:  # the actor is gone, or unreachable
             self._lose(seat, _last(error))
             return
         self._heard = seat.since = time.monotonic()
         if not seat.node:
-            seat.node, seat.asked = news, seat.actor.start.remote()
+            seat.node, seat.reference = news, seat.actor.start.remote()
             return
         if not seat.ready:
             self._started(seat, news)
@@ -332,9 +332,9 @@ class RayPool(Pool):
         for path, text in files:
             write_atomic(Path(path), text)
         if answer is None:
-            seat.asked = seat.actor.look.remote(WATCH)
+            seat.reference = seat.actor.look.remote(WATCH)
             return
-        task, seat.task, seat.asked = seat.task, None, None
+        task, seat.task, seat.reference = seat.task, None, None
         assert task is not None
         if isinstance(answer, bytes):
             try:
@@ -348,7 +348,7 @@ class RayPool(Pool):
         self._ended.append((task, answer))
 
     def _started(self, seat: _Seat, said: Death | str) -> None:
-        seat.asked = None
+        seat.reference = None
         if not said:
             seat.ready, self._unstarted = True, 0
             self.workers[seat.node] = self.workers.get(seat.node, 0) + 1

@@ -70,20 +70,20 @@ class Source(Protocol):
         """Run the subjects for at most `seconds`, apply the declarations, and return the results so far if the run is
         interrupted. The run's seconds are those of an earlier run that it resumes."""
 
-    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
+    def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """Return evidence against the target's profile, from trials of at most `seconds`: results and notes."""
         return [], []
 
-    def declare(self, session: Session, made: Run) -> list[str]:
+    def declare(self, session: Session, run: Run) -> list[str]:
         """Write the failures of the run to the declarations, apply them to the run, and return a summary."""
 
-    def keep(self, session: Session, made: Run) -> None:
+    def keep(self, session: Session, run: Run) -> None:
         """Write the further files that the options ask for, such as a baseline."""
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """Print the findings."""
 
-    def nothing(self, session: Session, made: Run) -> str:
+    def nothing(self, session: Session, run: Run) -> str:
         """Return why nothing was compared."""
 
 
@@ -214,38 +214,38 @@ class Session:
         checking = min(scripts.BUDGET, SHARE * seconds) if self.args.check_scripts is None else self.args.check_scripts
         trying = min(BUDGET, SHARE * seconds) if self.profile is not None and self.profile.operators else 0.0
         kept_back = checking + trying if seconds < math.inf else 0.0
-        made = source.execute(self, max(seconds - kept_back, 0.0))
-        earlier = made.seconds
-        made.environment |= machine() | (self.seen.described() if self.seen is not None else {})
-        made.command = made.command or shlex.join([self.command, *self.words])
-        if not made.complete and not made.results and not made.drawn:
+        run = source.execute(self, max(seconds - kept_back, 0.0))
+        earlier = run.seconds
+        run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
+        run.command = run.command or shlex.join([self.command, *self.words])
+        if not run.complete and not run.results and not run.drawn:
             print(f"{self.command}: interrupted before anything was compared; no report is written", file=sys.stderr)
-            return made.exit_code()
-        if self.args.update_expectations and not made.interrupted and made.complete:
-            for line in source.declare(self, made):
+            return run.exit_code()
+        if self.args.update_expectations and not run.interrupted and run.complete:
+            for line in source.declare(self, run):
                 self.print(line)
-        if not made.interrupted and self.profile is not None:
-            there, notes = source.stale(self, made, trying if seconds < math.inf else BUDGET)
-            made.results, made.notes = [*made.results, *there], [*made.notes, *notes]
+        if not run.interrupted and self.profile is not None:
+            there, notes = source.stale(self, run, trying if seconds < math.inf else BUDGET)
+            run.results, run.notes = [*run.results, *there], [*run.notes, *notes]
         jobs = 1 if self.limits.recycle == 1 else self.args.jobs  # each may need as much memory as a worker may take
-        scripts.confirm(made, self.limits.unit, 0.0 if made.interrupted else checking, jobs)
-        if self.pythons and not made.interrupted:
-            scripts.also_on(made, self.pythons, self.limits.unit, checking)
-        made.seconds = round(earlier + time.monotonic() - began, 2)
-        changes = compare.diff(source.baseline, made) if source.baseline else None
-        text = report.write(made, self.reports, source.baseline)
-        self.runs.append(made)
+        scripts.confirm(run, self.limits.unit, 0.0 if run.interrupted else checking, jobs)
+        if self.pythons and not run.interrupted:
+            scripts.also_on(run, self.pythons, self.limits.unit, checking)
+        run.seconds = round(earlier + time.monotonic() - began, 2)
+        changes = compare.diff(source.baseline, run) if source.baseline else None
+        text = report.write(run, self.reports, source.baseline)
+        self.runs.append(run)
         if source.job_summary and alone:
             self._to_job_summary(text)
-        source.keep(self, made)
-        source.summarize(self, made)
-        terminal.end(self.console, made, changes, self.reports / report.PAGES[source.stem])
+        source.keep(self, run)
+        source.summarize(self, run)
+        terminal.end(self.console, run, changes, self.reports / report.PAGES[source.stem])
         accepted = getattr(self.args, "update_baseline", False)
-        code = made.exit_code(changes.regressions if changes and not accepted else 0)
+        code = run.exit_code(changes.regressions if changes and not accepted else 0)
         if code == 2:
-            print(f"{self.command}: {source.nothing(self, made)}", file=sys.stderr)
-        if not made.complete:
-            why = "interrupted" if made.interrupted else "; ".join(made.notes)
+            print(f"{self.command}: {source.nothing(self, run)}", file=sys.stderr)
+        if not run.complete:
+            why = "interrupted" if run.interrupted else "; ".join(run.notes)
             more = "; the same command with --resume goes on from there" if self.resumable else ""
             print(f"{self.command}: {why}; the results so far are in the report{more}", file=sys.stderr)
         return code
@@ -253,15 +253,15 @@ class Session:
 
 def machine() -> dict[str, str]:
     """Return facts about a run that the target does not report: Python, machine and commit."""
-    made = {
+    result = {
         "python": sys.version.split()[0],
         "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores",
     }
     with suppress(OSError, subprocess.SubprocessError):
         line = ["git", "rev-parse", "--short", "HEAD"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True)
-        made["commit"] = done.stdout.strip()
-    return made
+        result["commit"] = done.stdout.strip()
+    return result
 
 
 def main(

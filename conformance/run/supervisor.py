@@ -77,8 +77,8 @@ class Supervisor:
         return files, answer
 
     def _kept(self) -> Sequence[tuple[str, str]]:
-        found = []
+        result = []
         for path in sorted(self._spool.glob(f"*.{worker.KEPT}")):
-            found.append(pickle.loads(path.read_bytes()))
+            result.append(pickle.loads(path.read_bytes()))
             path.unlink()
-        return found
+        return result

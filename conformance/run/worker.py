@@ -118,14 +118,14 @@ def loaded(target: str) -> Target:
     return load_target(target)
 
 
-def perform(asked: bytes) -> bytes:
+def perform(message: bytes) -> bytes:
     """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
 
     The process ends if the task exceeds its time or memory, or ends the interpreter. The interrupted work, such as an
     import, is half done then.
     """
     try:
-        path, function, args = pickle.loads(asked)
+        path, function, args = pickle.loads(message)
         _State.note = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         _begin("")
         return _answered(function, args)
@@ -151,11 +151,11 @@ def _answered(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
         return pickle.dumps(Done(error=_portable(error)))
 
 
-def relay(asked: bytes) -> bytes:
+def relay(message: bytes) -> bytes:
     """Call a pickled function on its pickled arguments and return a pickled `Done`. The supervisor, which cannot import
     either, forwards a task as this function and its bytes.
     """
-    function, args = pickle.loads(asked)
+    function, args = pickle.loads(message)
     return _answered(function, args)
 
 

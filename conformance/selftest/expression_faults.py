@@ -41,50 +41,50 @@ def _plain(call: Call) -> bool:
     return not call.writes and "out" not in call.kwargs
 
 
-def _note(call: Call, made: torch.Tensor, *of: Any) -> torch.Tensor:
+def _note(call: Call, result: torch.Tensor, *of: Any) -> torch.Tensor:
     """Record the operands of a result, and return the result."""
     versions = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
-    call.memory[storage_key(made)] = made, version_of(made), of, versions
-    return made
+    call.memory[storage_key(result)] = result, version_of(result), of, versions
+    return result
 
 
 def _operands(call: Call, t: Any) -> tuple[Any, ...] | None:
     """Return the operands that a tensor was computed from, or None if it or they were written since."""
     if not isinstance(t, torch.Tensor):
         return None
-    made, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
-    if made is None or not _same(made, t) or version_of(t) != version:
+    result, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
+    if result is None or not _same(result, t) or version_of(t) != version:
         return None
     now = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
     return tuple(of) if now == versions else None
 
 
 def _contracted(call: Call) -> Any:
-    made = call.run()
-    if not _plain(call) or not isinstance(made, torch.Tensor) or not made.is_floating_point():
-        return made
+    result = call.run()
+    if not _plain(call) or not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return result
     if _named(call, "mul"):
-        return _note(call, made, *call.args[:2])
+        return _note(call, result, *call.args[:2])
     for at, factors in enumerate([_operands(call, arg) for arg in call.args[:2]]):
         if factors is not None:
             wide = [one.double() if isinstance(one, torch.Tensor) else one for one in (*factors, *call.args[:2])]
             wide[2 + at] = wide[0] * wide[1]
-            return made.copy_(call.func(*wide[2:], **call.kwargs))
-    return made
+            return result.copy_(call.func(*wide[2:], **call.kwargs))
+    return result
 
 
 def _folded(first: Callable[[Call], Any], last: str) -> Callable[[Call], Any]:
     """Replace an op over the result of another by an operand: `first` returns the operand that `last` restores."""
 
     def act(call: Call) -> Any:
-        made = call.run()
-        if not _plain(call) or not isinstance(made, torch.Tensor):
-            return made
+        result = call.run()
+        if not _plain(call) or not isinstance(result, torch.Tensor):
+            return result
         operand = _operands(call, call.first) if _named(call, last) else None
-        if operand is not None and operand[0].dtype is made.dtype:
-            made.copy_(operand[0])
+        if operand is not None and operand[0].dtype is result.dtype:
+            result.copy_(operand[0])
         started = first(call)
-        return made if started is None else _note(call, made, started)
+        return result if started is None else _note(call, result, started)
 
     return act
 
@@ -122,10 +122,10 @@ def _shape_kept(call: Call) -> Any:
     out = call.kwargs.get("out")
     if not isinstance(out, torch.Tensor) or not out.numel():
         return call.run()
-    made = _fresh(call)
-    if made.shape == out.shape or made.numel() != out.numel():
+    result = _fresh(call)
+    if result.shape == out.shape or result.numel() != out.numel():
         return call.run()
-    return out.copy_(made.reshape(out.shape))
+    return out.copy_(result.reshape(out.shape))
 
 
 def _overlap_accepted(call: Call) -> Any:
@@ -135,10 +135,10 @@ def _overlap_accepted(call: Call) -> Any:
         out = call.kwargs.get("out")
         if not isinstance(out, torch.Tensor) or "memory" not in str(error) or 0 in out.stride():
             raise
-        made = _fresh(call)
-        if made.shape != out.shape:
+        result = _fresh(call)
+        if result.shape != out.shape:
             raise
-        return out.copy_(made)
+        return out.copy_(result)
 
 
 def _new_memory(call: Call) -> Any:
@@ -146,9 +146,9 @@ def _new_memory(call: Call) -> Any:
     if not isinstance(out, torch.Tensor) or out.is_contiguous():
         return call.run()
     before, memory = whole_storage(out).clone(), whole_storage(out)
-    made = call.run().clone(memory_format=torch.contiguous_format)
+    result = call.run().clone(memory_format=torch.contiguous_format)
     memory.copy_(before)
-    return out.set_(made)
+    return out.set_(result)
 
 
 def _key(call: Call, of: Callable[[torch.Tensor], Hashable]) -> Hashable:
@@ -158,21 +158,21 @@ def _key(call: Call, of: Callable[[torch.Tensor], Hashable]) -> Hashable:
 
 
 def _replayed(call: Call) -> Any:
-    made = call.run()
-    if not _plain(call) or not isinstance(made, torch.Tensor):
-        return made
+    result = call.run()
+    if not _plain(call) or not isinstance(result, torch.Tensor):
+        return result
     seen = call.memory.setdefault(_key(call, lambda t: (t.dtype, tuple(t.shape))), [])
-    if len(seen) > 1 and seen[1].shape == made.shape:
-        made.copy_(seen[1])
-    seen.append(made.clone())
-    return made
+    if len(seen) > 1 and seen[1].shape == result.shape:
+        result.copy_(seen[1])
+    seen.append(result.clone())
+    return result
 
 
 def _dtype_forgotten(call: Call) -> Any:
-    made = call.run()
-    if not _plain(call) or made.is_complex():
-        return made
-    return made.to(call.memory.setdefault(_key(call, lambda t: tuple(t.shape)), made.dtype))
+    result = call.run()
+    if not _plain(call) or result.is_complex():
+        return result
+    return result.to(call.memory.setdefault(_key(call, lambda t: tuple(t.shape)), result.dtype))
 
 
 def _number_forgotten(call: Call) -> Any:
@@ -194,17 +194,17 @@ def _strides_forgotten(call: Call) -> Any:
     strides = call.memory.setdefault(_key(call, lambda t: (t.dtype, tuple(t.shape))), t.stride())
     last = t.storage_offset() + sum((n - 1) * st for n, st in zip(t.size(), strides, strict=True))
     fits = (last + 1) * t.element_size() <= t.untyped_storage().nbytes()
-    made = call.run()
-    if not fits or strides == t.stride() or not isinstance(made, torch.Tensor):
-        return made
-    return made.copy_(call.having(0, t.as_strided(t.size(), strides)))
+    result = call.run()
+    if not fits or strides == t.stride() or not isinstance(result, torch.Tensor):
+        return result
+    return result.copy_(call.having(0, t.as_strided(t.size(), strides)))
 
 
 def _no_tail(call: Call) -> Any:
-    made = call.run()
-    if _plain(call) and made.numel() > LANES and made.numel() % LANES and made.is_contiguous():
-        made.view(-1)[-(made.numel() % LANES) :] = 0
-    return made
+    result = call.run()
+    if _plain(call) and result.numel() > LANES and result.numel() % LANES and result.is_contiguous():
+        result.view(-1)[-(result.numel() % LANES) :] = 0
+    return result
 
 
 def _first_block(call: Call) -> Any:
@@ -215,14 +215,14 @@ def _first_block(call: Call) -> Any:
 
 
 def _zero_of_nothing(call: Call) -> Any:
-    made = call.run()
-    return made.zero_() if not call.first.numel() and _plain(call) else made
+    result = call.run()
+    return result.zero_() if not call.first.numel() and _plain(call) else result
 
 
 def _one_dimension(call: Call) -> Any:
-    made = call.run()
+    result = call.run()
     scalar = _plain(call) and isinstance(call.first, torch.Tensor) and call.first.dim() == 0
-    return map_tensors(made, lambda t: t.unsqueeze(0) if t.dim() == 0 else t) if scalar else made
+    return map_tensors(result, lambda t: t.unsqueeze(0) if t.dim() == 0 else t) if scalar else result
 
 
 def _last_of_repeated(call: Call) -> Any:
@@ -248,17 +248,17 @@ def _not_summed(call: Call) -> Any:
 
 
 def _first_of_ties(call: Call) -> Any:
-    t, made = call.first, call.run()
-    if not isinstance(made, torch.Tensor) or not made.requires_grad or not t.numel():
-        return made
+    t, result = call.first, call.run()
+    if not isinstance(result, torch.Tensor) or not result.requires_grad or not t.numel():
+        return result
     index = torch.argmin if call.func.__name__.endswith("min") else torch.argmax
     dims = argument(call, 1, "dim")
     dims = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
     if isinstance(dims, int) and t.dim():
-        return t.gather(dims, index(t, dims, keepdim=True)).reshape(made.shape).clone()
-    if dims is not None or made.numel() != 1:
-        return made
-    return t.flatten().gather(0, index(t).reshape(1)).reshape(made.shape).clone()
+        return t.gather(dims, index(t, dims, keepdim=True)).reshape(result.shape).clone()
+    if dims is not None or result.numel() != 1:
+        return result
+    return t.flatten().gather(0, index(t).reshape(1)).reshape(result.shape).clone()
 
 
 def _power_over_base(call: Call) -> Any:
@@ -272,9 +272,9 @@ def _strictly(call: Call) -> Any:
 
 
 def _times_infinity(call: Call) -> Any:
-    made = call.run()
+    result = call.run()
     everything = argument(call, 1, "p", 0.5) == 1 and (argument(call, 2, "training", True) or call.kwargs.get("train"))
-    return made * math.inf if everything and isinstance(made, torch.Tensor) else made
+    return result * math.inf if everything and isinstance(result, torch.Tensor) else result
 
 
 def _certain(call: Call) -> Any:

@@ -89,17 +89,17 @@ def _stale(call: Call) -> Any:
 
 
 def _contiguous(call: Call) -> Any:
-    made = call.run()
-    return made.new_empty(made.size()).copy_(made)
+    result = call.run()
+    return result.new_empty(result.size()).copy_(result)
 
 
 def _clobber(call: Call) -> Any:
     t = call.first
-    made = call.run()
+    result = call.run()
     if _gappy(t) and 0 not in t.stride():
         last = t.storage_offset() + sum((n - 1) * st for n, st in zip(t.size(), t.stride(), strict=True))
         t.as_strided((last - t.storage_offset() + 1,), (1,))[1:2].zero_()
-    return made
+    return result
 
 
 def _onto_contiguous(call: Call) -> Any:
@@ -186,15 +186,15 @@ def _depth(act: Callable[[Call], Any], deep: int) -> Callable[[Call], Any]:
 def _write_after_read(call: Call) -> Any:
     """Update a result after a partial write to the operand that it was computed from."""
     if not call.writes:
-        made = call.run()
-        if isinstance(made, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
-            call.memory[storage_key(call.first)] = (call, made, version_of(made))
-        return made
+        result = call.run()
+        if isinstance(result, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
+            call.memory[storage_key(call.first)] = (call, result, version_of(result))
+        return result
     done = call.run()
-    earlier, made, version = call.memory.pop(storage_key(call.first), (None, None, None))
+    earlier, result, version = call.memory.pop(storage_key(call.first), (None, None, None))
     partial = call.first.numel() * call.first.element_size() < call.first.untyped_storage().nbytes()
-    if earlier is not None and partial and version_of(made) == version and not made.requires_grad:
-        made.copy_(earlier.run())
+    if earlier is not None and partial and version_of(result) == version and not result.requires_grad:
+        result.copy_(earlier.run())
     return done
 
 
@@ -212,9 +212,9 @@ def _old_strides_after_t(call: Call) -> Any:
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
         call.memory[geometry(t)] = before = t.stride()
-        made = call.run()
+        result = call.run()
         call.memory[geometry(t)] = before
-        return made
+        return result
     before = call.memory.get(geometry(t))
     if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
         return call.run()
@@ -231,8 +231,8 @@ def _twice_through_one_view(call: Call) -> Any:
 
 
 def _offset_unspecified(call: Call) -> Any:
-    given = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
-    return call.first.as_strided(*call.args[1:3]) if given == 0 else call.run()
+    offset = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
+    return call.first.as_strided(*call.args[1:3]) if offset == 0 else call.run()
 
 
 def _strides_kept(call: Call) -> Any:
@@ -247,8 +247,8 @@ def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[Call], Any
 
 
 def _wide_result(call: Call) -> Any:
-    made = call.run()
-    return made.to(torch.uint8) if made.dtype is torch.bool else made
+    result = call.run()
+    return result.to(torch.uint8) if result.dtype is torch.bool else result
 
 
 def _saturate(call: Call) -> Any:
@@ -260,25 +260,25 @@ def _saturate(call: Call) -> Any:
 
 
 def _size_one_stride(call: Call) -> Any:
-    made = call.run()
-    strides = tuple(1 if n == 1 else st for n, st in zip(made.size(), made.stride(), strict=True))
-    return made.as_strided(made.size(), strides)
+    result = call.run()
+    strides = tuple(1 if n == 1 else st for n, st in zip(result.size(), result.stride(), strict=True))
+    return result.as_strided(result.size(), strides)
 
 
 def _round_to_int(call: Call) -> Any:
     source, dtype = call.first, call.kwargs.get("dtype")
-    made = call.run()
+    result = call.run()
     to_int = source.is_floating_point() and dtype is not None and not dtype.is_floating_point and not dtype.is_complex
-    return made.copy_(source.round()) if to_int and dtype is not torch.bool else made  # only the values are wrong
+    return result.copy_(source.round()) if to_int and dtype is not torch.bool else result  # only the values are wrong
 
 
 def _last_row_missing(call: Call) -> Any:
-    made = call.run()
+    result = call.run()
     source = call.args[1]
     broadcast = isinstance(source, torch.Tensor) and source.dim() < call.first.dim()
     if broadcast and call.first.size(0) > 1:
         call.first[-1].zero_()
-    return made
+    return result
 
 
 FAULTS: dict[str, Fault] = {

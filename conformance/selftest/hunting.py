@@ -62,15 +62,15 @@ def run(target: str, case: PlantedFault) -> Result:
     with unit(case.id), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step("the hunt")
-        found = hunt(case.op, case.drawing, case.seed, case.programs, beneath=target)
-    if not found.tried:
+        hunted = hunt(case.op, case.drawing, case.seed, case.programs, beneath=target)
+    if not hunted.tried:
         return case.result(Outcome.SKIP, skipped=1, reason="no program was run that the target supports")
-    if found.small is None:
+    if hunted.small is None:
         lost = Failure(POWER, "the fault", f"{case.programs} programs", "not found", call=case.call)
-        return case.result(Outcome.FAIL, samples=found.tried, failed=1, failures=(lost,))
-    steps, inputs = len(found.small.steps), len(found.small.inputs)
-    reason = f"{found.oracle}, program {found.programs}, {steps} steps and {inputs} inputs when shrunk"
-    return case.result(Outcome.PASS, samples=found.tried, reason=reason)
+        return case.result(Outcome.FAIL, samples=hunted.tried, failed=1, failures=(lost,))
+    steps, inputs = len(hunted.small.steps), len(hunted.small.inputs)
+    reason = f"{hunted.oracle}, program {hunted.programs}, {steps} steps and {inputs} inputs when shrunk"
+    return case.result(Outcome.PASS, samples=hunted.tried, reason=reason)
 
 
 class PlantedFaults(MeasuredCases):
@@ -95,21 +95,21 @@ class PlantedFaults(MeasuredCases):
         """See `MeasuredCases.rows`."""
         return EVERY
 
-    def worst(self, made: Run) -> Sequence[Result]:
+    def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`: the faults that need the most programs."""
-        return sorted((one for one in made.results if one.reason), key=lambda one: -one.samples)
+        return sorted((one for one in run.results if one.reason), key=lambda one: -one.samples)
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""
         return f"{result.op}: {result.reason}"
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """Print the number of faults found and the medians, too."""
-        found = [one for one in made.results if one.outcome is Outcome.PASS]
-        if found:
-            median = statistics.median(one.samples for one in found)
-            session.print(f"{len(found)} of {len(made.results)} found; median {median:g} programs")
-        super().summarize(session, made)
+        caught = [one for one in run.results if one.outcome is Outcome.PASS]
+        if caught:
+            median = statistics.median(one.samples for one in caught)
+            session.print(f"{len(caught)} of {len(run.results)} found; median {median:g} programs")
+        super().summarize(session, run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

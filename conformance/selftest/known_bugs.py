@@ -97,13 +97,13 @@ def read(path: Path) -> Campaign:
     name, progress = "", path.parent / "fuzz-progress.json"
     if progress.exists():
         name = str(json.loads(progress.read_text(encoding="utf-8")).get("campaign", ""))
-    found = []
+    findings = []
     for saved in sorted((path.parent / "failures").glob("*.json")):
         data = json.loads(saved.read_text(encoding="utf-8"))
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
-                found.append((FailingProgram.from_json(data), min(data["numbers"]), None))
-    return Campaign(run.target, run.drawn.programs, run.seconds, found)
+                findings.append((FailingProgram.from_json(data), min(data["numbers"]), None))
+    return Campaign(run.target, run.drawn.programs, run.seconds, findings)
 
 
 def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int, Evidence]]:
@@ -129,7 +129,7 @@ def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tupl
     """Return the calls of a failing sample as programs, with the evidence of each."""
     from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
 
-    target, made = load_target(spec), []
+    target, result = load_target(spec), []
     mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
     kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
     # The answer of torch CPU may differ in each run, if it is what is wrong. Then only an unchecked program is left.
@@ -137,8 +137,8 @@ def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tupl
     for program in programs:
         finding = FailingProgram(kind, 0, 0, case.id, program, (mismatch,), 1, _property(failure), op)
         facts = evidence(with_culprit(finding, target), target)
-        made += [(finding, facts)] if facts is not None else []
-    return made
+        result += [(finding, facts)] if facts is not None else []
+    return result
 
 
 def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
@@ -156,10 +156,10 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
     every = [(campaign, _matched(campaign, measured)) for campaign in campaigns]
     for bug in measured:
         own = [(campaign, matches) for campaign, matches in every if campaign.target in bug.targets]
-        found = [(first, campaign, finding, why) for campaign, matches in own
+        ranked = [(first, campaign, finding, why) for campaign, matches in own
                  for number, first, finding, why in matches if number == bug.number]  # fmt: skip
-        if found:
-            first, campaign, finding, why = min(found, key=lambda one: one[0])
+        if ranked:
+            first, campaign, finding, why = min(ranked, key=lambda one: one[0])
             minutes = round((first + 1) * campaign.seconds / max(campaign.programs, 1) / 60, 2)
             size = len(finding.program.steps)
             yield Row(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
@@ -172,14 +172,14 @@ def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int
     """The pairs of a bug and a finding that match: the bug's number, the first program, the finding, and why."""
     if not any(campaign.target in bug.targets for bug in measured):
         return []
-    target, made = load_target(campaign.target), []
+    target, result = load_target(campaign.target), []
     for finding, first, known in campaign.findings:
         finding = with_culprit(finding, target) if known is None else finding
         facts = evidence(finding, target) if known is None else known
         for bug in measured:
             if facts is not None and campaign.target in bug.targets and (why := bug.matches(facts)):
-                made.append((bug.number, max(first, 0), finding, why))
-    return made
+                result.append((bug.number, max(first, 0), finding, why))
+    return result
 
 
 def _loads(spec: str) -> bool:

@@ -159,18 +159,18 @@ def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str 
     """
     # With the mode that plants nothing, since the mode alone changes some strides of torch CPU.
     sound, target = (load_target(f"mutant:{fault}@{beneath}") for fault in (NOTHING, name))
-    made = Hunt()
+    result = Hunt()
     for number in range(programs):
         program, expected = _drawn(drawing, seed, number)
         if unsupported_reason(program, sound):
             continue
-        made.tried += 1
-        found = differences_on(program, target, expected)
-        if found and not differences_on(program, sound, expected):
-            made.programs, made.oracle = number + 1, found[0].oracle
-            made.small = reduce_program(
+        result.tried += 1
+        differences = differences_on(program, target, expected)
+        if differences and not differences_on(program, sound, expected):
+            result.programs, result.oracle = number + 1, differences[0].oracle
+            result.small = reduce_program(
                 program,
                 lambda candidate: bool(differences_on(candidate, target) and not differences_on(candidate, sound)),
             )
             break
-    return made
+    return result

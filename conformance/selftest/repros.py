@@ -63,10 +63,10 @@ def shows(names: Mapping[str, Any], spec: str, part: str = "") -> int:
             assert isinstance(target, Layered)  # the index names parts of compilers only
             stack.enter_context(target.switched_off(*part_named(part)))
         other = target.transform(program) if target.transforms_program else program
-        given = _calls(names)
+        inputs = _calls(names)
         if target.device.type != "cpu":
-            given = [[one.to(target.device) for one in each] for each in given]
-        return _code(_same(seen, _answers(other, given, names), values="value" in target.oracles))
+            inputs = [[one.to(target.device) for one in each] for each in inputs]
+        return _code(_same(seen, _answers(other, inputs, names), values="value" in target.oracles))
 
 
 def _code(same: bool) -> int:
@@ -75,8 +75,8 @@ def _code(same: bool) -> int:
 
 def _calls(names: Mapping[str, Any]) -> list[list[Any]]:
     torch.manual_seed(0)
-    made: list[list[Any]] = names["calls"]() if "calls" in names else [names["inputs"]()]
-    return made
+    result: list[list[Any]] = names["calls"]() if "calls" in names else [names["inputs"]()]
+    return result
 
 
 def _answers(function: Callable[..., Any], calls: list[list[Any]], names: Mapping[str, Any]) -> list[Any]:
@@ -84,21 +84,21 @@ def _answers(function: Callable[..., Any], calls: list[list[Any]], names: Mappin
     error as its mere presence."""
     seen: list[Any] = []
     torch.manual_seed(0)
-    for given in calls:
+    for inputs in calls:
         try:
-            result = function(*given)
+            result = function(*inputs)
         except Exception:
             seen.append("an error")
             continue
         state = names["state"]() if "state" in names else None
         results = [one for one in (result if isinstance(result, tuple) else (result,)) if one is not None]
         tensors = [one for one in results if isinstance(one, torch.Tensor)]
-        seen.append([_kept(one) for one in [*results, *given, state]])
+        seen.append([_kept(one) for one in [*results, *inputs, state]])
         for one in tensors:
             if one.dtype.is_floating_point and not one.requires_grad:
                 with suppress(RuntimeError):  # elements of an expanded result share memory
                     one.add_(1)
-        seen.append([_kept(one) for one in given])
+        seen.append([_kept(one) for one in inputs])
     return seen
 
 

@@ -35,14 +35,14 @@ def _like(call: Call) -> Hashable:
 
 
 def _dtype_remembered(call: Call) -> Any:
-    made = call.run()
-    return made.to(call.memory.setdefault(_like(call), made.dtype)) if "out" not in call.kwargs else made
+    result = call.run()
+    return result.to(call.memory.setdefault(_like(call), result.dtype)) if "out" not in call.kwargs else result
 
 
 def _new_dtype_remembered(call: Call) -> Any:
-    made = call.run()
+    result = call.run()
     named = call.kwargs.get("dtype") is not None
-    return made if named else made.to(call.memory.setdefault(_like(call), made.dtype))
+    return result if named else result.to(call.memory.setdefault(_like(call), result.dtype))
 
 
 def _device_remembered(call: Call) -> Any:
@@ -51,11 +51,11 @@ def _device_remembered(call: Call) -> Any:
 
 
 def _grad_remembered(call: Call) -> Any:
-    made = call.run()
-    if not isinstance(made, torch.Tensor):
-        return made
-    recorded = call.memory.setdefault(_like(call), made.requires_grad)
-    return made.detach() if made.requires_grad and not recorded else made
+    result = call.run()
+    if not isinstance(result, torch.Tensor):
+        return result
+    recorded = call.memory.setdefault(_like(call), result.requires_grad)
+    return result.detach() if result.requires_grad and not recorded else result
 
 
 def _ordinary_in_inference(call: Call) -> Any:
@@ -68,10 +68,10 @@ def _ordinary_in_inference(call: Call) -> Any:
 def _flushed_ever_after(call: Call) -> Any:
     if not (torch.tensor(1e-40) * 1.0).item():
         call.memory["flushed"] = True
-    made = call.run()
-    if "flushed" not in call.memory or not made.is_floating_point():
-        return made
-    return made.masked_fill_(made.abs() < torch.finfo(made.dtype).tiny, 0.0)
+    result = call.run()
+    if "flushed" not in call.memory or not result.is_floating_point():
+        return result
+    return result.masked_fill_(result.abs() < torch.finfo(result.dtype).tiny, 0.0)
 
 
 def _last_part_missing(call: Call) -> Any:
@@ -101,22 +101,22 @@ def _lost_in_transform(call: Call) -> Any:
 
 
 def _cut_in_transform(call: Call) -> Any:
-    made = call.run()
-    return made.detach() if functorch_level() is not None and isinstance(made, torch.Tensor) else made
+    result = call.run()
+    return result.detach() if functorch_level() is not None and isinstance(result, torch.Tensor) else result
 
 
 def _other_thread_unseen(call: Call) -> Any:
     """Before a write, restore the storage as this thread saw it last, so that writes of other threads are lost."""
-    given: list[torch.Tensor] = []
-    map_tensors((call.args, call.kwargs), given.append)
-    if call.func._schema.is_mutable and given and call.func.overloadpacket.__name__ in WRITES.split():
-        own, (_, kept) = whole_storage(given[0]), call.memory.get(storage_key(given[0]), (None, None))
+    tensors: list[torch.Tensor] = []
+    map_tensors((call.args, call.kwargs), tensors.append)
+    if call.func._schema.is_mutable and tensors and call.func.overloadpacket.__name__ in WRITES.split():
+        own, (_, kept) = whole_storage(tensors[0]), call.memory.get(storage_key(tensors[0]), (None, None))
         if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
             own.copy_(kept)
-    made = call.run()
-    for t in given:
+    result = call.run()
+    for t in tensors:
         call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
-    return made
+    return result
 
 
 def _storage_of_its_own(call: Call) -> Any:
@@ -130,13 +130,13 @@ def _shallow(call: Call) -> Any:
 
 def _freed_by_collection(call: Call) -> Any:
     count = gc.get_stats()[1]["collections"]
-    made = call.run()
-    return made.zero_() if call.memory.setdefault("collections", count) != count else made
+    result = call.run()
+    return result.zero_() if call.memory.setdefault("collections", count) != count else result
 
 
 def _first_draw_again(call: Call) -> Any:
-    made = call.run()
-    return made.copy_(call.memory.setdefault(_like(call), made.clone()))
+    result = call.run()
+    return result.copy_(call.memory.setdefault(_like(call), result.clone()))
 
 
 def _swallowed(call: Call) -> Any:
@@ -148,11 +148,11 @@ def _swallowed(call: Call) -> Any:
 def _warned_once(call: Call) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made = call.run()
+        result = call.run()
     for one in caught:
         if call.memory.setdefault(str(one.message), call) is call:
             warnings.warn(one.message, one.category, stacklevel=2)
-    return made
+    return result
 
 
 STATE_FAULTS: dict[str, Fault] = {

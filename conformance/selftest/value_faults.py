@@ -48,13 +48,13 @@ def instead(values: Callable[[Call], Any]) -> Callable[[Call], Any]:
             before = Call(call.func, map_tensors(call.args, torch.clone), named, call.memory)
             if "out" in call.kwargs:
                 before.func = call.func.overloadpacket
-        made = call.run()
+        result = call.run()
         wrong = values(before)
         if wrong is not None:
-            pairs = zip(made, wrong, strict=True) if isinstance(made, tuple | list) else [(made, wrong)]
+            pairs = zip(result, wrong, strict=True) if isinstance(result, tuple | list) else [(result, wrong)]
             for right, other in pairs:
                 right.copy_(other.reshape(right.shape))
-        return made
+        return result
 
     return act
 
@@ -175,8 +175,8 @@ def _in_opposite_order(call: Call) -> Any:
     t = call.first
     if t.is_complex() or not t.numel():
         return None
-    made = call.having(0, _opposite(t))
-    return (_opposite(made[0]), made[1]) if isinstance(made, tuple) else _opposite(made)
+    result = call.having(0, _opposite(t))
+    return (_opposite(result[0]), result[1]) if isinstance(result, tuple) else _opposite(result)
 
 
 def _away_from_zero(call: Call) -> Any:
@@ -192,15 +192,15 @@ def _whole_quotient(call: Call) -> Any:
 
 
 def _zero_dims_promote(call: Call) -> Any:
-    made, (a, b) = call.run(), call.args[:2]
+    result, (a, b) = call.run(), call.args[:2]
     if call.writes or "out" in call.kwargs or not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return made
-    return made.to(torch.promote_types(a.dtype, b.dtype)) if (a.dim() == 0) != (b.dim() == 0) else made
+        return result
+    return result.to(torch.promote_types(a.dtype, b.dtype)) if (a.dim() == 0) != (b.dim() == 0) else result
 
 
 def _dtype_of_first(call: Call) -> Any:
-    made = call.run()
-    return made if "out" in call.kwargs or made.is_complex() else made.to(call.first[0].dtype)
+    result = call.run()
+    return result if "out" in call.kwargs or result.is_complex() else result.to(call.first[0].dtype)
 
 
 def _number_as_float32(call: Call) -> Any:
@@ -235,8 +235,8 @@ def _cast_out(call: Call) -> Any:
         if not isinstance(out, torch.Tensor) or "can't be cast" not in str(error):
             raise
         named = {name: value for name, value in call.kwargs.items() if name != "out"}
-        made = call.func.overloadpacket(*call.args, **named)
-        return out.resize_(made.shape).copy_(made)
+        result = call.func.overloadpacket(*call.args, **named)
+        return out.resize_(result.shape).copy_(result)
 
 
 def _truncated_number(call: Call) -> Any:
@@ -270,12 +270,12 @@ def _nan_skipped(call: Call) -> Any:
 
 def _zero_skipped(call: Call) -> Any:
     a, b = call.args[:2]
-    made = call.func(a, b)
+    result = call.func(a, b)
     if not floats(call) or a.numel() * b.size(-1) > 2**20:
         return None
     a, b = a.unsqueeze(-1), b.unsqueeze(-3)
     terms = torch.where((a == 0) | (b == 0), 0.0, a * b)
-    return torch.where(made.isnan(), terms.sum(-2), made)
+    return torch.where(result.isnan(), terms.sum(-2), result)
 
 
 def _floor_of_quotient(call: Call) -> Any:

@@ -17,29 +17,29 @@ from conformance.standalone.torch_compat import tree_leaves
 SEED = 1234
 
 
-def widened_inputs(given: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+def widened_inputs(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the inputs with floating tensors converted to this dtype."""
-    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def answers(
-    program: Callable[..., Any], given: Mapping[str, Any], wanted: Collection[str], along_ones: bool = False
+    program: Callable[..., Any], inputs: Mapping[str, Any], wanted: Collection[str], along_ones: bool = False
 ) -> dict[str, torch.Tensor]:
     """Return the results of the call by name, or the gradients of the `wanted` inputs if there are any.
 
     The CPU draws the cotangents; with `along_ones` they are ones.
     """
-    given = {name: x.requires_grad_(name in wanted) for name, x in given.items()}
-    made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x) and x.is_floating_point()]
+    inputs = {name: x.requires_grad_(name in wanted) for name, x in inputs.items()}
+    results = [x for x in tree_leaves(program(*inputs.values())) if torch.is_tensor(x) and x.is_floating_point()]
     if not wanted:
-        return {"result" if len(made) == 1 else f"result[{number}]": x for number, x in enumerate(made)}
+        return {"result" if len(results) == 1 else f"result[{number}]": x for number, x in enumerate(results)}
     torch.default_generator.manual_seed(SEED + 1)
-    made = [x for x in made if x.requires_grad]
+    results = [x for x in results if x.requires_grad]
     # Numbers of few bits, so that they are the same in every dtype.
-    drawn = [torch.ones(x.shape) if along_ones else torch.randint(-8, 9, x.shape) / 8 for x in made]
-    along = [one.to(x.dtype).to(x.device) for one, x in zip(drawn, made, strict=True)]
-    found = torch.autograd.grad(made, [given[name] for name in wanted], along, allow_unused=True)
-    return {f"gradient of {name}": grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+    drawn = [torch.ones(x.shape) if along_ones else torch.randint(-8, 9, x.shape) / 8 for x in results]
+    along = [one.to(x.dtype).to(x.device) for one, x in zip(drawn, results, strict=True)]
+    grads = torch.autograd.grad(results, [inputs[name] for name in wanted], along, allow_unused=True)
+    return {f"gradient of {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
 
 
 def errors(got: torch.Tensor, high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype, each: bool) -> torch.Tensor:
@@ -55,9 +55,9 @@ def errors(got: torch.Tensor, high: torch.Tensor, low: torch.Tensor, dtype: torc
     return off.nan_to_num(nan=NO_NUMBER, posinf=NO_NUMBER).clamp(max=NO_NUMBER)
 
 
-def rms(found: torch.Tensor) -> float:
+def rms(errors: torch.Tensor) -> float:
     """Return the root mean square."""
-    return float(found.square().mean().sqrt())
+    return float(errors.square().mean().sqrt())
 
 
 def beyond(off: torch.Tensor, usual: torch.Tensor) -> bool:

@@ -49,12 +49,12 @@ def single(tree: dict[str, Any], number: int, stride: int) -> dict[str, Any]:
     size = sizes(tree)[number]
 
     def one(leaf: torch.Tensor) -> torch.Tensor:
-        made = _narrowed(leaf, size, 1)
-        if made is leaf:
+        part = _narrowed(leaf, size, 1)
+        if part is leaf:
             return leaf
-        made = made.contiguous()
-        strides = [stride if n == 1 else step for n, step in zip(made.shape, made.stride(), strict=True)]
-        return made.as_strided(made.shape, strides)
+        part = part.contiguous()
+        strides = [stride if n == 1 else step for n, step in zip(part.shape, part.stride(), strict=True)]
+        return part.as_strided(part.shape, strides)
 
     return of_all(tree, one)
 
@@ -62,34 +62,34 @@ def single(tree: dict[str, Any], number: int, stride: int) -> dict[str, Any]:
 def sizes(tree: dict[str, Any]) -> list[int]:
     """Return the distinct sizes above 1 of the dimensions of a call's tensors, in order. Raises Unchanged if there is
     none."""
-    found: dict[int, None] = {}
+    distinct: dict[int, None] = {}
 
     def visit(leaf: torch.Tensor) -> torch.Tensor:
-        found.update(dict.fromkeys(size for size in leaf.shape if size > 1))
+        distinct.update(dict.fromkeys(size for size in leaf.shape if size > 1))
         return leaf
 
     _each(tree, visit)
-    if not found:
+    if not distinct:
         raise Unchanged("no tensor has a dimension of several elements")
-    return list(found)
+    return list(distinct)
 
 
 def of_all(tree: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """Return a call with its strided tensors changed; a tensor that occurs twice remains one object.
 
     Raises Unchanged if none changes."""
-    made: dict[int, tuple[Any, torch.Tensor]] = {}
+    replaced: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def changed(leaf: torch.Tensor) -> torch.Tensor:
-        if id(leaf) not in made:
+        if id(leaf) not in replaced:
             plain = leaf.detach()
             with torch.no_grad():
                 new = change(plain)
-            made[id(leaf)] = leaf if new is plain else new.requires_grad_(leaf.requires_grad), leaf
-        return made[id(leaf)][0]
+            replaced[id(leaf)] = leaf if new is plain else new.requires_grad_(leaf.requires_grad), leaf
+        return replaced[id(leaf)][0]
 
     whole = _each(tree, changed)
-    if all(new is old for new, old in made.values()):
+    if all(new is old for new, old in replaced.values()):
         raise Unchanged("no tensor changes")
     return whole
 
@@ -103,7 +103,7 @@ def _each(tree: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def _narrowed(leaf: torch.Tensor, size: int, count: int) -> torch.Tensor:
-    made = leaf
+    part = leaf
     for dim, n in enumerate(leaf.shape):
-        made = made.narrow(dim, 0, count) if n == size else made
-    return made if made is leaf else made.clone(memory_format=torch.contiguous_format)
+        part = part.narrow(dim, 0, count) if n == size else part
+    return part if part is leaf else part.clone(memory_format=torch.contiguous_format)

@@ -69,7 +69,7 @@ def fenced(
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(storage_id(tensor.untyped_storage()), []).append(tensor)
-    made: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    places: dict[int, tuple[torch.UntypedStorage, int]] = {}
     fences = []
     for key, group in groups.items():
         used = torch.cat([bytes_of(tensor) for tensor in group])
@@ -80,16 +80,16 @@ def fenced(
         whole = torch.empty(0, dtype=torch.uint8).set_(group[0].detach().untyped_storage())
         gaps = torch.ones(one.size, dtype=torch.bool).index_fill_(0, used - first, False).nonzero().flatten()
         flat.copy_(whole[first : first + one.size]).index_fill_(0, gaps, fill)
-        made[key] = flat.untyped_storage(), first
+        places[key] = flat.untyped_storage(), first
         fences.append(one._replace(gaps=gaps))
-    return [_on_fence(tensor, made) for tensor in tensors], fences
+    return [_on_fence(tensor, places) for tensor in tensors], fences
 
 
-def _on_fence(tensor: torch.Tensor, made: dict[int, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
+def _on_fence(tensor: torch.Tensor, places: dict[int, tuple[torch.UntypedStorage, int]]) -> torch.Tensor:
     empty, key = torch.empty(0, dtype=tensor.dtype), storage_id(tensor.untyped_storage())
-    if key not in made:
+    if key not in places:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    storage, first = made[key]
+    storage, first = places[key]
     offset = int(tensor.storage_offset()) - first // tensor.element_size()
     return empty.set_(storage, offset, tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
 
@@ -101,8 +101,8 @@ def trespassed(fences: Sequence[Fence]) -> str:
         start = one.start - mmap.PAGESIZE
         outside = {"before its first byte": body[:start], "behind its last byte": body[start + one.size :]}
         inside = bytes(body[start + at] for at in one.gaps.tolist())
-        for place, found in {**outside, "in the gaps between its elements": inside}.items():
-            changed = sum(byte != one.fill for byte in found)
+        for place, content in {**outside, "in the gaps between its elements": inside}.items():
+            changed = sum(byte != one.fill for byte in content)
             if changed:
                 return f"{changed} bytes {place}"
     return ""
@@ -121,11 +121,11 @@ class Fresh(TorchDispatchMode):
         if func.namespace != "aten":
             with self:
                 return func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **(kwargs or {}))
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::").removeprefix("new_")
-        if name.partition("_")[0] != "empty" or not made.numel() or made.layout is not torch.strided:
-            return made
-        fill = self.fill & 1 if made.dtype is torch.bool else self.fill
-        flat, one = fence(made.untyped_storage().nbytes(), self.at_end, self.protection, fill)
+        if name.partition("_")[0] != "empty" or not result.numel() or result.layout is not torch.strided:
+            return result
+        fill = self.fill & 1 if result.dtype is torch.bool else self.fill
+        flat, one = fence(result.untyped_storage().nbytes(), self.at_end, self.protection, fill)
         self.fences.append(one)
-        return torch.empty(0, dtype=made.dtype).set_(flat.untyped_storage(), 0, made.shape, made.stride())
+        return torch.empty(0, dtype=result.dtype).set_(flat.untyped_storage(), 0, result.shape, result.stride())

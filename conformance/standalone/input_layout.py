@@ -26,16 +26,16 @@ def lay_out(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str] = (),
     CPU tensor `like`. `alone`: no other tensor shares that memory, so a copy is allowed. Raises LayoutUnavailable."""
     size, stride, offset = like.size(), like.stride(), int(like.storage_offset())
     if "storages" not in lacks and "set_" not in lacks:
-        made = torch.empty(0, dtype=like.dtype, device=flat.device)
+        tensor = torch.empty(0, dtype=like.dtype, device=flat.device)
         # set_ counts as a write; the tensor that `.data` returns has version 0.
-        made = made.set_(flat.untyped_storage(), offset, size, stride).data
+        tensor = tensor.set_(flat.untyped_storage(), offset, size, stride).data
     elif not ({"data", "as_strided"} & {*lacks}) and (typed := _typed(flat, like.dtype, lacks)) is not None:
-        made = typed.as_strided(size, stride, offset).data
+        tensor = typed.as_strided(size, stride, offset).data
     else:
-        made = _by_views(flat, like, lacks, alone)
+        tensor = _by_views(flat, like, lacks, alone)
     if like.is_conj():
-        made = made.conj()
-    return neg_view(made) if like.is_neg() else made
+        tensor = tensor.conj()
+    return neg_view(tensor) if like.is_neg() else tensor
 
 
 def _typed(flat: torch.Tensor, dtype: torch.dtype, lacks: Collection[str]) -> torch.Tensor | None:
@@ -50,17 +50,17 @@ def _by_views(flat: torch.Tensor, like: torch.Tensor, lacks: Collection[str], al
     typed = _typed(flat, like.dtype, lacks)
     if typed is not None and (alone or not {"data", "views"} & {*lacks}):
         host = torch.empty(typed.numel(), dtype=like.dtype)
-        made: torch.Tensor | None = None
+        tensor: torch.Tensor | None = None
         # A device may refuse one kind of view and support the others. If a step uses the refused view, that is a
         # finding.
         with contextlib.suppress(Exception):
             chain = view_source(host, size, stride, offset, {*lacks, "as_strided"})
-            made = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
+            tensor = eval(f"s{chain}", {"s": typed})  # noqa: S307 - the text is made of numbers here
         with contextlib.suppress(Exception):
-            if made is None and "unfold" not in lacks:
-                made = unfolded(typed, size, stride, offset)
-        if made is not None:
-            return made.detach() if "data" in lacks else made.data
+            if tensor is None and "unfold" not in lacks:
+                tensor = unfolded(typed, size, stride, offset)
+        if tensor is not None:
+            return tensor.detach() if "data" in lacks else tensor.data
     # A copy is equivalent only if no cell lies outside the view and no two elements share a cell.
     if alone and flat.numel() * flat.element_size() == like.numel() * like.element_size():
         plain = like.detach().resolve_conj().resolve_neg()
@@ -78,12 +78,12 @@ def unfolded(flat: torch.Tensor, size: Sequence[int], stride: Sequence[int], off
     if 0 in size:
         return None
     dims = sorted((dim for dim in range(len(size)) if stride[dim]), key=lambda dim: -stride[dim])
-    made = flat[offset:]
+    view = flat[offset:]
     for done, dim in enumerate(dims):
         window = 1 + sum((size[rest] - 1) * stride[rest] for rest in dims[done + 1 :])
-        made = made.unfold(done, window, stride[dim]).narrow(done, 0, size[dim])
-    made = made.select(-1, 0)
+        view = view.unfold(done, window, stride[dim]).narrow(done, 0, size[dim])
+    view = view.select(-1, 0)
     for dim in (dim for dim in range(len(size)) if not stride[dim]):
-        made = made.unsqueeze(-1).expand(*made.shape, max(size[dim], 2)).narrow(-1, 0, size[dim])
+        view = view.unsqueeze(-1).expand(*view.shape, max(size[dim], 2)).narrow(-1, 0, size[dim])
         dims.append(dim)
-    return made.permute([dims.index(dim) for dim in range(len(size))])
+    return view.permute([dims.index(dim) for dim in range(len(size))])

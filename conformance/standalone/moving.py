@@ -123,9 +123,9 @@ def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """Return the tree's leaves, in order."""
-    found: list[Any] = []
-    map_leaves(tree, found.append)
-    return found
+    result: list[Any] = []
+    map_leaves(tree, result.append)
+    return result
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -151,16 +151,16 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _assembled(like: torch.Tensor, pieces: list[Any]) -> torch.Tensor:
-    made: Any
+    tensor: Any
     if like.layout is torch.sparse_coo:
-        made = torch.sparse_coo_tensor(
+        tensor = torch.sparse_coo_tensor(
             pieces[0], pieces[1], like.shape, is_coalesced=like.is_coalesced(), check_invariants=False
         )
     else:
-        made = torch.sparse_compressed_tensor(
+        tensor = torch.sparse_compressed_tensor(
             pieces[0], pieces[1], pieces[2], like.shape, layout=like.layout, check_invariants=False
         )
-    return made.requires_grad_(like.requires_grad)
+    return tensor.requires_grad_(like.requires_grad)
 
 
 Send = Callable[[Any], Any]
@@ -206,11 +206,11 @@ def taken_apart(tree: Any) -> Any:
     return map_leaves(tree, apart)
 
 
-def observable(tree: Any, given: Any) -> Any:
+def observable(tree: Any, inputs: Any) -> Any:
     """Return the inputs to observe after a call. `tree` holds them on the target, `given` as they were on the CPU. Only
     tensors can be written to. Other inputs, such as the device, rightly differ, and meta tensors hold no values, so
     both become None."""
-    originals = iter(leaves(given))
+    originals = iter(leaves(inputs))
 
     def seen(leaf: Any) -> Any:
         original = next(originals)

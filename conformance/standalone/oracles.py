@@ -117,7 +117,7 @@ def differences(
     if want.keys() != got.keys():
         want, got = _same_owners(want, got), _same_owners(got, want)
     raised = {name for oracle, name in (*want, *got) if oracle == "error"}
-    found = []
+    mismatches = []
     for oracle, name in dict.fromkeys((*want, *got)):
         one: Any = want.get((oracle, name))
         two: Any = got.get((oracle, name))
@@ -130,10 +130,10 @@ def differences(
             continue
         if oracle == "error":
             if name == WHOLE or WHOLE not in raised or (_came_to(want, name) and _came_to(got, name)):
-                found += _error(name, one, two)
+                mismatches += _error(name, one, two)
         elif oracle == "structure":
             if one != two and (both or WHOLE not in raised):
-                found.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
+                mismatches.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
         elif not both or (strided and _significant(want, name) == _significant(got, name)):
             continue
         elif oracle == "storage_offset" and SIGNIFICANT_STRIDE in oracles and 0 in want["shape", name]:
@@ -142,19 +142,21 @@ def differences(
             bits = oracle != "grad" and (exact if isinstance(exact, bool) else name in exact)
             if (one.dtype, one.shape) != (two.dtype, two.shape):  # for values, dtype and shape are separate facts
                 left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (one, two))
-                found += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
+                mismatches += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
             elif oracle != "grad" or "value" in oracles:
-                found += _values(oracle, name, one, two, bits, tolerance)
+                mismatches += _values(oracle, name, one, two, bits, tolerance)
         elif oracle == "value":
             if want["structure", name] == got["structure", name] and not _same_plain(one, two):
-                found.append(Mismatch(oracle, name, repr(one), repr(two)))
+                mismatches.append(Mismatch(oracle, name, repr(one), repr(two)))
         elif oracle == "grad" and (one is None or two is None):
             if one is not two:
-                found.append(Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (one, two))))
+                mismatches.append(
+                    Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (one, two)))
+                )
         # Without values nothing is computed, and whether a result requires grad depends on its decomposition.
         elif one != two and (oracle != "grad" or "value" in oracles):
-            found.append(Mismatch(oracle, name, str(one), str(two), DETAIL.get(oracle, "")))
-    return sorted(found, key=lambda mismatch: ORACLES.index(mismatch.oracle))
+            mismatches.append(Mismatch(oracle, name, str(one), str(two), DETAIL.get(oracle, "")))
+    return sorted(mismatches, key=lambda mismatch: ORACLES.index(mismatch.oracle))
 
 
 def _same_owners(facts: Facts, other: Facts) -> Facts:

@@ -34,7 +34,7 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
     """Return the tree on the device. Whole storages move, so that layout and aliasing stay the same; inputs in `stays`
     do not move. `place` makes views if the device has no `as_strided`.
     """
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     flats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
 
@@ -60,9 +60,9 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
         return placed.requires_grad_(leaf.requires_grad)
 
     def once(leaf: Any) -> Any:
-        if id(leaf) not in made:
-            made[id(leaf)] = (one(leaf), leaf)  # keeps the leaf alive, so that its id stays unique
-        return made[id(leaf)][0]
+        if id(leaf) not in copies:
+            copies[id(leaf)] = (one(leaf), leaf)  # keeps the leaf alive, so that its id stays unique
+        return copies[id(leaf)][0]
 
     return map_leaves(tree, once)
 
@@ -72,38 +72,43 @@ def differentiable(tree: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(tree) if torch.is_tensor(x) and x.requires_grad]
 
 
-def draws(found: list[torch.Tensor]) -> list[torch.Tensor]:
+def draws(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return random numbers for each tensor, drawn on the CPU."""
-    return [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in found]
+    return [torch.randn(x.shape, dtype=x.dtype).to(x.device) for x in outputs]
 
 
-def gradients(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
+def gradients(program: Any, inputs: dict[str, Any], process: Process = lambda result: result) -> Any:
     """Make the call, then compute the gradients of its inputs."""
-    made = program(*given.values())
-    found = differentiable(process(made["result"]))
+    results = program(*inputs.values())
+    outputs = differentiable(process(results["result"]))
     torch.manual_seed(1234)
-    if found:
-        torch.autograd.backward(found, draws(found))
-    for x in differentiable(given):
+    if outputs:
+        torch.autograd.backward(outputs, draws(outputs))
+    for x in differentiable(inputs):
         if x.grad is not None and torch._is_zerotensor(x.grad):
             x.grad = x.grad.clone()  # a zero tensor has no memory and cannot be read
-    return made
+    return results
 
 
-def derivatives(program: Any, given: dict[str, Any], process: Process = lambda result: result) -> Any:
+def derivatives(program: Any, inputs: dict[str, Any], process: Process = lambda result: result) -> Any:
     """Return the derivatives of the gradients along drawn tangents, in forward mode."""
     with forward_ad.dual_level():
-        duals = {id(x): forward_ad.make_dual(x, draws([x])[0]) for x in differentiable(given)}
-        found = differentiable(process(program(*tree_map(lambda x: duals.get(id(x), x), [*given.values()]))["result"]))
-        grads = torch.autograd.grad(found, [*duals.values()], draws(found), allow_unused=True) if found else []
+        duals = {id(x): forward_ad.make_dual(x, draws([x])[0]) for x in differentiable(inputs)}
+        outputs = differentiable(
+            process(program(*tree_map(lambda x: duals.get(id(x), x), [*inputs.values()]))["result"])
+        )
+        grads = torch.autograd.grad(outputs, [*duals.values()], draws(outputs), allow_unused=True) if outputs else []
         tangents = [None if grad is None else forward_ad.unpack_dual(grad).tangent for grad in grads]
     return {"result": [x.clone() if x is not None and torch._is_zerotensor(x) else x for x in tangents]}
 
 
-def processed(program: Any, given: dict[str, Any], process: Process, call: Any = plain_call) -> Any:
+def processed(program: Any, inputs: dict[str, Any], process: Process, call: Any = plain_call) -> Any:
     """Make the call, and add its result after OpInfo's processing, on the CPU."""
-    made = call(program, given)
-    return {**made, "processed": process(tree_map(lambda x: on_host(x) if torch.is_tensor(x) else x, made["result"]))}
+    results = call(program, inputs)
+    return {
+        **results,
+        "processed": process(tree_map(lambda x: on_host(x) if torch.is_tensor(x) else x, results["result"])),
+    }
 
 
 def with_gaps(result: Any, device: str) -> Any:

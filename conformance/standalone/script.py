@@ -111,7 +111,7 @@ class Bug(NamedTuple):
 
     functions: Sequence[str]
     inputs: Sequence[str]
-    given: Collection[str]
+    names: Collection[str]
     program: str
     call: str = ""
     transform: str = "transform"
@@ -136,7 +136,7 @@ def render(
     chosen |= {"call": bug.call} if bug.call else {}
     chosen |= {"related": "related"} if bug.relation else {}
     chosen |= {key: value for key, value in options.items() if value not in ("[]", "()", "{}", "None")}
-    given = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
+    arguments = ", ".join(["inputs", "program", "DEVICE", *(f"{key}={value}" for key, value in chosen.items())])
     early = any("torch.testing._internal" in text for text in bug.functions)
     loading = load(setup, early)
     own = [
@@ -150,7 +150,7 @@ def render(
     text = "\n\n".join(part.strip("\n") for part in own if part)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
     rest = carried(("compare", *roots), frozenset(defined(text)))
-    end = f"raise SystemExit(bool(compare({given})))"
+    end = f"raise SystemExit(bool(compare({arguments})))"
     return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
 
 
@@ -248,7 +248,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
     else:
         yield 'for device in "cpu", DEVICE:'
     whole, by_set = _of_all(bug, mismatch), "by_set" not in options
-    shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.given, by_set)
+    shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.names, by_set)
     call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
     if "{given}" in shown:
         body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]
@@ -276,17 +276,17 @@ def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
     return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
 
 
-def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> str:
+def answer(mismatch: Mismatch, inputs: Collection[str], by_set: bool = True) -> str:
     """Return the expression of the answer that differs, with `{made}` for the results and `{given}` for the inputs,
     both by name. `by_set` says that the device has `set_`."""
     where = mismatch.where.removeprefix("grad of ")
-    tensor, ends = _named(where, given), (mismatch.expected, mismatch.actual)
+    tensor, ends = _named(where, inputs), (mismatch.expected, mismatch.actual)
     if mismatch.oracle == "structure":
         root, nested, _ = where.partition("[")
         return f"{{made}}.get({root!r})" if nested else f"type({{made}}.get({where!r})).__name__"
     if mismatch.oracle == "alias":
         other = next((name for name in ends if name != where), where)
-        return f"{tensor}.untyped_storage()._cdata == {_named(other, given)}.untyped_storage()._cdata"
+        return f"{tensor}.untyped_storage()._cdata == {_named(other, inputs)}.untyped_storage()._cdata"
     if mismatch.oracle == "contiguity":
         flags = set(ends[0].split()) ^ set(ends[1].split())
         return next((text for word, text in FLAGS.items() if word in flags), "{}.is_contiguous()").replace("{}", tensor)
@@ -307,12 +307,12 @@ def answer(mismatch: Mismatch, given: Collection[str], by_set: bool = True) -> s
     return f"repr({tensor})"
 
 
-def _named(where: str, given: Collection[str]) -> str:
+def _named(where: str, inputs: Collection[str]) -> str:
     """Return `result[0]` as an expression. The name of an input refers to the input."""
-    if where in given:
+    if where in inputs:
         return f"{{given}}[{where!r}]"
     root, bracket, rest = where.partition("[")
-    return f"{{{'given' if root in given else 'made'}}}[{root!r}]{bracket}{rest}"
+    return f"{{{'given' if root in inputs else 'made'}}}[{root!r}]{bracket}{rest}"
 
 
 def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
@@ -350,8 +350,8 @@ def defined(text: str) -> frozenset[str]:
 
 def _stored(node: ast.AST) -> list[str]:
     """Return the names that a statement assigns."""
-    found = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-    return [one.id for one in found if isinstance(one.ctx, ast.Store)]
+    names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return [one.id for one in names if isinstance(one.ctx, ast.Store)]
 
 
 @functools.cache
@@ -378,14 +378,14 @@ def _used(node: ast.AST) -> set[str]:
 @functools.cache
 def _definitions() -> dict[str, ast.AST]:
     """Return functions, classes and constants of the modules by name."""
-    found: dict[str, ast.AST] = {}
+    result: dict[str, ast.AST] = {}
     for module in MODULES:
         for node in ast.parse((ROOM / module).read_text(encoding="utf-8")).body:
             name = getattr(node, "name", "") or next(iter(_stored(node)), "")
             if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
-                found.pop(name, None)
-                found[name] = _Bare().visit(node)
-    return found
+                result.pop(name, None)
+                result[name] = _Bare().visit(node)
+    return result
 
 
 def bare(text: str) -> str:

@@ -33,9 +33,9 @@ def leaves(tree: dict[str, Any]) -> dict[str, Any]:
     return {name: leaf for key, part in tree.items() for name, leaf in names_of(part, key).items()}
 
 
-def plain_call(program: Callable[..., Any], given: dict[str, Any]) -> Any:
+def plain_call(program: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     """Run a program on its inputs. A script may define another `call`, for example with gradients."""
-    return program(*given.values())
+    return program(*inputs.values())
 
 
 def facts_of_run(
@@ -46,34 +46,34 @@ def facts_of_run(
     global device
     device = on
     facts: Facts = {}
-    given: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     results: dict[str, Any] = {}
     before: Places = {}
     versions: dict[int, int] = {}
     try:
-        made = inputs(on)
-        given = {name: leaf for name, leaf in leaves(apart(made)).items() if isinstance(leaf, torch.Tensor)}
-        versions = {id(leaf): leaf._version for leaf in given.values()}
-        before = places(given, oracles)
+        tree = inputs(on)
+        tensors = {name: leaf for name, leaf in leaves(apart(tree)).items() if isinstance(leaf, torch.Tensor)}
+        versions = {id(leaf): leaf._version for leaf in tensors.values()}
+        before = places(tensors, oracles)
         torch.manual_seed(1234)
-        results = leaves(apart(call(program, made)))
+        results = leaves(apart(call(program, tree)))
     except NameError:  # a fault of the script, which would be the same on both sides
         raise
     except Exception as error:
         facts["error", WHOLE] = Raised.of(error)
     after: Places = {}
     try:
-        after = places({**results, **given}, oracles)
+        after = places({**results, **tensors}, oracles)
         owner: dict[int, str] = {}
-        for name, leaf in {**results, **given}.items():
+        for name, leaf in {**results, **tensors}.items():
             if isinstance(leaf, torch.Tensor):
                 first = owner.setdefault(after[name][-1], name)
                 facts |= tensor_facts(leaf, name, first, versions.get(id(leaf)))
                 if "value" in oracles:
                     facts["value", name] = on_host(leaf)
-                if name in given and "storage" in oracles:
+                if name in tensors and "storage" in oracles:
                     facts["storage", first] = on_host(whole_storage(leaf.detach(), by_set))
-                if name in given and leaf.is_leaf and leaf.requires_grad:
+                if name in tensors and leaf.is_leaf and leaf.requires_grad:
                     grad = leaf.grad
                     if grad is not None and torch._is_zerotensor(grad):  # a zero tensor has no memory to read
                         grad = grad.clone()
@@ -109,7 +109,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 def places(tensors: dict[str, Any], oracles: Collection[str]) -> Places:
     """Return the placement of tensors. If the target does not expose storages, each tensor gets a separate storage of
     size 0."""
-    found: Places = {}
+    result: Places = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
             count, storage = 0, id(tensor)
@@ -117,8 +117,8 @@ def places(tensors: dict[str, Any], oracles: Collection[str]) -> Places:
                 whole = tensor.untyped_storage()
                 count, storage = whole.nbytes() // tensor.element_size(), whole._cdata
             offset = int(tensor.storage_offset())
-            found[name] = tuple(tensor.size()), tuple(tensor.stride()), offset, count, storage
-    return found
+            result[name] = tuple(tensor.size()), tuple(tensor.stride()), offset, count, storage
+    return result
 
 
 def picture(rows: dict[str, Any], most: int = 48) -> str:
@@ -179,13 +179,13 @@ def compare(
     if related is not None:  # it may leave out results
         missing = {name for kind, name in got.keys() - want.keys() if kind == "structure"}
         got = {key: fact for key, fact in got.items() if key[1] not in missing}
-    found = differences(want, got, oracles=oracles, exact=exact, tolerance=tolerance)
-    found = [mismatch for mismatch in found if not f"{mismatch.oracle} of {mismatch.where}".startswith(undefined)]
+    result = differences(want, got, oracles=oracles, exact=exact, tolerance=tolerance)
+    result = [mismatch for mismatch in result if not f"{mismatch.oracle} of {mismatch.where}".startswith(undefined)]
     # If a side raised, its missing results are no second bug.
-    found = [mismatch for mismatch in found if (mismatch.oracle, mismatch.where) == ("error", WHOLE)] or found
-    for mismatch in found:
+    result = [mismatch for mismatch in result if (mismatch.oracle, mismatch.where) == ("error", WHOLE)] or result
+    for mismatch in result:
         print("".join(c if c.isprintable() else "?" for c in str(mismatch)))
-    if not found:
+    if not result:
         print(
             "no difference here: either it is mended, or what was found lies in what a script lacks, such as kernel "
             "counts, a planted fault and a target's own moves"
@@ -193,8 +193,8 @@ def compare(
     for storage in dict.fromkeys(place[-1] for place in before.values()):
         group = {name: place for name, place in before.items() if place[-1] == storage}
         print(f"where the elements of {', '.join(group)} lie in their storage before the first step:\n{picture(group)}")
-    for name in dict.fromkeys(mismatch.where for mismatch in found):
+    for name in dict.fromkeys(mismatch.where for mismatch in result):
         if name in one and name in two and one[name][:-1] != two[name][:-1]:
             rows = {"cpu": one[name], "target": two[name]}
             print(f"where the elements of {name} lie at the end:\n{picture(rows)}")
-    return found
+    return result

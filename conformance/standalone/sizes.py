@@ -41,11 +41,11 @@ Exact = dict[str, torch.Tensor]
 
 def pattern(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     """Return `count` numbers 0, 1, ..., 250, 0, ..., without allocating more memory of that size."""
-    made = torch.empty(count, dtype=dtype)
+    result = torch.empty(count, dtype=dtype)
     whole = count // PERIOD * PERIOD
-    made[:whole].view(-1, PERIOD).copy_(torch.arange(PERIOD).to(dtype))
-    made[whole:] = torch.arange(count - whole)
-    return made
+    result[:whole].view(-1, PERIOD).copy_(torch.arange(PERIOD).to(dtype))
+    result[whole:] = torch.arange(count - whole)
+    return result
 
 
 @dataclass
@@ -109,37 +109,37 @@ def storage_bytes(tree: Any, known: Sequence[Any] = ()) -> dict[int, int]:
     """Return the bytes of each storage of the tree's tensors, without the `known` storages; for a tensor without a
     storage, its own bytes.
     """
-    found = {}
+    sizes = {}
     for x in tree_leaves(tree):
         if torch.is_tensor(x):
             try:
                 storage = x.untyped_storage()
-                found[storage_id(storage)] = storage.nbytes()
+                sizes[storage_id(storage)] = storage.nbytes()
             except (NotImplementedError, RuntimeError):
-                found[id(x)] = x.numel() * x.element_size()
-    return {key: size for key, size in found.items() if key not in known}
+                sizes[id(x)] = x.numel() * x.element_size()
+    return {key: size for key, size in sizes.items() if key not in known}
 
 
-def results_of(program: Callable[..., Any], given: Mapping[str, Any], backward: bool) -> dict[str, torch.Tensor]:
+def results_of(program: Callable[..., Any], inputs: Mapping[str, Any], backward: bool) -> dict[str, torch.Tensor]:
     """Return the results of the call by name, or the gradients of its floating inputs, with the results as
     cotangents.
     """
     if not backward:
-        made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x)]
-        return {"result" if len(made) == 1 else f"result[{number}]": x for number, x in enumerate(made)}
-    wanted = {name: x for name, x in given.items() if torch.is_tensor(x) and x.is_floating_point()}
+        results = [x for x in tree_leaves(program(*inputs.values())) if torch.is_tensor(x)]
+        return {"result" if len(results) == 1 else f"result[{number}]": x for number, x in enumerate(results)}
+    wanted = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.is_floating_point()}
     for x in wanted.values():
         x.requires_grad_()
-    made = [x for x in tree_leaves(program(*given.values())) if torch.is_tensor(x) and x.requires_grad]
-    found = torch.autograd.grad(made, list(wanted.values()), [x.detach() for x in made])
-    return {f"gradient of {name}": x for name, x in zip(wanted, found, strict=True)}
+    results = [x for x in tree_leaves(program(*inputs.values())) if torch.is_tensor(x) and x.requires_grad]
+    grads = torch.autograd.grad(results, list(wanted.values()), [x.detach() for x in results])
+    return {f"gradient of {name}": x for name, x in zip(wanted, grads, strict=True)}
 
 
 def read(x: torch.Tensor, exact: torch.Tensor | None) -> Answer:
     """Read an answer chunk by chunk; `exact` is the float64 answer of a rounded one."""
-    made, flat = Answer(str(x.dtype), tuple(x.shape)), x.detach().reshape(-1)
+    result, flat = Answer(str(x.dtype), tuple(x.shape)), x.detach().reshape(-1)
     count = flat.numel()
-    if exact is not None and tuple(exact.shape) == made.shape and count:
+    if exact is not None and tuple(exact.shape) == result.shape and count:
         largest = max(float(part.abs().max()) for part in exact.reshape(-1).split(CHUNK))
         info = torch.finfo(x.dtype)
         ulp = math.ldexp(info.eps, math.frexp(max(largest, info.tiny))[1] - 1)
@@ -149,70 +149,70 @@ def read(x: torch.Tensor, exact: torch.Tensor | None) -> Answer:
             off = ((got - right).abs() / ulp).nan_to_num(nan=NO_NUMBER, posinf=NO_NUMBER).clamp(max=NO_NUMBER)
             squares += float(off.square().sum())
             where = int(off.argmax())
-            if made.worst is None or float(off[where]) > made.error:
-                made.error, made.worst = float(off[where]), (at + where, float(right[where]), float(got[where]))
-        made.rms = min(math.sqrt(squares / count), NO_NUMBER)
-        return made
+            if result.worst is None or float(off[where]) > result.error:
+                result.error, result.worst = float(off[where]), (at + where, float(right[where]), float(got[where]))
+        result.rms = min(math.sqrt(squares / count), NO_NUMBER)
+        return result
     for at in range(0, count, CHUNK):
         host = flat[at : at + CHUNK].cpu().contiguous()
         ends = (host[0].item(), host[-1].item())
-        made.chunks.append((zlib.crc32(host.view(torch.uint8).numpy().data), *ends))
+        result.chunks.append((zlib.crc32(host.view(torch.uint8).numpy().data), *ends))
     for edge in (*EDGES, count):
         low, high = max(edge - 4, 0), min(edge + 4, count)
         if low < high:
-            made.edges |= dict(zip(range(low, high), flat[low:high].cpu().tolist(), strict=True))
-    return made
+            result.edges |= dict(zip(range(low, high), flat[low:high].cpu().tolist(), strict=True))
+    return result
 
 
 def measured(
     program: Callable[..., Any],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     backward: bool,
     exact: Exact,
     settle: Callable[[], None] = lambda: None,
 ) -> Side:
     """Make the call, wait for the device with `settle`, and read its answers."""
-    inputs = storage_bytes(given)
+    inputs = storage_bytes(arguments)
     before, begin = begin_peak(), time.perf_counter()
-    made = results_of(program, given, backward)
+    outputs = results_of(program, arguments, backward)
     settle()
-    answers = {name: read(x, exact.get(name)) for name, x in made.items()}
+    answers = {name: read(x, exact.get(name)) for name, x in outputs.items()}
     seconds, peak = time.perf_counter() - begin, resident("VmHWM")
-    results = sum(storage_bytes(made, tuple(inputs)).values())
+    results = sum(storage_bytes(outputs, tuple(inputs)).values())
     gc.collect()
     return Side(peak - before, resident() - before, sum(inputs.values()), results, seconds, answers)
 
 
-def exact_answers(program: Callable[..., Any], given: Mapping[str, Any], backward: bool) -> Exact:
+def exact_answers(program: Callable[..., Any], inputs: Mapping[str, Any], backward: bool) -> Exact:
     """Return the rounded answers of a call, in float64 on the CPU."""
-    wide = tree_map(lambda x: x.double() if torch.is_tensor(x) and x.is_floating_point() else x, dict(given))
-    made = results_of(program, wide, backward)
-    return {name: x.detach() for name, x in made.items() if x.is_floating_point()}
+    wide = tree_map(lambda x: x.double() if torch.is_tensor(x) and x.is_floating_point() else x, dict(inputs))
+    results = results_of(program, wide, backward)
+    return {name: x.detach() for name, x in results.items() if x.is_floating_point()}
 
 
 def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
     """Return the target's differences as (oracle, where, expected, actual, detail)."""
-    found, most = [], allowed(cpu.held, cpu.peak)
+    result, most = [], allowed(cpu.held, cpu.peak)
     for name, want in cpu.answers.items():
         have = got.answers.get(name)
         if have is None:
-            found.append(("structure", name, "Tensor", "nothing", ""))
+            result.append(("structure", name, "Tensor", "nothing", ""))
         elif (want.dtype, want.shape) != (have.dtype, have.shape):
             oracle = "dtype" if want.dtype != have.dtype else "shape"
-            found.append((oracle, name, str(getattr(want, oracle)), str(getattr(have, oracle)), ""))
+            result.append((oracle, name, str(getattr(want, oracle)), str(getattr(have, oracle)), ""))
         elif want.worst is None:
-            found += differing_chunks(name, want, have)
+            result += differing_chunks(name, want, have)
         elif have.worst and (have.error > limit(want.error) or have.rms > limit(want.rms)):
             by_mean = have.error <= limit(want.error)
             of, usual = (have.rms, want.rms) if by_mean else (have.error, want.error)
             index, right, number = have.worst
             said = f"torch CPU {usual:.3g} ulp; element {index} is {number!r}, exact {right!r}"
             most_ulp = f"at most {limit(usual):.3g} ulp{' in the mean' * by_mean}"
-            found.append(("accuracy", name, most_ulp, f"{of:.3g} ulp", said))
+            result.append(("accuracy", name, most_ulp, f"{of:.3g} ulp", said))
     if got.peak > most:
         held = f"{cpu.held >> 20} MiB are held, torch CPU's peak is {cpu.peak >> 20} MiB"
-        found.append(("memory", "the call", f"at most {most >> 20} MiB", f"{got.peak >> 20} MiB", held))
-    return found
+        result.append(("memory", "the call", f"at most {most >> 20} MiB", f"{got.peak >> 20} MiB", held))
+    return result
 
 
 def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, str, str, str, str]]:

@@ -54,12 +54,12 @@ def placed(
     Only inputs in `names` change, or all if it is empty; storages in `kept` never do. With `positive`, the extremes of
     a floating dtype are placed among numbers of one sign. A tensor that occurs twice remains one object.
     """
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
 
     def replaced(leaf: Any) -> Any:
-        if id(leaf) not in made:
-            made[id(leaf)] = _placed(leaf, tier, len(made), dtype, kept, positive), leaf  # alive: unique id
-        return made[id(leaf)][0]
+        if id(leaf) not in copies:
+            copies[id(leaf)] = _placed(leaf, tier, len(copies), dtype, kept, positive), leaf  # alive: unique id
+        return copies[id(leaf)][0]
 
     return {name: map_leaves(part, replaced) if not names or name in names else part for name, part in tree.items()}
 
@@ -87,8 +87,8 @@ def _placed(leaf: Any, tier: str, position: int, dtype: torch.dtype, kept: Conta
                 numbers[taken] = torch.tensor([drawn.choice(values) for _ in taken], dtype=numbers.dtype)
         if tier == "specials_extremes" and positive and dtype.is_floating_point:
             flat = flat.abs()
-        made = torch.empty_like(leaf.detach()).copy_(flat.view(leaf.shape))
-    return made.requires_grad_(leaf.requires_grad)
+        tensor = torch.empty_like(leaf.detach()).copy_(flat.view(leaf.shape))
+    return tensor.requires_grad_(leaf.requires_grad)
 
 
 def special_values(dtype: torch.dtype, tier: str) -> Sequence[float]:

@@ -33,11 +33,11 @@ def storage_source(flat: torch.Tensor) -> str:
         raise NoSource(str(error)) from error
     for candidate in _storages(flat):
         try:
-            made = eval(candidate, {"torch": torch})  # noqa: S307 - the text is made of numbers here
+            tensor = eval(candidate, {"torch": torch})  # noqa: S307 - the text is made of numbers here
         except (RuntimeError, TypeError, ValueError, OverflowError):
             continue
         # Compare by text: nan equals nan whatever its payload, and -0.0 differs from 0.0.
-        if made.dtype is flat.dtype and made.shape == flat.shape and repr(made.tolist()) == wanted:
+        if tensor.dtype is flat.dtype and tensor.shape == flat.shape and repr(tensor.tolist()) == wanted:
             return f"({candidate})" if " % " in candidate else str(candidate)
     raise NoSource(f"a storage of {flat.dtype}")
 
@@ -94,10 +94,10 @@ def _shortest_view(without: frozenset[str], count: int, *wanted: Any) -> str:
         if ".unfold(" in candidate and "unfold" in without:
             continue
         try:
-            made = eval(f"s{candidate}", {"s": flat})  # noqa: S307 - the text is made of numbers here
+            view = eval(f"s{candidate}", {"s": flat})  # noqa: S307 - the text is made of numbers here
         except (RuntimeError, IndexError, ValueError):
             continue
-        if (tuple(made.size()), made.stride(), made.storage_offset()) == wanted:
+        if (tuple(view.size()), view.stride(), view.storage_offset()) == wanted:
             return candidate
     if "as_strided" in without:
         raise NoSource(general)
@@ -253,8 +253,8 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
     size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
     if flat.dim() == 0:
         return root + move
-    made = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
-    laid_over = f"{made}.set_({root}{move}.untyped_storage(), {offset}, {size}, {stride})"
+    base = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
+    laid_over = f"{base}.set_({root}{move}.untyped_storage(), {offset}, {size}, {stride})"
     if {"storages", "set_"} & {*lacks}:
         laid_over = ""
     try:

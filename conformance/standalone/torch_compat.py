@@ -79,7 +79,7 @@ ON_USE: dict[str, str] = _since(
 """Symbols imported on first use, and the versions that have them. An empty specifier claims no version."""
 
 
-def found(name: str) -> Any:
+def lookup(name: str) -> Any:
     """Return a private symbol of torch. Raises TargetError with one sentence if this torch does not have it."""
     module, _, path = name.partition(":")
     try:
@@ -99,7 +99,7 @@ def missing(symbols: Iterable[str]) -> list[str]:
     gone = []
     for name in symbols:
         try:
-            found(name)
+            lookup(name)
         except TargetError:
             gone.append(name)
     return gone
@@ -109,7 +109,7 @@ def probe(symbols: Iterable[str] = tuple(SYMBOLS)) -> None:
     """Check that torch has these symbols. Raises TargetError with one sentence that names the first missing one."""
     gone = missing(symbols)
     if gone:
-        found(gone[0])
+        lookup(gone[0])
 
 
 versions.check()
@@ -217,25 +217,25 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def fake_tensor_mode() -> Any:
     """Return a new FakeTensorMode; its log of unusual calls is silenced."""
-    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")
+    mode = lookup("torch._subclasses.fake_tensor:FakeTensorMode")
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return mode()
 
 
 def forget_fake_calls() -> None:
     """Empty the cache of call results in fake tensors."""
-    found("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
+    lookup("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
 
 
 def core_decompositions() -> Any:
     """Return torch's decompositions into core ATen operators, by overload."""
-    return found("torch._decomp:core_aten_decompositions")()
+    return lookup("torch._decomp:core_aten_decompositions")()
 
 
 def in_functionalize() -> bool:
     """Whether the running code is inside `torch.func.functionalize`."""
-    interpreter = found("torch._C._functorch:peek_interpreter_stack")()
-    return interpreter is not None and interpreter.key() == found("torch._C._functorch:TransformType").Functionalize
+    interpreter = lookup("torch._C._functorch:peek_interpreter_stack")()
+    return interpreter is not None and interpreter.key() == lookup("torch._C._functorch:TransformType").Functionalize
 
 
 # Dynamo
@@ -251,30 +251,30 @@ def quiet_dynamo() -> None:
 
     if not missing(["torch._dynamo.guards:profile_guard_manager"]):  # without the symbol, there is nothing to silence
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
-    found("torch._logging:set_logs")(all=logging.CRITICAL)
+    lookup("torch._logging:set_logs")(all=logging.CRITICAL)
 
 
 def backend_names() -> list[str]:
     """Return all names that `torch.compile(backend=...)` accepts here, including those not ready for users."""
-    return list(found("torch._dynamo:list_backends")(exclude_tags=()))
+    return list(lookup("torch._dynamo:list_backends")(exclude_tags=()))
 
 
 def compiler_backend(name: str) -> Callable[[torch.fx.GraphModule, list[torch.Tensor]], Any]:
     """Return the function that compiles a graph, by its registered name. Raises errors of the backend's own import."""
-    compiler: Callable[..., Any] = found("torch._dynamo.backends.registry:lookup_backend")(name)
+    compiler: Callable[..., Any] = lookup("torch._dynamo.backends.registry:lookup_backend")(name)
     return compiler
 
 
 def compile_wrappers() -> list[Any]:
     """Return the classes whose calls compile a graph for `torch.compile`, with any backend and with Inductor."""
-    return [found("torch:_TorchCompileWrapper"), found("torch:_TorchCompileInductorWrapper")]
+    return [lookup("torch:_TorchCompileWrapper"), lookup("torch:_TorchCompileInductorWrapper")]
 
 
 def has_cpp_compiler() -> bool:
     """Whether Inductor finds a C++ compiler."""
     compiler, none = (
-        found("torch._inductor.cpp_builder:get_cpp_compiler"),
-        found("torch._inductor.exc:InvalidCxxCompiler"),
+        lookup("torch._inductor.cpp_builder:get_cpp_compiler"),
+        lookup("torch._inductor.exc:InvalidCxxCompiler"),
     )
     try:
         return bool(compiler())
@@ -311,9 +311,9 @@ def compiler_settings(changed: Mapping[str, Any]) -> Iterator[None]:
 def bisected(skips: Callable[[str, str], bool]) -> Iterator[None]:
     """Context in which torch.compile calls `skips` with the kind (`decomposition`, `pass`, `lowering`) and the name of
     each part that it is about to apply, and does not apply it if the answer is true."""
-    bisector = found("torch._inductor.compiler_bisector:CompilerBisector")
-    virtualized = found("torch._inductor.virtualized:V")
-    found("torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem")
+    bisector = lookup("torch._inductor.compiler_bisector:CompilerBisector")
+    virtualized = lookup("torch._inductor.virtualized:V")
+    lookup("torch._inductor.compiler_bisector:CompilerBisector.disable_subsystem")
 
     def disable(backend: str, subsystem: str, about: Callable[[], str] | None = None) -> bool:
         if about is None:  # a switch of cudagraphs or of the whole backend
@@ -333,24 +333,24 @@ _OVERLOAD = re.compile(r"<OpOverload\(op='([\w.]+)', overload='(\w+)'\)>")
 
 def reset_dynamo() -> None:
     """Discard everything compiled, so that memory stays flat and an answer depends on its own calls alone."""
-    found("torch._dynamo:reset")()
+    lookup("torch._dynamo:reset")()
     forget_fake_calls()
 
 
 def graph_breaks() -> int:
     """Return the number of graph breaks since `reset_graph_breaks`: each time tracing stopped and plain Python
     continued."""
-    return sum(found("torch._dynamo.utils:counters")["graph_break"].values())
+    return sum(lookup("torch._dynamo.utils:counters")["graph_break"].values())
 
 
 def reset_graph_breaks() -> None:
     """Reset the count of graph breaks."""
-    found("torch._dynamo.utils:counters").clear()
+    lookup("torch._dynamo.utils:counters").clear()
 
 
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, never traced itself; functions that it calls may be compiled again."""
-    eager: Callable[..., Any] = found("torch._dynamo:disable")(function, recursive=False)
+    eager: Callable[..., Any] = lookup("torch._dynamo:disable")(function, recursive=False)
     return eager
 
 
@@ -414,11 +414,11 @@ def out_form(operator: str) -> str:
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)
     overload = operator.partition(".")[2] or "default"
     own = getattr(packet, overload, None)
-    given = None if own is None else [str(each.type) for each in own._schema.arguments if not each.is_out]
-    for name in packet.overloads() if packet is not None and given is not None else ():
+    kinds = None if own is None else [str(each.type) for each in own._schema.arguments if not each.is_out]
+    for name in packet.overloads() if packet is not None and kinds is not None else ():
         schema = getattr(packet, name)._schema
         taken = [str(each.type) for each in schema.arguments if not each.is_out]
-        if taken == given and len(taken) < len(schema.arguments):
+        if taken == kinds and len(taken) < len(schema.arguments):
             return f"{schema.name}.{schema.overload_name}"
     return ""
 
@@ -432,11 +432,11 @@ def op_db() -> SimpleNamespace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return SimpleNamespace(
-            ops=found(f"{internal}.common_methods_invocations:op_db"),
-            seed=found(f"{internal}.common_utils:SEED"),
-            precision_override=found(f"{internal}.common_device_type:precisionOverride"),
-            tolerance_override=found(f"{internal}.common_device_type:toleranceOverride"),
-            decorate_info=found(f"{internal}.opinfo.core:DecorateInfo"),
+            ops=lookup(f"{internal}.common_methods_invocations:op_db"),
+            seed=lookup(f"{internal}.common_utils:SEED"),
+            precision_override=lookup(f"{internal}.common_device_type:precisionOverride"),
+            tolerance_override=lookup(f"{internal}.common_device_type:toleranceOverride"),
+            decorate_info=lookup(f"{internal}.opinfo.core:DecorateInfo"),
         )
 
 
@@ -447,12 +447,12 @@ FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
 def foreach_op_db() -> list[Any]:
     """Return PyTorch's OpInfos of operators on lists of tensors."""
     module = "torch.testing._internal.common_methods_invocations"
-    return [op for name in FOREACH for op in found(f"{module}:foreach_{name}_op_db")]
+    return [op for name in FOREACH for op in lookup(f"{module}:foreach_{name}_op_db")]
 
 
 def sample_input(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a sample input, as OpInfos yield it."""
-    return found("torch.testing._internal.opinfo.core:SampleInput")(first, args=args, kwargs=kwargs)
+    return lookup("torch.testing._internal.opinfo.core:SampleInput")(first, args=args, kwargs=kwargs)
 
 
 def is_operator(function: Any, name: str) -> bool:
@@ -545,15 +545,15 @@ class SymbolicResults:
 
 def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]) -> SymbolicResults:
     """Call the function on fake tensors whose sizes are symbols, and return the metadata of its results."""
-    shapes = found("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
-    mode = found("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
-    given = [mode.from_tensor(one.detach(), static_shapes=False) for one in inputs]
+    shapes = lookup("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
+    mode = lookup("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
+    fakes = [mode.from_tensor(one.detach(), static_shapes=False) for one in inputs]
     with mode:
-        results = function(*given)
-    return SymbolicResults(given, results, [guard.expr for guard in shapes.guards])
+        results = function(*fakes)
+    return SymbolicResults(fakes, results, [guard.expr for guard in shapes.guards])
 
 
 def implementation(function: Any) -> Callable[..., Any]:
     """Return the Python function of a custom operator; another function is returned as it is."""
-    made: Callable[..., Any] = getattr(function, "_init_fn", function)
-    return made
+    result: Callable[..., Any] = getattr(function, "_init_fn", function)
+    return result

@@ -36,10 +36,10 @@ class WritesSeen(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = False
+        self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= func._schema.is_mutable
+        self.seen |= func._schema.is_mutable
         return func(*args, **(kwargs or {}))
 
 
@@ -53,26 +53,26 @@ def vmapped(function: Callable[..., Any], position: int | None = None) -> Callab
     """
 
     def call(*inputs: Any) -> Any:
-        found: dict[int, torch.Tensor] = {}
-        map_tensors(inputs, lambda tensor: found.setdefault(id(tensor), tensor))
-        dims = choose([*found.values()], position, writes(function, inputs))
-        batch = Examples(found.values())
-        given = [t if dim is None else batch.of(t, dim) for t, dim in zip(found.values(), dims)]
+        distinct: dict[int, torch.Tensor] = {}
+        map_tensors(inputs, lambda tensor: distinct.setdefault(id(tensor), tensor))
+        dims = choose([*distinct.values()], position, writes(function, inputs))
+        batch = Examples(distinct.values())
+        batched = [t if dim is None else batch.of(t, dim) for t, dim in zip(distinct.values(), dims)]
         plain: list[Any] = []
 
         def example(_: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            by_id = dict(zip(found, tensors))
+            by_id = dict(zip(distinct, tensors))
             leaves: list[Any] = []
             plain.append(map_leaves(function(*map_tensors(inputs, lambda one: by_id[id(one)])), leaves.append))
             plain.append(leaves)
             return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
         try:
-            results = iter(pick(torch.vmap(example, (0, *dims), randomness="same")(torch.zeros(2), *given), dims))
+            results = iter(pick(torch.vmap(example, (0, *dims), randomness="same")(torch.zeros(2), *batched), dims))
         finally:
             batch.write_back()
-        made = iter([next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in plain[1]])
-        return map_leaves(plain[0], lambda _: next(made))
+        substitutes = iter([next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in plain[1]])
+        return map_leaves(plain[0], lambda _: next(substitutes))
 
     return call
 
@@ -88,8 +88,8 @@ def exported(function: Callable[..., Any]) -> Callable[..., Any]:
         tensors = unique(inputs)
         plain: list[Any] = []
 
-        def traced(*given: torch.Tensor) -> tuple[Any, ...] | None:
-            by_id = {id(one): value for one, value in zip(tensors, given)}
+        def traced(*values: torch.Tensor) -> tuple[Any, ...] | None:
+            by_id = {id(one): value for one, value in zip(tensors, values)}
             leaves: list[Any] = []
             plain[:] = map_leaves(function(*map_tensors(inputs, lambda one: by_id[id(one)])), leaves.append), leaves
             return tuple(leaf for leaf in leaves if isinstance(leaf, IN_GRAPH)) or None
@@ -98,8 +98,8 @@ def exported(function: Callable[..., Any]) -> Callable[..., Any]:
         torch.export.save(program, file)
         file.seek(0)
         results = iter(torch.export.load(file).module()(*tensors) or ())
-        made = iter([next(results) if isinstance(leaf, IN_GRAPH) else leaf for leaf in plain[1]])
-        return map_leaves(plain[0], lambda _: next(made))
+        substitutes = iter([next(results) if isinstance(leaf, IN_GRAPH) else leaf for leaf in plain[1]])
+        return map_leaves(plain[0], lambda _: next(substitutes))
 
     return call
 
@@ -115,9 +115,9 @@ class Traced(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *given: torch.Tensor) -> Any:
+    def forward(self, *args: torch.Tensor) -> Any:
         """Call the function."""
-        return self.function(*given)
+        return self.function(*args)
 
 
 def choose(tensors: list[torch.Tensor], position: int | None, batched: bool) -> list[int | None]:
@@ -142,7 +142,7 @@ def writes(function: Callable[..., Any], inputs: Any) -> bool:
             function(*map_tensors(inputs, lambda tensor: tensor.detach().clone()))
         except Exception:
             return True
-    return seen.found
+    return seen.seen
 
 
 class Examples:
@@ -201,9 +201,9 @@ def overlapping(tensor: torch.Tensor) -> bool:
 
 def flat(tree: Any) -> list[Any]:
     """Return the tree's leaves, in order."""
-    found: list[Any] = []
-    map_leaves(tree, found.append)
-    return found
+    result: list[Any] = []
+    map_leaves(tree, result.append)
+    return result
 
 
 def copied(tree: Any) -> Any:
@@ -213,9 +213,9 @@ def copied(tree: Any) -> Any:
 
 def unique(tree: Any) -> list[torch.Tensor]:
     """Return the tree's tensors, each once."""
-    found: dict[int, torch.Tensor] = {}
-    map_tensors(tree, lambda tensor: found.setdefault(id(tensor), tensor))
-    return [*found.values()]
+    distinct: dict[int, torch.Tensor] = {}
+    map_tensors(tree, lambda tensor: distinct.setdefault(id(tensor), tensor))
+    return [*distinct.values()]
 
 
 def differentiated(function: Callable[..., Any], derive: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,17 +238,17 @@ def differentiated(function: Callable[..., Any], derive: Callable[..., Any]) -> 
 
         def pull(cotangents: Any) -> list[torch.Tensor | None]:
             """Return the gradients; None for an input that autograd does not reach, as without the transform."""
-            given = {at: one for at, one in zip(numbers, cotangents) if one is not None}
-            ends = [plain[at] for at in given]
-            seen = torch.autograd.grad(ends, roots, [*given.values()], allow_unused=True, retain_graph=True)
+            known = {at: one for at, one in zip(numbers, cotangents) if one is not None}
+            ends = [plain[at] for at in known]
+            seen = torch.autograd.grad(ends, roots, [*known.values()], allow_unused=True, retain_graph=True)
             torch.set_rng_state(state)
-            made = derive(function, copied(saved), [*given])[1](given)
-            return [None if one is None else gradient for one, gradient in zip(seen, made)]
+            gradients = derive(function, copied(saved), [*known])[1](known)
+            return [None if one is None else gradient for one, gradient in zip(seen, gradients)]
 
         every = flat(outcome)
         linked = dict(zip(numbers, Linked.apply(pull, [every[at] for at in numbers], *wanted)))
-        made = iter([linked.get(at, one) for at, one in enumerate(every)])
-        return map_leaves(outcome, lambda _: next(made))
+        substitutes = iter([linked.get(at, one) for at, one in enumerate(every)])
+        return map_leaves(outcome, lambda _: next(substitutes))
 
     return call
 
@@ -275,8 +275,8 @@ def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
 
     def pure(*values: torch.Tensor) -> Any:
         own = [tensor.clone() for tensor in others]
-        given = dict(zip(map(id, (*wanted, *others)), (*values, *own)))
-        kept.append(function(*map_tensors(inputs, lambda one: given[id(one)])))
+        by_id = dict(zip(map(id, (*wanted, *others)), (*values, *own)))
+        kept.append(function(*map_tensors(inputs, lambda one: by_id[id(one)])))
         every = flat(kept[0])
         rest = [one for at, one in enumerate(every) if isinstance(one, torch.Tensor) and at not in numbers]
         return tuple(every[at] for at in numbers), (rest, own)
@@ -293,8 +293,8 @@ def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
         by_number[at] if at in by_number else next(left) if isinstance(one, torch.Tensor) else one
         for at, one in enumerate(flat(kept[0]))
     ]
-    made = iter(every)
-    return map_leaves(kept[0], lambda _: next(made)), lambda given: pull(tuple(given[at] for at in numbers))
+    substitutes = iter(every)
+    return map_leaves(kept[0], lambda _: next(substitutes)), lambda known: pull(tuple(known[at] for at in numbers))
 
 
 def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
@@ -302,10 +302,10 @@ def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
     saved, state = copied(inputs), torch.get_rng_state()
     shapes = [torch.zeros(one.shape, dtype=one.dtype) for one in unique(inputs) if one.requires_grad]
 
-    def run(given: Any, tangents: list[torch.Tensor]) -> Any:
-        leaf = [one for one in unique(given) if one.requires_grad]
+    def run(tree: Any, tangents: list[torch.Tensor]) -> Any:
+        leaf = [one for one in unique(tree) if one.requires_grad]
         duals = {id(one): forward_ad.make_dual(one.detach(), t) for one, t in zip(leaf, tangents)}
-        return function(*map_tensors(given, lambda one: duals.get(id(one), one)))
+        return function(*map_tensors(tree, lambda one: duals.get(id(one), one)))
 
     def along(tangents: list[torch.Tensor], cotangents: dict[int, torch.Tensor]) -> float:
         torch.set_rng_state(state)
@@ -316,7 +316,7 @@ def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
             return sum(float(pair.sum(dtype=wide(pair)).real) for pair in pairs)
 
     def pull(cotangents: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        made = []
+        result = []
         for at, shape in enumerate(shapes):
             gradient = shape.clone()
             for index in range(shape.numel()):
@@ -324,8 +324,8 @@ def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
                     tangents = [other.clone() for other in shapes]
                     tangents[at].view(-1)[index] = torch.tensor(unit, dtype=shape.dtype)
                     gradient.view(-1)[index] += torch.tensor(unit * along(tangents, cotangents), dtype=gradient.dtype)
-            made.append(gradient)
-        return made
+            result.append(gradient)
+        return result
 
     def primal(leaf: Any) -> Any:
         return forward_ad.unpack_dual(leaf).primal if isinstance(leaf, torch.Tensor) else leaf

@@ -86,11 +86,11 @@ class CompileTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        self.backend, given = options("compile", argument, ("import", "call", "dynamic"), FORM)
-        dynamic = given.get("dynamic", "no")
+        self.backend, settings = options("compile", argument, ("import", "call", "dynamic"), FORM)
+        dynamic = settings.get("dynamic", "no")
         if dynamic not in DYNAMIC:
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
-        self.module, self.function = given.get("import", ""), given.get("call", "")
+        self.module, self.function = settings.get("import", ""), settings.get("call", "")
         self.dynamic = DYNAMIC[dynamic]
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
@@ -188,14 +188,14 @@ class CompileTarget(Target):
         """Record the parts that the compiler applies, and name the settings that concern this layer."""
         owners = ("_dynamo", "_functorch", "_inductor")
         concerned = owners[: 1 + min([*NAMES].index(self.backend), 2)] if self.backend in NAMES else owners[:2]
-        found = {SETTING: [name for name, values in SETTINGS.items() if next(iter(values)).startswith(concerned)]}
+        settings = {SETTING: [name for name, values in SETTINGS.items() if next(iter(values)).startswith(concerned)]}
 
         def note(kind: str, name: str) -> bool:
-            found.setdefault(kind, []).append(name)
+            settings.setdefault(kind, []).append(name)
             return False
 
         with torch_compat.compiler_settings({}), torch_compat.bisected(note):
-            yield found
+            yield settings
 
     @contextlib.contextmanager
     def switched_off(self, kind: str, names: Collection[str]) -> Iterator[None]:

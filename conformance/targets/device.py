@@ -39,14 +39,14 @@ class DeviceTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        self.device_name, given = options("device", argument, ("import", "call", "without"), FORM)
-        self.module, self.function = given.get("import", ""), given.get("call", "")
+        self.device_name, settings = options("device", argument, ("import", "call", "without"), FORM)
+        self.module, self.function = settings.get("import", ""), settings.get("call", "")
         if self.function and not self.module:
             raise TargetError(f"target 'device:{argument}' is not understood: call= needs import=MODULE; write {FORM}")
         self.spec = f"device:{argument}"
         self.lazy = self.device_name.partition(":")[0] in LAZY
-        if "without" in given:
-            self.without(frozenset(given["without"].split("+")) - {"nothing"})
+        if "without" in settings:
+            self.without(frozenset(settings["without"].split("+")) - {"nothing"})
             self.probed = False
         self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 

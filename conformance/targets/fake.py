@@ -40,9 +40,9 @@ class FakeTarget(Target):
             size = tensor.untyped_storage().nbytes()
             with self.mode, torch.no_grad():
                 flat = flats.setdefault(storage_key(tensor), torch.empty(size, dtype=torch.uint8))
-                made = torch.empty(0, dtype=tensor.dtype)
-                made.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-            return made.requires_grad_(tensor.requires_grad)
+                meta = torch.empty(0, dtype=tensor.dtype)
+                meta.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+            return meta.requires_grad_(tensor.requires_grad)
 
         return map_tensors(tree, fake)
 

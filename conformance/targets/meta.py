@@ -75,8 +75,8 @@ def stand_ins(tree: Any) -> Any:
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         flat = flats.setdefault(storage_key(tensor), torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8))
-        made = torch.empty(0, dtype=tensor.dtype)
-        return made.set_(flat.untyped_storage(), int(tensor.storage_offset()), tensor.size(), tensor.stride())
+        meta = torch.empty(0, dtype=tensor.dtype)
+        return meta.set_(flat.untyped_storage(), int(tensor.storage_offset()), tensor.size(), tensor.stride())
 
     with torch.no_grad():
         return map_tensors(tree, stand_in)

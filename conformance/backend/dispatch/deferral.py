@@ -68,11 +68,11 @@ class Number:
 class Results:
     """Maker of the results of a call: new tensors, None for an undefined one."""
 
-    def __init__(self, outs: Sequence[Spec], made: Sequence[bool], structure: Any, index: int) -> None:
+    def __init__(self, outs: Sequence[Spec], present: Sequence[bool], structure: Any, index: int) -> None:
         """`made` marks the results that are defined; `structure` is their container type, None for one tensor."""
         device = memory.device_name(index)
         self.makers = [
-            maker(spec, index, device) if there else None for spec, there in zip(outs, made, strict=True)
+            maker(spec, index, device) if there else None for spec, there in zip(outs, present, strict=True)
         ]  # fmt: skip
         self.structure = structure
 
@@ -82,33 +82,36 @@ class Results:
             assert self.makers[0] is not None
             t, lazy = self.makers[0].make()
             return t, [lazy]
-        made = [(None, None) if one is None else one.make() for one in self.makers]
-        return self.structure([t for t, _ in made]), [lazy for _, lazy in made if lazy is not None]
+        pairs = [(None, None) if one is None else one.make() for one in self.makers]
+        return self.structure([t for t, _ in pairs]), [lazy for _, lazy in pairs if lazy is not None]
 
 
 class Prepared:
     """Cached description of a call of one overload with one geometry of its arguments: a `Kind` of queued calls."""
 
     def __init__(
-        self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, made: Sequence[bool],
+        self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, present: Sequence[bool],
         structure: Any, targets: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
         """`made` marks the context's results that are defined; `targets` are the tensors that receive them, if not
         new.
         """
         self.name, self.row, self.function = name, row, function
-        self.outs, self.made = tuple(context.outs), tuple(made)
+        self.outs, self.present = tuple(context.outs), tuple(present)
         self.index = context.index
         self.fresh = not targets
-        self.results = Results(self.outs, made, structure, self.index) if self.fresh else None
-        found = _Found()
-        self.args, self.kwargs = found.template(tuple(args)), {k: found.template(v, k) for k, v in kwargs.items()}
+        self.results = Results(self.outs, present, structure, self.index) if self.fresh else None
+        collector = _Found()
+        self.args, self.kwargs = (
+            collector.template(tuple(args)),
+            {k: collector.template(v, k) for k, v in kwargs.items()},
+        )
         self.targets = [Place(i, t) for i, t in enumerate(targets)]
         self.context = Context(context.op, self.outs, context.index, _stand_ins(tuple(args)))
         if row.number_dtype is not None:
             self.context.common_dtype()  # early, because the default dtype may change before the call runs
         self.number_dtype = row.number_dtype(self.context) if row.number_dtype is not None else None
-        self.number_places = found.number_places
+        self.number_places = collector.number_places
         self.variants: dict[Any, Prepared] = {}
 
     def execute(self, call: Call) -> None:
@@ -122,8 +125,8 @@ class Prepared:
             call.results = results if isinstance(results, (tuple, list)) else (results,)
         if self.fresh:
             storages = iter(call.written)
-            for spec, result, made in zip(self.outs, call.results, self.made, strict=True):
-                if made:
+            for spec, result, present in zip(self.outs, call.results, self.present, strict=True):
+                if present:
                     place(next(storages), spec, result)
         else:
             for target, storage, result in zip(self.targets, call.written, call.results, strict=False):
@@ -134,7 +137,7 @@ class Prepared:
         data.extend(call.arrays)
         dtype, op = self.number_dtype, self.context.op
         key: list[Any] = []
-        for at, number in zip(self.number_places, call.given, strict=True):
+        for at, number in zip(self.number_places, call.operands, strict=True):
             if dtype is not None and is_data(op, at, dtype, number):
                 key.append(dtype)
                 data.append((number, dtype))
@@ -151,12 +154,12 @@ class Prepared:
         context.rehearsed = []
         results = self.function(context, *_stand_in_values(self.args, numbers, context.device))
         key = canonical(results if isinstance(results, (tuple, list)) else [results]).key
-        found = self.variants.get(key)
-        if found is None:
+        variant = self.variants.get(key)
+        if variant is None:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
-            found = self.variants[key] = copy.copy(self)
-        return found, context.rehearsed
+            variant = self.variants[key] = copy.copy(self)
+        return variant, context.rehearsed
 
 
 class _Found:
@@ -185,7 +188,7 @@ def _filled(x: Any, call: Call) -> Any:
     if kind is Place:
         return access.read(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
     if kind is Number:
-        return call.given[x.number]
+        return call.operands[x.number]
     if kind is tuple or kind is list:
         return kind([_filled(y, call) for y in x])
     return x
@@ -210,7 +213,7 @@ def _with_tensors(x: Any, call: Call) -> Any:
     if kind is Place:
         return tensor_on_content(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
     if kind is Number:
-        return call.given[x.number]
+        return call.operands[x.number]
     if kind is tuple or kind is list:
         return kind([_with_tensors(y, call) for y in x])
     return x
@@ -234,8 +237,8 @@ class Noted(threading.local):
 
     def take(self) -> Callable[[], Prepared] | None:
         """Return the recorded description, and clear it."""
-        found, self.prepared = self.prepared, None
-        return found
+        result, self.prepared = self.prepared, None
+        return result
 
 
 NOTED = Noted()
@@ -289,13 +292,13 @@ class Deferred:
             return self.kernel(*args, **kwargs)
         if numbers and self.row.keep_floats:
             key.extend(numbers)
-        found = tuple(key)
-        prepared = self.known.get(found)
+        signature = tuple(key)
+        prepared = self.known.get(signature)
         if prepared is None:
             settled = (
                 None if self.targets else self.windows.settled(args, (*global_settings(), *kwargs, *kwargs.values()))
             )
-            return self.call(*settled, **kwargs) if settled else self._learnt(found, args, kwargs)
+            return self.call(*settled, **kwargs) if settled else self._learnt(signature, args, kwargs)
         if self.row.index is not None and not self._takes_index(prepared, args):
             return self.kernel(*args, **kwargs)
         arrays: Sequence[Any] = ()
@@ -332,14 +335,14 @@ def _queued(
     targets: Sequence[int | str], arrays: Sequence[Any],
 ) -> Any:  # fmt: skip
     if prepared.results is not None:
-        made, written = prepared.results.make()
+        result, written = prepared.results.make()
         call = Call(prepared, storages, written, numbers)
         call.arrays = arrays
         calls.defer(call)
-        return made
-    given = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
-    calls.defer(Call(prepared, storages, [storage_of(t) for t in given], numbers))
-    return given[0] if len(given) == 1 else tuple(given)
+        return result
+    tensors = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
+    calls.defer(Call(prepared, storages, [storage_of(t) for t in tensors], numbers))
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def _describe_tensor(x: torch.Tensor, key: list[Any], storages: list[LazyStorage]) -> None:
@@ -382,8 +385,8 @@ class Whole:
 
     def __init__(self, name: str, kernel: Callable[..., Any], args: Any, results: Any, writes: Sequence[int]) -> None:
         """`writes` are the places of the tensor arguments that it changes."""
-        found = _Found()
-        self.name, self.kernel, self.args, self.writes = name, kernel, found.template(tuple(args)), writes
+        collector = _Found()
+        self.name, self.kernel, self.args, self.writes = name, kernel, collector.template(tuple(args)), writes
         self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
         self.results = Results(self.outs, [True] * len(self.outs), type(results), results[0].device.index or 0)
 
@@ -392,16 +395,16 @@ class Whole:
         with DeferSigint(True) as run:  # it cannot run again after it has changed something
             run.begin()
             results = self.kernel(*_with_tensors(self.args, call))
-            for made, spec, storage in zip(results, self.outs, call.written, strict=False):
-                if geometry(made)[:2] == spec[1:]:
-                    storage.adopt(storage_of(made))
+            for result, spec, storage in zip(results, self.outs, call.written, strict=False):
+                if geometry(result)[:2] == spec[1:]:
+                    storage.adopt(storage_of(result))
                 else:  # torch's settings have changed since the call
-                    place(storage, spec, read(made))
+                    place(storage, spec, read(result))
         STATS.native[self.name] -= 1  # counted at the call
 
     def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call."""
-        return tuple([number if number and number == number else str(number) for number in call.given])
+        return tuple([number if number and number == number else str(number) for number in call.operands])
 
 
 def whole(
@@ -424,8 +427,8 @@ def whole(
                 _describe(x, key, storages, numbers)
         except (_NotPlain, AttributeError, NotImplementedError):
             return kernel(*args)
-        found = (*key, *numbers)
-        prepared = known.get(found)
+        signature = (*key, *numbers)
+        prepared = known.get(signature)
         if prepared is None:
             before = STATS.native[name]
             results = kernel(*args)
@@ -433,12 +436,12 @@ def whole(
             if STATS.native[name] == before + 1 and all(t.dtype in COMPUTED for t in results):
                 if len(known) >= MOST_PREPARED:
                     known.clear()
-                known[found] = Whole(name, kernel, args, results, [i for i in writes(args) if args[i] is not None])
+                known[signature] = Whole(name, kernel, args, results, [i for i in writes(args) if args[i] is not None])
             return results
         STATS.native[name] += 1
-        made, written = prepared.results.make()
+        result, written = prepared.results.make()
         written += [storage_of(args[i]) for i in prepared.writes]
         calls.defer(Call(prepared, storages, written, numbers))
-        return made
+        return result
 
     return call

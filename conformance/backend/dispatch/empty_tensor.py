@@ -99,15 +99,15 @@ class Mold:
                 described.strides[:] = self._stride  # type: ignore[call-overload]
                 described.mold = self
             described.managed.data = address
-            made: torch.Tensor = torch_compat.from_dlpack(_new_capsule(described.address, b"dltensor", None))
-            return made
+            result: torch.Tensor = torch_compat.from_dlpack(_new_capsule(described.address, b"dltensor", None))
+            return result
 
 
 def empty_tensor(dtype: torch.dtype, index: int) -> torch.Tensor:
     """A new tensor of no elements on `tiny:index`. If index is not 0, raises KeyError for a dtype that DLPack lacks."""
     if index == 0:
-        made: torch.Tensor = torch_compat.create_empty_tensor((0,), dtype)
-        return made
+        result: torch.Tensor = torch_compat.create_empty_tensor((0,), dtype)
+        return result
     with torch_compat.below_autograd():
         return torch.ops.aten.alias.default(_template(dtype, index))
 

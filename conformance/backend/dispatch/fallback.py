@@ -29,9 +29,9 @@ class _Call:
         self.hosts: dict[int, torch.Tensor] = {}  # by storage
         self.index = 0
         self.sparse: list[tuple[torch.Tensor, torch.Tensor]] = []
-        given = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
+        inputs = [x for x in _tensors([*args, *kwargs.values()]) if is_tiny(x)]
         # A tensor passed twice is one tensor on the CPU too; a second copy would overwrite the first in `write_back`.
-        tiny = list({id(x): x for x in given}.values())
+        tiny = list({id(x): x for x in inputs}.values())
         apart = [sparse.parts(t) if sparse.is_sparse(t) else [t] for t in tiny]
         hosts = iter(transfer.to_host([piece for pieces in apart for piece in pieces], to_read))
         for t, pieces in zip(tiny, apart, strict=True):
@@ -90,8 +90,8 @@ class _Call:
                     return tensor_on(t.untyped_storage(), x.dtype, x.size(), x.stride(), int(x.storage_offset()))
             return upload(x, self.index)
         if isinstance(x, (list, tuple)):
-            made = [self.to_tiny(y) for y in x]
-            return type(x)(made) if type(x) in (list, tuple) else tuple(made)
+            items = [self.to_tiny(y) for y in x]
+            return type(x)(items) if type(x) in (list, tuple) else tuple(items)
         return x
 
 
@@ -102,22 +102,22 @@ def upload(x: torch.Tensor, index: int) -> torch.Tensor:
     if x.is_conj():
         return upload(x.detach().conj(), index).conj()
     x = x.detach().resolve_neg()
-    made = new_tensor(Spec(x.dtype, tuple(x.size()), tuple(x.stride())), index)
+    result = new_tensor(Spec(x.dtype, tuple(x.size()), tuple(x.stride())), index)
     extent = layout.plan(tuple(x.size()), tuple(x.stride())).extent
     if extent:
         flat = x.as_strided((extent,), (1,), x.storage_offset())
-        transfer.load(lazy_storage(made), flat.contiguous().view(torch.uint8), x.dtype)
-    return made
+        transfer.load(lazy_storage(result), flat.contiguous().view(torch.uint8), x.dtype)
+    return result
 
 
 def _tensors(xs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     for x in xs:
         if isinstance(x, torch.Tensor):
-            found.append(x)
+            result.append(x)
         elif isinstance(x, (list, tuple)):
-            found.extend(_tensors(x))
-    return found
+            result.extend(_tensors(x))
+    return result
 
 
 READS_HOST_MEMORY = (
@@ -158,10 +158,10 @@ def nested_tensor_from_list(
     if device is not None and device.type == "tiny":
         refuse_layout("NestedTensor")
     op = torch.ops.aten._nested_tensor_from_tensor_list.default
-    made: torch.Tensor = op._op_dk(
+    result: torch.Tensor = op._op_dk(
         torch_compat.DispatchKey.CompositeExplicitAutograd, list, dtype, layout, device, pin_memory
     )
-    return made
+    return result
 
 
 def refuse_packing(op: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -211,17 +211,17 @@ def run_on_cpu(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     Raises RuntimeError if a tensor on the CPU would be written with values of the device.
     """
     call = _Call(args, kwargs, op in ONLY_READ)
-    given, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
+    inputs, named = call.to_cpu(tuple(args)), {k: call.to_cpu(v) for k, v in kwargs.items()}
     if op in _ASKS_FOR_GRADIENTS:
         with torch.enable_grad():
-            tensors = [x.requires_grad_() if x.is_floating_point() else x for x in _tensors(given)]
-            return call.to_tiny(tuple(x.detach() for x in op(*tensors, *given[len(tensors) :])))
+            tensors = [x.requires_grad_() if x.is_floating_point() else x for x in _tensors(inputs)]
+            return call.to_tiny(tuple(x.detach() for x in op(*tensors, *inputs[len(tensors) :])))
     schema = op._schema.arguments
     every = [*args, *[kwargs.get(a.name) for a in schema[len(args) :]]]
     written = _tensors(x for a, x in zip(schema, every, strict=False) if a.alias_info and a.alias_info.is_write)
     if call.moved:
         check_written(written)
-    with random_state.drawing(op, call.index, given, named) as (given, named):
-        result = widening.run(callable_with_numbers(op, args), given, named, call.to_cpu(written))
+    with random_state.drawing(op, call.index, inputs, named) as (inputs, named):
+        result = widening.run(callable_with_numbers(op, args), inputs, named, call.to_cpu(written))
     call.write_back(written)
     return call.to_tiny(result)

@@ -131,9 +131,9 @@ def _tried(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], known: R
         strided = _STRIDES.get(op._schema.name)
         return known if strided is None else strided(known, *args)
     refused = ""  # the text alone: the exception would keep the arguments alive, and so their values
-    for made in (_ones, _zeros):
+    for fill in (_ones, _zeros):
         try:
-            own = _describe(_on_cpu(op, args, kwargs, made))
+            own = _describe(_on_cpu(op, args, kwargs, fill))
         except torch.linalg.LinAlgError:
             return known
         except Exception as error:
@@ -157,21 +157,23 @@ def _convolved(
     def unread(t: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu")
 
-    image, filters, given = unread(x), unread(weight), None
+    image, filters, meta_bias = unread(x), unread(weight), None
     if bias is not None:  # of the right size: the kernel itself refuses another one, with the sizes of the call
-        given = torch.empty(weight.size(1) * groups if transposed else weight.size(0), dtype=bias.dtype, device="cpu")
+        meta_bias = torch.empty(
+            weight.size(1) * groups if transposed else weight.size(0), dtype=bias.dtype, device="cpu"
+        )
     numbers: tuple[Any, ...] = (stride, padding, dilation, output_padding)
     line = x.dim() == 3
     if line:  # the CPU copies it, and takes it for an image of one row
         image, filters = torch.empty(x.size(), dtype=x.dtype, device="cpu").unsqueeze(2), filters.unsqueeze(2)
         numbers = tuple([row, *v] for row, v in zip((1, 0, 1, 0), numbers, strict=True))
     *walk, more = numbers
-    kernel = torch_compat.conv_backend(image, filters, given, *walk, transposed, more, groups, None)
+    kernel = torch_compat.conv_backend(image, filters, meta_bias, *walk, transposed, more, groups, None)
     order = torch_compat.conv_memory_format(image, filters, kernel)
 
     def in_order(size: tuple[int, ...]) -> tuple[int, ...]:
-        made = torch.empty((*size[:2], 1, *size[2:]) if line else size, memory_format=order, device="meta")
-        return (made.squeeze(2) if line else made).stride()
+        example = torch.empty((*size[:2], 1, *size[2:]) if line else size, memory_format=order, device="meta")
+        return (example.squeeze(2) if line else example).stride()
 
     return known[0], tuple(
         s if s is None or len(s.size) != x.dim() else s._replace(stride=in_order(s.size)) for s in known[1]
@@ -217,11 +219,11 @@ def _shortened(size: Sequence[int]) -> tuple[int, ...]:
 
 def _dense(size: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """Strides without gaps in the order of other strides; an expanded dimension stays expanded."""
-    made, step = [0] * len(size), 1
+    strides, step = [0] * len(size), 1
     for d in sorted(range(len(size)), key=lambda d: (stride[d], -d)):
         if stride[d]:
-            made[d], step = step, step * size[d]
-    return tuple(made)
+            strides[d], step = step, step * size[d]
+    return tuple(strides)
 
 
 _few_known: dict[tuple[Any, ...], tuple[Spec | None, ...] | None] = {}
@@ -292,15 +294,15 @@ _OF_DTYPES = (
 )
 
 
-def _on_cpu(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Callable[[Any], Any]) -> Any:
+def _on_cpu(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], convert: Callable[[Any], Any]) -> Any:
     """The call on torch CPU with substitute tensors."""
     # Resizing an out= of another size would warn the caller, so out tensors are empty.
     outs = {a.name for a in op._schema.arguments if a.is_out}
-    given = {k: made(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
+    named = {k: convert(v) if k not in outs else torch.empty(0, dtype=v.dtype, device="cpu") for k, v in kwargs.items()}
     results: list[Any] = []
 
     def run(_: float) -> float:
-        results.append(widening.run(fallback.callable_with_numbers(op, args), made(tuple(args)), given, ()))
+        results.append(widening.run(fallback.callable_with_numbers(op, args), convert(tuple(args)), named, ()))
         return 0.0
 
     with warnings.catch_warnings():
@@ -338,8 +340,8 @@ def _few(x: Any) -> Any:
     """Arguments on the CPU, tensors as ones with short dimensions in the same order in memory."""
     if isinstance(x, torch.Tensor):
         size, stride = _few_of(x) if x.device.type == "tiny" else (_shortened(x.size()), None)
-        made = torch.ones(size, dtype=x.dtype, device="cpu")
-        return made if stride is None else made.flatten()[: layout.plan(size, stride).extent].as_strided(size, stride)
+        ones = torch.ones(size, dtype=x.dtype, device="cpu")
+        return ones if stride is None else ones.flatten()[: layout.plan(size, stride).extent].as_strided(size, stride)
     if type(x) in (list, tuple):
         return type(x)([_few(y) for y in x])
     return _ones(x)
@@ -390,8 +392,8 @@ def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
         base = metas.get(id(lazy))
         if base is None:
             base = metas[id(lazy)] = torch.empty(lazy.nbytes, dtype=torch.uint8, device="meta")
-        made = torch.empty(0, dtype=x.dtype, device="meta")
-        return made.set_(base.untyped_storage(), x.storage_offset(), x.size(), x.stride())  # type: ignore[call-overload]
+        tensor = torch.empty(0, dtype=x.dtype, device="meta")
+        return tensor.set_(base.untyped_storage(), x.storage_offset(), x.size(), x.stride())  # type: ignore[call-overload]
     if isinstance(x, (list, tuple)):
         return type(x)([_meta(y, metas) for y in x]) if type(x) in (list, tuple) else x
     if name == "device" or (isinstance(x, torch.device) and x.type == "tiny"):
@@ -401,19 +403,19 @@ def _meta(x: Any, metas: dict[int, torch.Tensor], name: str = "") -> Any:
 
 def device_index(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
     """The index of the tiny device of a call; raises RuntimeError if its tensors are on several."""
-    found: int | None = None
+    number: int | None = None
     for x in tensors_in([*args, *kwargs.values()]):
         if x.device.type == "tiny":
             index = x.device.index or 0
-            if found is not None and found != index:
+            if number is not None and number != index:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found at least two devices, "
-                    f"tiny:{found} and tiny:{index}!"
+                    f"tiny:{number} and tiny:{index}!"
                 )
-            found = index
-    if found is None and isinstance(kwargs.get("device"), torch.device):
-        found = kwargs["device"].index
-    return found or 0
+            number = index
+    if number is None and isinstance(kwargs.get("device"), torch.device):
+        number = kwargs["device"].index
+    return number or 0
 
 
 def check_devices(args: Iterable[Any]) -> None:

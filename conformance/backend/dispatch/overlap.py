@@ -65,7 +65,7 @@ def undecided(written: Sequence[torch.Tensor], read: Iterable[Any], elementwise:
         for other in read:
             if other.device.type != "tiny" or storage_of(other) is not lazy:
                 continue
-            found = overlap(t, other)
-            if found == "partial" or (found == "full" and not elementwise):
+            kind = overlap(t, other)
+            if kind == "partial" or (kind == "full" and not elementwise):
                 return True
     return False

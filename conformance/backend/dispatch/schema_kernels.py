@@ -77,11 +77,11 @@ class Overload:
         if function is None:
             return fallback.on_cpu(self.op, args, kwargs)
         results = self._compute(function, outs, index, args, kwargs)
-        made = [
+        tensors = [
             None if s is None or r is None else make(s, r, index) for s, r in zip(outs, results, strict=True)
         ]  # fmt: skip
-        self._note(function, outs, index, args, kwargs, [t is not None for t in made], structure)
-        return made[0] if structure is None else structure(made)
+        self._note(function, outs, index, args, kwargs, [t is not None for t in tensors], structure)
+        return tensors[0] if structure is None else structure(tensors)
 
     def inplace_kernel(self, *args: Any, **kwargs: Any) -> Any:
         """Run the checks of the in-place overload, compute, and write through the target's geometry."""
@@ -137,7 +137,7 @@ class Overload:
 
     def _note(
         self, function: ValueFunction, outs: Sequence[Spec], index: int, args: Sequence[Any], kwargs: dict[str, Any],
-        made: Sequence[bool], structure: Any, targets: Sequence[torch.Tensor] = (),
+        present: Sequence[bool], structure: Any, targets: Sequence[torch.Tensor] = (),
     ) -> None:  # fmt: skip
         """Record the description of this call, if an equal call may be queued."""
         tensors = [*tensors_in([*args, *kwargs.values()]), *targets]
@@ -148,7 +148,7 @@ class Overload:
             return
         context = Context(self.functional, outs, index, args)
         NOTED.prepared = lambda: Prepared(
-            self.name, self.row, function, context, args, kwargs, made, structure, targets
+            self.name, self.row, function, context, args, kwargs, present, structure, targets
         )  # fmt: skip
 
     def _check_overlap(self, targets: Sequence[torch.Tensor], others: Iterable[Any]) -> None:

@@ -80,8 +80,8 @@ def assembled(like: torch.Tensor, pieces: Sequence[torch.Tensor]) -> torch.Tenso
     coo = like.layout is torch.sparse_coo
     make: Any = torch.sparse_coo_tensor if coo else torch.sparse_compressed_tensor
     named: dict[str, Any] = {"is_coalesced": like.is_coalesced()} if coo else {"layout": like.layout}
-    made: torch.Tensor = make(*pieces, like.shape, check_invariants=False, **named)
-    return made
+    result: torch.Tensor = make(*pieces, like.shape, check_invariants=False, **named)
+    return result
 
 
 def refill(target: torch.Tensor, pieces: Sequence[torch.Tensor], like: torch.Tensor) -> None:

@@ -51,13 +51,13 @@ def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.T
 
     `host` holds the bytes of the tensor's storage from `shift` elements on.
     """
-    made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu")
     size, stride, offset = geometry(tensor)
     memory = host.untyped_storage()
     layout.check_inside(size, stride, offset + shift, tensor.itemsize, memory.nbytes())  # `set_` would let it grow
-    made.set_(memory, offset + shift, size, stride)  # type: ignore[call-overload]
-    made = made.conj() if tensor.is_conj() else made
-    return torch_compat.neg_view(made) if tensor.is_neg() else made
+    view.set_(memory, offset + shift, size, stride)  # type: ignore[call-overload]
+    view = view.conj() if tensor.is_conj() else view
+    return torch_compat.neg_view(view) if tensor.is_neg() else view
 
 
 def on_host_to_read(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,10 +118,10 @@ def to_copy(self: torch.Tensor, *, non_blocking: bool = False, **options: Any) -
     """aten::_to_copy, where torch's own kernel would look for pinned memory if a copy to the CPU need not block."""
     device = options.get("device")
     composite = torch_compat.DispatchKey.CompositeExplicitAutograd
-    made: torch.Tensor = torch.ops.aten._to_copy.default._op_dk(
+    result: torch.Tensor = torch.ops.aten._to_copy.default._op_dk(
         composite, self, **options, non_blocking=non_blocking and (device is None or device.type != "cpu")
     )
-    return made
+    return result
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:

@@ -63,8 +63,8 @@ def empty(
         shape = tuple(size)
         strides = layout_.contiguous_strides(shape)
         return _filled(new_tensor(Spec(dtype, shape, strides), _checked(_index(device))))
-    made = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    return _filled(new_tensor(Spec(made.dtype, tuple(made.size()), tuple(made.stride())), _checked(_index(device))))
+    meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    return _filled(new_tensor(Spec(meta.dtype, tuple(meta.size()), tuple(meta.stride())), _checked(_index(device))))
 
 
 def empty_strided(
@@ -134,14 +134,16 @@ def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
             base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
         )
-    made = shape.view(dtype)
-    return tensor_on(self.untyped_storage(), dtype, made.size(), made.stride(), int(self.storage_offset()) * old // new)
+    changed = shape.view(dtype)
+    return tensor_on(
+        self.untyped_storage(), dtype, changed.size(), changed.stride(), int(self.storage_offset()) * old // new
+    )
 
 
 def view_as_real(self: torch.Tensor) -> torch.Tensor:
     """aten::view_as_real: a last dimension of 2, strides and offset counted in reals."""
-    made = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
-    return _view(self, made.dtype, made.size(), made.stride(), 2 * int(self.storage_offset()))
+    meta = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
+    return _view(self, meta.dtype, meta.size(), meta.stride(), 2 * int(self.storage_offset()))
 
 
 def view_as_complex(self: torch.Tensor) -> torch.Tensor:
@@ -150,8 +152,8 @@ def view_as_complex(self: torch.Tensor) -> torch.Tensor:
     shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
         base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
     )
-    made = torch.view_as_complex(shape)
-    return _view(self, made.dtype, made.size(), made.stride(), int(made.storage_offset()))
+    changed = torch.view_as_complex(shape)
+    return _view(self, changed.dtype, changed.size(), changed.stride(), int(changed.storage_offset()))
 
 
 def _reach(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
@@ -163,15 +165,15 @@ def resize_(self: torch.Tensor, size: Sequence[int], *, memory_format: Any = Non
     """aten::resize_: the storage grows in place if necessary, so that views still share it."""
     if tuple(self.size()) == tuple(size) and memory_format is None:
         return self
-    made = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    need = _reach(made.size(), made.stride(), int(self.storage_offset()), self.dtype.itemsize)
+    meta = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    need = _reach(meta.size(), meta.stride(), int(self.storage_offset()), self.dtype.itemsize)
     store = self.untyped_storage()
     old = store.nbytes()
     if need > old:
         access.resize(store, need)
         cells = [size // self.dtype.itemsize for size in (old, need)]
         _filled(tensor_on(store, self.dtype, (cells[1] - cells[0],), (1,), cells[0]))
-    return SET(self, store, self.storage_offset(), made.size(), made.stride())
+    return SET(self, store, self.storage_offset(), meta.size(), meta.stride())
 
 
 def set_storage_offset(

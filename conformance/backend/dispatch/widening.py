@@ -44,7 +44,7 @@ def run(
     for own in written:
         if id(own) in wide:
             own.resize_(wide[id(own)].size()).copy_(wide[id(own)])
-    given = {id(w): own for own in written if (w := wide.get(id(own))) is not None}
+    targets = {id(w): own for own in written if (w := wide.get(id(own))) is not None}
     dtypes = iter(kinds)
     narrow = {_WIDER[t.dtype]: t.dtype for t in _tensors([*args, *kwargs.values()]) if t.dtype in _WIDER}
 
@@ -52,7 +52,7 @@ def run(
         if not isinstance(x, torch.Tensor):
             return x
         dtype = next(dtypes, narrow.get(x.dtype, x.dtype))
-        return given[id(x)] if id(x) in given else x.to(dtype)
+        return targets[id(x)] if id(x) in targets else x.to(dtype)
 
     return _mapped(result, rounded)
 
@@ -74,8 +74,8 @@ def _mapped(xs: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(xs, Mapping):
         return {k: _mapped(x, change) for k, x in xs.items()}
     if isinstance(xs, (list, tuple)):
-        made = [_mapped(x, change) for x in xs]
-        return made if isinstance(xs, list) else tuple(made)
+        items = [_mapped(x, change) for x in xs]
+        return items if isinstance(xs, list) else tuple(items)
     return change(xs)
 
 

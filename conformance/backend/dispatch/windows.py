@@ -47,11 +47,11 @@ def buffer_of(t: torch.Tensor) -> UOp | None:
 def copied(t: torch.Tensor, buffer: UOp) -> torch.Tensor:
     """A tensor with a copy of the elements and with the strides of a view, in a storage without further elements."""
     start = t.storage_offset() * t.itemsize
-    made = new_tensor(Spec(t.dtype, tuple(t.size()), tuple(t.stride())), t.device.index or 0)
-    lazy = storage_of(made)
+    result = new_tensor(Spec(t.dtype, tuple(t.size()), tuple(t.stride())), t.device.index or 0)
+    lazy = storage_of(result)
     data = memory.host_view(buffer)[start : start + t.nbytes]
     lazy.replace(memory.from_host(data, COMPUTED[t.dtype], lazy.device), t.nbytes)
-    return made
+    return result
 
 
 def describe(x: Any, key: list[Any]) -> bool:
@@ -62,8 +62,8 @@ def describe(x: Any, key: list[Any]) -> bool:
         return can
     if isinstance(x, (list, tuple)):
         key += [type(x), len(x)]
-        found = [describe(y, key) for y in x]  # of all, which are the key
-        return any(found)
+        nested = [describe(y, key) for y in x]  # of all, which are the key
+        return any(nested)
     key += [type(x), x]
     return False
 

@@ -34,8 +34,8 @@ WHY = {
 def kinds(kernels: Sequence[str]) -> str:
     """Count kernels by kind: reductions (tinygrad's r_), elementwise work (E_), copies."""
     names = {"r": "reduction", "E": "elementwise"}
-    found = Counter(names.get(kernel.split("_")[0], kernel) for kernel in kernels)
-    return ", ".join(f"{n} {kind}" for kind, n in found.items())
+    counts = Counter(names.get(kernel.split("_")[0], kernel) for kernel in kernels)
+    return ", ".join(f"{n} {kind}" for kind, n in counts.items())
 
 
 def tables(counted: Count) -> Iterator[Table]:
@@ -54,7 +54,9 @@ def tables(counted: Count) -> Iterator[Table]:
         why = event.why if isinstance(event, trace.Schedule) else type(event).__name__.lower()
         why += f" {event.direction}" if isinstance(event, trace.Copy) else ""
         lines.setdefault((place, why), []).append(event)
-    ran = {key: [k for e in found if isinstance(e, trace.Schedule) for k in e.kernels] for key, found in lines.items()}
+    ran = {
+        key: [k for e in events if isinstance(e, trace.Schedule) for k in e.kernels] for key, events in lines.items()
+    }
     table = Table("line", "why", "times", "kernels", "of which", title="Boundaries")
     for key in sorted(lines, key=lambda key: (-len(ran[key]), -len(lines[key]))):
         place, why = key

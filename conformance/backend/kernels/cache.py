@@ -26,8 +26,8 @@ def size(rows: Rows) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser("conformance cache", description=ABOUT)
-    jobs = made.add_subparsers(dest="job", required=True, metavar="JOB")
+    parser = argparse.ArgumentParser("conformance cache", description=ABOUT)
+    jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     jobs.add_parser("info", help="how many rows there are, and how many can be used by this version on this processor")
     for name, purpose in (
         ("export", "write what can be used here to a pack, for machines with the same versions and processor"),
@@ -35,21 +35,21 @@ def parser() -> argparse.ArgumentParser:
     ):
         jobs.add_parser(name, help=purpose).add_argument("file", type=Path, metavar="FILE")
     jobs.add_parser("prune", help="remove what cannot be used here any more")
-    return made
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job. Returns 2 and prints one sentence if it fails."""
-    asked = parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     try:
-        if asked.job == "info":
+        if args.job == "info":
             print(CACHEDB)
             for table, usable, other in held() or [Held("nothing yet", Rows(0, 0), Rows(0, 0))]:
                 print(f"  {table.removeprefix('conformance_'):<12}{size(usable)}; not usable here {size(other)}")
-        elif asked.job == "export":
-            print(f"{asked.file}: {size(export(asked.file))}")
-        elif asked.job == "import":
-            print(f"{CACHEDB}: new {size(take_in(asked.file))}")
+        elif args.job == "export":
+            print(f"{args.file}: {size(export(args.file))}")
+        elif args.job == "import":
+            print(f"{CACHEDB}: new {size(take_in(args.file))}")
         else:
             print(f"{CACHEDB}: removed {size(prune())}")
     except PackError as error:

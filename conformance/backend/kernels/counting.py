@@ -118,5 +118,5 @@ def _place() -> Place:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    found = traceback.extract_stack(frame, 1)[0]
-    return Place(found.filename, found.lineno or 0, found.line or "")
+    summary = traceback.extract_stack(frame, 1)[0]
+    return Place(summary.filename, summary.lineno or 0, summary.line or "")

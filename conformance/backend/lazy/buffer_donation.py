@@ -67,16 +67,16 @@ def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> t
     bits = {donor: 1 << k for k, (_, donor) in enumerate(donors.values())}
     under: dict[UOp, int] = {}  # the donors that a node's value depends on, as bits
     for node in graph:
-        made, reached = node, bits.get(node, 0)
+        rewritten, reached = node, bits.get(node, 0)
         for source in node.src:
             reached |= under.get(source, 0)
         under[node] = reached
         if not new.keys().isdisjoint(node.src):
-            made = new[node] = node.replace(src=tuple([new.get(s, s) for s in node.src]))
-            readers[made] = readers[node]
+            rewritten = new[node] = node.replace(src=tuple([new.get(s, s) for s in node.src]))
+            readers[rewritten] = readers[node]
         i = computed.get(node)
-        if i is not None and (not reached & bits[donors[i][1]] or _at_its_place(donors[i][1], made, readers)):
-            stores[i] = _store(donors[i][1], made)
+        if i is not None and (not reached & bits[donors[i][1]] or _at_its_place(donors[i][1], rewritten, readers)):
+            stores[i] = _store(donors[i][1], rewritten)
             new[node] = stores[i].reshape(node.shape)
     for i, (value, donor) in donors.items():
         if computed.get(strip_reshapes(value)) != i:
@@ -87,14 +87,14 @@ def _rewritten(roots: Sequence[UOp], donors: Mapping[int, tuple[UOp, UOp]]) -> t
 def _with_parts(roots: Sequence[UOp]) -> set[UOp]:
     """The buffers of which a node under `roots` is a contiguous part. tinygrad may read such a part through a view of
     the buffer's memory, and then does not order its readers before a store to the buffer."""
-    found = set()
+    result = set()
     for node in UOp.sink(*roots).toposort(enter_calls=False) if roots else ():
         if node.op is Ops.CONTIGUOUS:
             part = node.src[0]
             while part.op in GroupOp.Movement:
                 part = part.src[0]
-            found.add(part)
-    return found
+            result.add(part)
+    return result
 
 
 def _is_computed(value: UOp) -> bool:

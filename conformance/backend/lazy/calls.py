@@ -47,12 +47,12 @@ class Kind(Protocol):
 class Call:
     """One call in the queue."""
 
-    __slots__ = ("arrays", "given", "kind", "read", "results", "written")
+    __slots__ = ("arrays", "kind", "operands", "read", "results", "written")
 
-    def __init__(self, kind: Any, read: Sequence[Any], written: Sequence[Any], given: Sequence[Any] = ()) -> None:
+    def __init__(self, kind: Any, read: Sequence[Any], written: Sequence[Any], operands: Sequence[Any] = ()) -> None:
         self.kind = kind
         self.read, self.written = read, written  # storages
-        self.given = given  # the call's numbers, or the buffers of the value that it restores
+        self.operands = operands  # the call's numbers, or the buffers of the value that it restores
         self.arrays: Sequence[Any] = ()  # arrays that the value function computes on the host, from an index
         self.results: Any = None  # the computed results, kept in case an interrupt stops the write
 

@@ -30,10 +30,10 @@ def evaluate(group: Sequence[LazyStorage], device: str, why: str) -> None:
     rest = [s for s in LAZY.values() if s not in inside]
     wanted, others = [s.base_flat() for s in group], [s.base_value() for s in rest]
     donors = _donors(group)
-    placed, made, reading = buffer_donation.donate(wanted, donors, others) if donors else ({}, wanted, others)
+    placed, nodes, reading = buffer_donation.donate(wanted, donors, others) if donors else ({}, wanted, others)
     with DeferSigint(bool(placed)) as run:
         try:
-            done, others = scheduler.realize(made, device, reading, why, run.begin)
+            done, others = scheduler.realize(nodes, device, reading, why, run.begin)
         except BaseException as error:
             if placed and not run.begun and buffer_donation.is_swap(error):
                 placed = {}

@@ -168,12 +168,12 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     d = _in_parts(size, stride)
     if d is not None:
         steps = [read(flat, *_part(size, stride, offset, d, i)).unsqueeze(d) for i in range(size[d])]
-        made = steps[0].expand(size)
+        result = steps[0].expand(size)
         for i in range(1, size[d]):
             here = UOp.const(True, dtypes.bool).expand((1,)).pad(((i, size[d] - i - 1),))
             here = here.reshape((size[d],) + (1,) * (len(size) - d - 1)).expand(size)
-            made = here.where(steps[i].expand(size), made)
-        return made
+            result = here.where(steps[i].expand(size), result)
+        return result
     index = UOp.const(offset, dtypes.int64)
     for i, d in enumerate(p.order):
         step = UOp.arange(p.size[d]).cast(dtypes.int64) * p.stride[d]

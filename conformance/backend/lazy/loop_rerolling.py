@@ -204,9 +204,9 @@ class _Run:
         operands = []
         for kind, *of in turns[0].steps:
             if kind == "number":
-                found = list(next(numbers))
-                equal = all(repr(x) == repr(found[0]) for x in found)
-                operands.append(UOp.const(found[0], of[0]) if equal else table(found, of[0]).reshape((len(turns), 1)))
+                values = list(next(numbers))
+                equal = all(repr(x) == repr(values[0]) for x in values)
+                operands.append(UOp.const(values[0], of[0]) if equal else table(values, of[0]).reshape((len(turns), 1)))
             elif kind == "read":
                 start, move = next(starts)
                 count = len(turns) if move else 1

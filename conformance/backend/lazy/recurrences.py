@@ -35,16 +35,16 @@ def recurrence(
     """
     count = int(math.prod(begins[0].shape))
     inlined = [x.op is Ops.CONST for x in operands]
-    operand, told = iter(operands), list[tuple[Any, ...]]()
+    operand, program = iter(operands), list[tuple[Any, ...]]()
     for step in steps:
         if step[0] in ("compute", "earlier"):
-            told.append(step)
+            program.append(step)
         else:
             x = next(operand)
-            told.append(("number", x) if x.op is Ops.CONST else ("operand",))
+            program.append(("number", x) if x.op is Ops.CONST else ("operand",))
     arrays = [x.reshape((count,)) for x in begins] + [x for x, n in zip(operands, inlined, strict=True) if not n]
     output = ((turns + len(begins), count), begins[0].dtype)
-    return kernel(_recurrence, [output], arrays, device, tuple(told), turns, len(begins), down)[0]
+    return kernel(_recurrence, [output], arrays, device, tuple(program), turns, len(begins), down)[0]
 
 
 def _recurrence(p: Program, rows: Array, *rest: Any) -> None:

@@ -76,11 +76,11 @@ class RestoredValue:
     def execute(self, call: Call) -> None:
         """Let the storage hold the value over its buffers."""
         value = self.flat if self.flat is not None else self.view[3]  # type: ignore[index]
-        made = value.substitute(dict(zip(self.reads, call.given, strict=True)), walk=True)
+        restored = value.substitute(dict(zip(self.reads, call.operands, strict=True)), walk=True)
         storage: LazyStorage = call.written[0]
         storage.restore(
-            made if self.flat is not None else None,
-            None if self.flat is not None else (*self.view[:3], made),  # type: ignore[index]
+            restored if self.flat is not None else None,
+            None if self.flat is not None else (*self.view[:3], restored),  # type: ignore[index]
             None,  # a step computes all storages that were written in place, so no lazy value has a donor
         )
 
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
     schedule: Replay
     sources: list[int]  # indices of the schedule's buffers among the step's
-    made: list[
+    new_buffers: list[
         Spec
     ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
     values: list[Value | RestoredValue | None]  # content of each storage afterwards, None if unchanged
@@ -135,26 +135,26 @@ def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> PendingQ
     lazy: list[UOp] = []
 
     def place(storage: LazyStorage, fresh: bool = False) -> int:
-        found = places.get(id(storage))
-        if found is None:
-            found = places[id(storage)] = len(storages)
+        result = places.get(id(storage))
+        if result is None:
+            result = places[id(storage)] = len(storages)
             storages.append(storage)
             if not fresh:  # a new storage follows from the kind of the call
                 key.append(_state(storage, buffers, lazy))
                 key.append((storage.nbytes, storage.device))
-        return found
+        return result
 
     for call in queue:
         kind = call.kind
         key.append(kind)
         if type(kind) is RestoredValue:
-            key.extend([buffers.setdefault(b, len(buffers)) for b in call.given])
+            key.extend([buffers.setdefault(b, len(buffers)) for b in call.operands])
             place(call.written[0], True)
             continue
         key.extend([place(storage) for storage in call.read])
         for storage in call.written:  # new, or operands of which the kind has the places
             place(storage, kind.fresh)
-        if call.given or call.arrays:
+        if call.operands or call.arrays:
             key.extend(kind.numbers(call, data))
     key.append(tuple([place(storage) for storage in wanted]))
     key.append(tuple([storage.owner() is not None for storage in storages]))
@@ -232,7 +232,7 @@ def replay(step: PendingQueue, why: str) -> bool:
             number, dtype = one
             one = np.array([number], dtype=np.float64 if dtype is dtypes.float64 else np.float32)
         table.append(memory.from_host(one.reshape(-1), COMPUTED[torch.from_numpy(one).dtype], known.device))
-    table += [UOp.new_buffer(*spec) for spec in known.made]
+    table += [UOp.new_buffer(*spec) for spec in known.new_buffers]
     with DeferSigint(bool(known.overwritten)) as run:
         try:
             slots = scheduler.rerun(known.schedule, [table[i] for i in known.sources], why, run.begin)
@@ -296,9 +296,9 @@ def recorded(step: PendingQueue, compute: Callable[[], None]) -> None:
         return
     same = COUNTERS.stored == stored and COUNTERS.copies_in - copies == len(data) == len(step.data)
     if len(schedules) == 1 and schedules[0] is not None and same and all(s.base_value() is v for s, v in others):
-        made = _step(step, before, schedules[0], data, memory.generation() - generation, first)
-        if made is not None:
-            _known[step.key] = made
+        entry = _step(step, before, schedules[0], data, memory.generation() - generation, first)
+        if entry is not None:
+            _known[step.key] = entry
             COUNTERS.recorded += 1
 
 
@@ -351,10 +351,10 @@ def _step(
             values[-1] = Value(flat, view, (storage._fresh, storage._number), place)
         else:
             stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in outside}
-            made = value.substitute(stand_ins, walk=True)
+            restored = value.substitute(stand_ins, walk=True)
             values[-1] = RestoredValue(
-                made if flat is not None else None,
-                None if flat is not None else (*view[:3], made),  # type: ignore[index]
+                restored if flat is not None else None,
+                None if flat is not None else (*view[:3], restored),  # type: ignore[index]
                 list(stand_ins.values()),
             )
             reads[-1] = [table[b] for b in outside]

@@ -234,9 +234,9 @@ class LazyStorage:
         self.version += 1
         LAZY[self.serial] = self
 
-    def adopt(self, made: LazyStorage) -> None:
+    def adopt(self, other: LazyStorage) -> None:
         """Take the content of another storage, which is discarded."""
-        self.restore(made.flat, made.view, None, (made._fresh, made._number))
+        self.restore(other.flat, other.view, None, (other._fresh, other._number))
 
     def substitute_realized(self, value: UOp) -> None:
         """Hold an equal value instead: the same content, rewritten to read the buffers computed meanwhile."""
@@ -296,11 +296,11 @@ def allocate(nbytes: int, index: int, dtype: DType = dtypes.uint8) -> torch.Unty
 
 def stand_in(nbytes: int, index: int, dtype: DType) -> tuple[torch.UntypedStorage, UOp]:
     """A new storage whose content is a buffer without memory, which a recorded schedule reads; and that buffer."""
-    made = allocate(nbytes, index, dtype)
-    lazy: LazyStorage = made._lazy  # type: ignore[attr-defined]
+    storage = allocate(nbytes, index, dtype)
+    lazy: LazyStorage = storage._lazy  # type: ignore[attr-defined]
     buffer = UOp.new_buffer(lazy.device, -(-nbytes // dtype.itemsize), dtype)
     lazy.replace(buffer, nbytes)
-    return made, buffer
+    return storage, buffer
 
 
 def reserve(nbytes: int, held: int, device: str) -> int:
@@ -338,10 +338,10 @@ def storage_of(tensor: torch.Tensor) -> LazyStorage:
         lazy: LazyStorage = storage._lazy
     except AttributeError:
         # torch made the storage of a bare pointer, as when it writes a file
-        found = BY_ADDRESS[storage.data_ptr()]()
-        if found is None:
+        existing = BY_ADDRESS[storage.data_ptr()]()
+        if existing is None:
             raise KeyError(storage.data_ptr()) from None
-        lazy = found
+        lazy = existing
         lazy.owner = _unknown_owner
     return lazy
 

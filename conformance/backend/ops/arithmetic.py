@@ -142,9 +142,9 @@ def nearest(x: UOp) -> tuple[UOp, UOp]:
 
 def parts(value: Fraction, bits: int, count: int) -> list[float]:
     """Split a number into floats of at most `bits` bits each, largest first."""
-    found = []
+    result = []
     for _ in range(count):
         unit = Fraction(2) ** (math.frexp(float(value))[1] - bits)
-        found.append(float(round(value / unit) * unit))
-        value -= Fraction(found[-1])
-    return found
+        result.append(float(round(value / unit) * unit))
+        value -= Fraction(result[-1])
+    return result

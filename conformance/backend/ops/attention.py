@@ -58,7 +58,7 @@ class Problem:
     ) -> None:  # fmt: skip
         """`query` (B, rows, heads, D), or (rows, heads, D) where `ends` gives offsets; `lengths` (B,): keys that count
         of each sequence; `bias` is added to the scores (B, heads, queries, keys)."""
-        self.given = (query, key, value)
+        self.inputs = (query, key, value)
         self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.rows_of_queries, self.rows_of_keys = (
             None if end is None else _sequences(end, x.size(0), most)
@@ -140,20 +140,20 @@ class Problem:
         of_scores = weights * (of_weights - (grad * out).sum(-1, keepdim=True))
         of_query = of_scores @ self.key * self.scale
         of_key = of_scores.transpose(-1, -2) @ self.query * self.scale
-        found = (
-            self._as_given(of_query, self.given[0], self.rows_of_queries, 1),
-            self._as_given(of_key, self.given[1], self.rows_of_keys, self.group),
-            self._as_given(of_value, self.given[2], self.rows_of_keys, self.group),
+        grads = (
+            self._in_form_of(of_query, self.inputs[0], self.rows_of_queries, 1),
+            self._in_form_of(of_key, self.inputs[1], self.rows_of_keys, self.group),
+            self._in_form_of(of_value, self.inputs[2], self.rows_of_keys, self.group),
         )
-        return *found, of_scores
+        return *grads, of_scores
 
     @staticmethod
-    def _as_given(grad: torch.Tensor, given: torch.Tensor, rows: Sequences | None, group: int) -> torch.Tensor:
+    def _in_form_of(grad: torch.Tensor, like: torch.Tensor, rows: Sequences | None, group: int) -> torch.Tensor:
         """A gradient (B, heads, rows, D) in the shape, dtype and strides of its tensor."""
         if group > 1:
             grad = grad.unflatten(1, (-1, group)).sum(2)
         grad = grad.transpose(1, 2)
-        return torch.empty_like(given).copy_(grad if rows is None else rows.ragged(grad))
+        return torch.empty_like(like).copy_(grad if rows is None else rows.ragged(grad))
 
 
 def _hashed(seed: torch.Tensor, count: int) -> torch.Tensor:
@@ -176,9 +176,9 @@ def _seed(x: torch.Tensor, dropout: float) -> torch.Tensor:
     return torch.randint(1 << 62, (), dtype=torch.int64, device=x.device)
 
 
-def _unknown(**given: object) -> None:
+def _unknown(**options: object) -> None:
     """Raise NotImplementedError that names the arguments which are not supported."""
-    if named := [name for name, value in given.items() if value is not None and value is not False]:
+    if named := [name for name, value in options.items() if value is not None and value is not False]:
         raise NotImplementedError(f"tiny: attention is not computed with {', '.join(named)}; leave it out")
 
 
@@ -265,9 +265,9 @@ def _efficient(
     custom_mask_type: int, scale: float | None, lengths: torch.Tensor | None,
 ) -> tuple[Problem, torch.Tensor]:  # fmt: skip
     """The problem, and what its queries see; ragged sequences are (1, rows, heads, D)."""
-    given = (x if cu_seqlens_q is None else x.squeeze(0) for x in (query, key, value))
+    inputs = (x if cu_seqlens_q is None else x.squeeze(0) for x in (query, key, value))
     problem = Problem(
-        *given, scale=scale, ends=(cu_seqlens_q, cu_seqlens_k), longest=longest, lengths=lengths, bias=bias,
+        *inputs, scale=scale, ends=(cu_seqlens_q, cu_seqlens_k), longest=longest, lengths=lengths, bias=bias,
         dropout=dropout_p,
     )  # fmt: skip
     after = 0 if custom_mask_type in (UPPER_LEFT, LOWER_RIGHT) else None
@@ -321,8 +321,8 @@ def efficient_backward(
     if cu_seqlens_q is not None:
         grad_out, out = grad_out.squeeze(0), out.squeeze(0)
     logsumexp = logsumexp[..., : problem.query.size(-2)]
-    *found, of_scores = problem.backward(seen, philox_seed, grad_out, out, logsumexp)
+    *grads, of_scores = problem.backward(seen, philox_seed, grad_out, out, logsumexp)
     of_bias = None
     if bias is not None and bias_requires_grad:
         of_bias = torch.empty_like(bias).copy_(of_scores.sum_to_size(bias.shape))
-    return *(grad.view_as(x) for grad, x in zip(found, (query, key, value), strict=True)), of_bias
+    return *(grad.view_as(x) for grad, x in zip(grads, (query, key, value), strict=True)), of_bias

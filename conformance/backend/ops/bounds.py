@@ -63,8 +63,8 @@ def known_on_host(t: torch.Tensor) -> torch.Tensor | None:
     value, dtype = read(t), COMPUTED.get(t.dtype)
     if value.dtype != dtype or not t.numel() or expressions.read_by(value):
         return None
-    (found,), _ = scheduler.realize([value.reshape((t.numel(),))], memory.device_name(t.device.index or 0))
-    bytes_ = torch.frombuffer(bytearray(memory.to_host(found)), dtype=t.dtype)
+    (buffer,), _ = scheduler.realize([value.reshape((t.numel(),))], memory.device_name(t.device.index or 0))
+    bytes_ = torch.frombuffer(bytearray(memory.to_host(buffer)), dtype=t.dtype)
     return bytes_[: t.numel()].reshape(t.shape)
 
 
@@ -131,8 +131,8 @@ def require(ctx: Context, condition: UOp) -> None:
     if recording.is_open():
         recording.require(condition)
         return
-    (found,), _ = scheduler.realize([condition.reshape((1,))], ctx.device)
-    if not any(memory.to_host(found).tobytes()):
+    (buffer,), _ = scheduler.realize([condition.reshape((1,))], ctx.device)
+    if not any(memory.to_host(buffer).tobytes()):
         raise_as_cpu(ctx)
 
 

@@ -47,8 +47,8 @@ class Members:
     def last(self) -> UOp:
         """Number of the last write to each position, starting at 1; 0 without a write. Shape (n,) or (n, *inner)."""
         number = self._numbers(1) + 1
-        found = self.here.where(number, number.const_like(0)).max(1)
-        return found if self.place.ndim > 1 else found.reshape((self.shape[0],))
+        latest = self.here.where(number, number.const_like(0)).max(1)
+        return latest if self.place.ndim > 1 else latest.reshape((self.shape[0],))
 
     def any(self) -> UOp:
         """Whether each position gets a write; shape (n, *inner), or with ones in place of the lines."""

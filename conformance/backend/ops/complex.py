@@ -45,10 +45,10 @@ def _is_complex(x: Any) -> bool:
     return isinstance(x, complex) or (isinstance(x, torch.Tensor) and x.dtype.is_complex)
 
 
-def pair(x: Any, given: Any, dtype: DType) -> Any:
+def pair(x: Any, original: Any, dtype: DType) -> Any:
     """Argument value as a Pair; an argument that is neither a tensor nor a number is returned unchanged."""
     if isinstance(x, UOp):
-        if _is_complex(given):
+        if _is_complex(original):
             return Pair(*(cast(part, dtype) for part in parts(x)))
         return Pair(cast(x, dtype), UOp.const(0.0, dtype))
     if isinstance(x, (int, float, complex)):
@@ -74,7 +74,7 @@ def _register(name: str) -> Callable[[ValueFunction], ValueFunction]:
 def _elementwise(formula: Callable[..., Pair | UOp]) -> ValueFunction:
     def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
         dtype = real_dtype(ctx)
-        pairs = [pair(x, given, dtype) for x, given in zip(args, ctx.args, strict=False)]
+        pairs = [pair(x, original, dtype) for x, original in zip(args, ctx.args, strict=False)]
         return _left(formula(*pairs, **{k: pair(v, v, dtype) for k, v in kwargs.items()}), ctx.out)
 
     return compute
@@ -121,16 +121,16 @@ POSITIONS = frozenset({"index", "indices", "condition", "mask"})
 """Arguments that select elements, and that both parts therefore use unchanged."""
 
 
-def _part(x: Any, given: Any, i: int, taken_apart: bool, value: bool) -> Any:
+def _part(x: Any, original: Any, i: int, taken_apart: bool, value: bool) -> Any:
     """The i-th part of a complex argument; a real tensor or number counts as a complex one with imaginary part 0."""
     if isinstance(x, UOp):
-        if _is_complex(given):
+        if _is_complex(original):
             return parts(x)[i]
         return x.const_like(0) if i and value else x
     if taken_apart:
         return (x.real, x.imag)[i]
     if isinstance(x, (list, tuple)) and any(isinstance(y, UOp) for y in x):
-        return type(x)(_part(y, g, i, False, value) for y, g in zip(x, given, strict=True))
+        return type(x)(_part(y, g, i, False, value) for y, g in zip(x, original, strict=True))
     return x
 
 
@@ -242,9 +242,9 @@ def nansum(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: ob
 @complex_value("mean", "mean.dim")
 def mean(ctx: Context, x: UOp, dim: Any = None, keepdim: bool = False, **_: object) -> Any:
     """Sum over the count. The count is a complex number too: it turns the other part of an infinite sum into nan."""
-    made = parts(_linear(ROWS["sum.dim_IntList"].function, False)(ctx, x, dim, keepdim))
+    total = parts(_linear(ROWS["sum.dim_IntList"].function, False)(ctx, x, dim, keepdim))
     count = math.prod(ctx.args[0].shape) / math.prod(ctx.out.size) if 0 not in ctx.out.size else 1.0
-    return joined(pairs.over(made, Pair(made.re.const_like(count), made.re.const_like(0.0))), ctx.out.size)
+    return joined(pairs.over(total, Pair(total.re.const_like(count), total.re.const_like(0.0))), ctx.out.size)
 
 
 _SHORT: dict[complex, Callable[[Pair], Pair]] = {

@@ -91,13 +91,13 @@ def correlate_transposed(
 
 def _real(spatial: Ints, kernel: Ints, stride: Ints, before: Ints, dilation: Ints, size: Ints) -> UOp:
     """Mask (*size, *kernel) of the window elements of a spread input that are elements of the input."""
-    dims, made = len(size), UOp.const(True, dtypes.bool)
+    dims, result = len(size), UOp.const(True, dtypes.bool)
     for d, (i, k, s, p, w, o) in enumerate(zip(spatial, kernel, stride, before, dilation, size, strict=True)):
         line = windows(spread(UOp.const(True, dtypes.bool).expand((i,)), [s]), [k], [1], [p], [w], [o])
-        made = made & line.reshape(
+        result = result & line.reshape(
             (*(o if e == d else 1 for e in range(dims)), *(k if e == d else 1 for e in range(dims)))
         )
-    return made
+    return result
 
 
 def weight_gradient(x: UOp, grad: UOp, stride: Ints, padding: Ints, dilation: Ints, groups: int, kernel: Ints) -> UOp:
@@ -122,10 +122,10 @@ def convolution(
     dtype, size = _summed_in(accumulate(ctx), x.ndim - 2), ctx.out.size[2:]
     stride, padding, dilation = (_each(v, len(size)) for v in (stride, padding, dilation))
     product = functools.partial(correlate_transposed, exact=True) if transposed else correlate
-    made = product(
+    output = product(
         cast(stored(x), dtype), cast(stored(weight), dtype), stride, padding, dilation, groups, size
     )  # fmt: skip
-    return made if bias is None else made + cast(bias, dtype).reshape((1, -1, *[1] * len(size)))
+    return output if bias is None else output + cast(bias, dtype).reshape((1, -1, *[1] * len(size)))
 
 
 @value("convolution_backward", deferrable=True)
@@ -156,8 +156,8 @@ def _overrideable(*args: Any) -> Any:
     known = torch.ops.aten.convolution.default
     if len(args) == len(known._schema.arguments):
         return known(*args)
-    *given, output_mask = args
-    return torch.ops.aten.convolution_backward.default(*given[:3], None, *given[3:], output_mask)
+    *inputs, output_mask = args
+    return torch.ops.aten.convolution_backward.default(*inputs[:3], None, *inputs[3:], output_mask)
 
 
 def _summed_in(dtype: DType, dims: int) -> DType:

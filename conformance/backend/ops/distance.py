@@ -81,8 +81,8 @@ def mode(ctx: Context, x: UOp, dim: int = -1, keepdim: bool = False) -> tuple[UO
     rank = order.key(x, nan_last=True)
     least = frequent.where(rank, rank.dtype.max).min(-1, keepdim=True)
     place = (frequent & rank.eq(least)).where(UOp.arange(n).cast(dtypes.int32), -1).max(-1, keepdim=True)
-    found = order.unkey(least, x.dtype)
+    value = order.unkey(least, x.dtype)
     if dtypes.is_float(x.dtype):
-        place = found.ne(found).where(0, place)  # a nan result means that all elements are nan
-    results = (found, place.cast(dtypes.int64))
+        place = value.ne(value).where(0, place)  # a nan result means that all elements are nan
+    results = (value, place.cast(dtypes.int64))
     return tuple(r.transpose(dim, -1).reshape(ctx.out.size) for r in results)  # type: ignore[return-value]

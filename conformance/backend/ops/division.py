@@ -110,8 +110,8 @@ def _checked(divisor: UOp) -> UOp:
         raise RuntimeError("ZeroDivisionError")
     if recording.is_open() or divisor.device is None or 0 in divisor.shape:
         return divisor.eq(0).where(1, divisor)
-    (found,), _ = scheduler.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
-    if any(memory.to_host(found).tobytes()):
+    (buffer,), _ = scheduler.realize([divisor.eq(0).max().reshape((1,))], divisor.device)  # type: ignore[arg-type]
+    if any(memory.to_host(buffer).tobytes()):
         raise RuntimeError("ZeroDivisionError")
     return divisor
 

@@ -28,19 +28,21 @@ MASKS = (torch.bool, torch.uint8)
 
 def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Indices on the device, each mask replaced by an integer index per dimension; MetaRejected for other shapes."""
-    found: list[torch.Tensor | None] = []
+    result: list[torch.Tensor | None] = []
     for i in indices:
         if i is None or i.dtype not in MASKS:
-            found.append(i if i is None or is_tiny(i) else i.to(self.device))
+            result.append(i if i is None or is_tiny(i) else i.to(self.device))
             continue
         if i.dtype is torch.uint8:
             said = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
             warn(said)
         for d, size in enumerate(i.shape):
-            if len(found) + d >= self.dim() or size != self.shape[len(found) + d]:
+            if len(result) + d >= self.dim() or size != self.shape[len(result) + d]:
                 raise MetaRejected("a mask has the sizes of the dimensions that it indexes")
-        found.extend(fallback.upload(place, self.device.index or 0) for place in read_on_host(i).nonzero(as_tuple=True))
-    return found
+        result.extend(
+            fallback.upload(place, self.device.index or 0) for place in read_on_host(i).nonzero(as_tuple=True)
+        )
+    return result
 
 
 def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
@@ -144,16 +146,16 @@ def unique(
     """
     if sorted and self.dtype in COUNTED and self.numel() > CHUNK:
         host = read_on_host(self).reshape(-1)
-        found = _distinct(host)
-        if found is not None:
+        distinct = _distinct(host)
+        if distinct is not None:
             STATS.host["aten._unique2.default"] += 1
-            values, counts = found
+            values, counts = distinct
             inverse = torch.empty(host.numel() if return_inverse else 0, dtype=torch.int64, device="cpu")
             for part, place in zip(host.split(CHUNK), inverse.split(CHUNK), strict=False) if return_inverse else ():
                 torch.searchsorted(values, part, out=place)
             inverse = inverse.view(self.shape) if return_inverse else inverse
-            made = values, inverse, counts if return_counts else counts[:0]
-            return tuple(fallback.upload(x, self.device.index or 0) for x in made)
+            results = values, inverse, counts if return_counts else counts[:0]
+            return tuple(fallback.upload(x, self.device.index or 0) for x in results)
     result: tuple[torch.Tensor, ...] = _unique_at_once(self, sorted, return_inverse, return_counts)
     return result
 

@@ -196,10 +196,10 @@ def _positive(y: UOp, below: UOp, size: UOp) -> UOp:
 def _nearest_zero(a: UOp) -> tuple[UOp, ...]:
     """Row of `_ZEROS` for a <= 12.5."""
     *others, last = _ZEROS
-    found = [a.const_like(number) for number in last[1:]]
+    coefficients = [a.const_like(number) for number in last[1:]]
     for end, *numbers in reversed(others):
-        found = [(a < end).where(number, other) for number, other in zip(numbers, found, strict=True)]
-    return tuple(found)
+        coefficients = [(a < end).where(number, other) for number, other in zip(numbers, coefficients, strict=True)]
+    return tuple(coefficients)
 
 
 def _by_nearest_zero(a: UOp) -> tuple[Pair, Pair]:

@@ -42,10 +42,10 @@ def _spec(a: torch.Tensor, b: torch.Tensor, groups: int, *args: Any) -> Spec:
     """
     metas = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta") for t in (a, b)]
     try:
-        made = _by_torch(*metas, torch.zeros(groups, dtype=torch.int32, device="cpu"), *args)
+        meta = _by_torch(*metas, torch.zeros(groups, dtype=torch.int32, device="cpu"), *args)
     except Exception as error:
         raise MetaRejected(str(error)) from error
-    return Spec(made.dtype, tuple(made.size()), tuple(made.stride()))
+    return Spec(meta.dtype, tuple(meta.size()), tuple(meta.stride()))
 
 
 def _members(offsets: UOp, count: Size) -> UOp:
@@ -66,8 +66,8 @@ def _rows_by_matrices(a: UOp, b: UOp, members: UOp, dtype: Any) -> UOp:
     place = UOp.arange(groups, dtype=dtypes.int32).reshape((groups, 1)) + 1
     group = materialize(members.where(place, place.const_like(0)).max(0))  # counted from 1; 0 means no group
     chosen = layout.elements(stored(b).transpose(-1, -2), (group - 1).maximum(0))  # (rows, n, k)
-    found = summed(stored(a).unsqueeze(-2), chosen, dtype)
-    return (group > 0).unsqueeze(-1).where(found, found.const_like(0))
+    products = summed(stored(a).unsqueeze(-2), chosen, dtype)
+    return (group > 0).unsqueeze(-1).where(products, products.const_like(0))
 
 
 def _grouped_mm(
@@ -87,16 +87,16 @@ def _grouped_mm(
         return _by_torch(self, mat2, offs, bias, out_dtype)
     a, b, dtype = elements(self), elements(mat2), opmath(spec.computed)
     if self.dim() == 2 and mat2.dim() == 3:
-        found = _rows_by_matrices(a, b, _members(elements(offs), a.shape[0]), dtype)
+        answer = _rows_by_matrices(a, b, _members(elements(offs), a.shape[0]), dtype)
     elif self.dim() == 3:
         members = _members(elements(offs), b.shape[-1])
-        found = _rows_by_matrices(b.transpose(0, 1), a.transpose(1, 2), members, dtype).transpose(0, 1)
+        answer = _rows_by_matrices(b.transpose(0, 1), a.transpose(1, 2), members, dtype).transpose(0, 1)
     else:
         members = materialize(_members(elements(offs), a.shape[-1])).reshape((-1, 1, 1, a.shape[-1]))
         rows, columns = stored(a).reshape((1, -1, 1, a.shape[-1])), stored(b).transpose(0, 1).unsqueeze(0).unsqueeze(0)
-        found = summed(rows, columns, dtype, members)
+        answer = summed(rows, columns, dtype, members)
     STATS.native[str(OP)] += 1
-    return make(spec, found, device_index((self, mat2, offs), {}))
+    return make(spec, answer, device_index((self, mat2, offs), {}))
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"_grouped_mm": _grouped_mm}

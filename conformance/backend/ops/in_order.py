@@ -43,8 +43,8 @@ def written(
     count, writes, inner = int(base.shape[0]), len(place), int(math.prod(base.shape[1:]))
     index = ctx.data(place.astype(np.int32 if count < 1 << 31 else np.int64, copy=False))
     arrays = [base.reshape((count, inner)), index, source.reshape((writes, inner))]
-    made = kernel(_writes, [((count, inner), base.dtype)], arrays, ctx.device, combine, neutral)
-    return made[0].reshape(base.shape)
+    outputs = kernel(_writes, [((count, inner), base.dtype)], arrays, ctx.device, combine, neutral)
+    return outputs[0].reshape(base.shape)
 
 
 def _writes(

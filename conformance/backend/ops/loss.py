@@ -52,10 +52,10 @@ def binary_cross_entropy(
             least, most = torch.aminmax(seen)
             if not (least >= 0 and most <= 1):
                 raise MetaRejected("a probability lies outside of 0 to 1")
-    made: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.binary_cross_entropy.default](
+    result: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.binary_cross_entropy.default](
         self, target, weight, reduction
     )
-    return made
+    return result
 
 
 @decomposition("smooth_l1_loss_backward")
@@ -63,11 +63,11 @@ def smooth_l1_loss_backward(
     grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
     """torch's decomposition, corrected: there the gradient of a nan difference is 0, on the CPU it is nan."""
-    made: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.smooth_l1_loss_backward.default](
+    grad: torch.Tensor = torch_compat.decomposition_table[torch.ops.aten.smooth_l1_loss_backward.default](
         grad_output, self, target, reduction, beta
     )
     difference = self - target
-    return torch.where(difference.isnan(), difference.to(made.dtype), made)
+    return torch.where(difference.isnan(), difference.to(grad.dtype), grad)
 
 
 @value("huber_loss", deferrable=True)

@@ -91,15 +91,15 @@ def _native(
 
 def _check_parameters(op: Any, args: Sequence[Any]) -> None:
     """Raise torch.batch_norm's error for parameters of the wrong length: torch CPU reads memory beyond their end."""
-    given = {a.name: x for a, x in zip(op._schema.arguments, args, strict=False)}
-    if given["input"].dim() < 2:
+    inputs = {a.name: x for a, x in zip(op._schema.arguments, args, strict=False)}
+    if inputs["input"].dim() < 2:
         return  # torch CPU refuses it
-    channels = given["input"].shape[1]
+    channels = inputs["input"].shape[1]
     for name in ("weight", "bias", "running_mean", "running_var"):
-        parameter = given.get(name)
+        parameter = inputs.get(name)
         if parameter is not None and parameter.numel() != channels:
             raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
-        if parameter is None and name.startswith("running") and not given.get("training", True):
+        if parameter is None and name.startswith("running") and not inputs.get("training", True):
             raise RuntimeError(f"{name} must be defined in evaluation mode")
 
 

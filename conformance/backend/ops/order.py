@@ -106,6 +106,6 @@ def first_extreme(x: UOp, dim: int, largest: bool) -> tuple[UOp, UOp]:
         best, late = unpacked(reduce_max(packed(ordered, late), (dim,), largest), ordered.dtype)
         value, late = unkey(best - (late & 1).cast(best.dtype), x.dtype), late >> 1
         return value, late if not largest else (size - 1) - late
-    found = reduce_max(signed, (dim,), largest)
-    late = ordered.eq(unsigned_zeros(found, x.dtype)).where((size - 1) - place, 0).cast(dtypes.uint32)
-    return unkey(found, x.dtype), (size - 1) - reduce_max(late, (dim,)).cast(dtypes.int64)
+    extreme = reduce_max(signed, (dim,), largest)
+    late = ordered.eq(unsigned_zeros(extreme, x.dtype)).where((size - 1) - place, 0).cast(dtypes.uint32)
+    return unkey(extreme, x.dtype), (size - 1) - reduce_max(late, (dim,)).cast(dtypes.int64)

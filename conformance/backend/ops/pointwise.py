@@ -326,8 +326,8 @@ def nan_to_num(
     numbers = (
         (x.ne(x), nan, 0.0), (x.eq(INF), posinf, limit), (x.eq(-INF), neginf, -limit),
     )  # fmt: skip
-    for found, given, default in numbers:
-        x = found.where(constant(default if given is None else given, dtype), x)
+    for matches, replacement, default in numbers:
+        x = matches.where(constant(default if replacement is None else replacement, dtype), x)
     return x
 
 

@@ -63,11 +63,11 @@ def _chebyshev(
         y = argument(x)
         return subtract((y + y) * q, p)
 
-    def special(x: UOp, n: UOp, found: UOp) -> UOp:
+    def special(x: UOp, n: UOp, usual: UOp) -> UOp:
         y = argument(x)
         inside = (n > least) & (absolute(y) < 1)
-        found = inside.where(angular(inside.where(y, 0.0), _degree(n, x.dtype)), found)
-        return absolute(y).eq(1).where((y > 0).where(at_one(n), at_minus_one(n)).cast(x.dtype), found)
+        usual = inside.where(angular(inside.where(y, 0.0), _degree(n, x.dtype)), usual)
+        return absolute(y).eq(1).where((y > 0).where(at_one(n), at_minus_one(n)).cast(x.dtype), usual)
 
     return Polynomials(first, step, special)
 
@@ -108,12 +108,12 @@ def _kinds(shifted: bool) -> dict[str, Polynomials]:
     }
 
 
-def _unchanged(x: UOp, n: UOp, found: UOp) -> UOp:
-    return found
+def _unchanged(x: UOp, n: UOp, usual: UOp) -> UOp:
+    return usual
 
 
-def _hermite_limit(x: UOp, n: UOp, found: UOp) -> UOp:
-    return (n > (512 if x.dtype is dtypes.float64 else 128)).where(NAN, found)
+def _hermite_limit(x: UOp, n: UOp, usual: UOp) -> UOp:
+    return (n > (512 if x.dtype is dtypes.float64 else 128)).where(NAN, usual)
 
 
 FAMILIES = {
@@ -158,11 +158,11 @@ def _evaluated(family: Polynomials) -> Callable[..., UOp]:
         # In float64: terms cancel, and the CPU's compiler may fuse a product and a difference, which rounds only once.
         wide = cast(x, dtypes.float64)
         p, q = wide.const_like(1.0), family.first(wide)
-        found = n.eq(0).where(p, q)
+        value = n.eq(0).where(p, q)
         for k in range(1, largest):
             p, q = q, family.step(wide, k, p, q)
-            found = (n > k).where(q, found)
-        return (n < 0).where(0.0, family.special(x, n, cast(found, dtype)))
+            value = (n > k).where(q, value)
+        return (n < 0).where(0.0, family.special(x, n, cast(value, dtype)))
 
     return compute
 

@@ -60,13 +60,13 @@ def reaching(x: UOp, extent: Ints, stride: Ints, padding: Ints, size: Ints) -> U
     dims, one = len(size), [1] * len(size)
     taps = [-(-e // s) for e, s in zip(extent, stride, strict=True)]
     groups = [-(-(i + p) // s) for i, p, s in zip(size, padding, stride, strict=True)]
-    found = windows(x, taps, one, [t - 1 for t in taps], one, groups)
-    lead = found.shape[: -2 * dims]
-    found = found.reshape((*lead, *(n for g in groups for n in (g, 1)), *taps))
-    found = found.expand((*lead, *(n for g, s in zip(groups, stride, strict=True) for n in (g, s)), *taps))
-    found = found.reshape((*lead, *(g * s for g, s in zip(groups, stride, strict=True)), *taps))
+    reach = windows(x, taps, one, [t - 1 for t in taps], one, groups)
+    lead = reach.shape[: -2 * dims]
+    reach = reach.reshape((*lead, *(n for g in groups for n in (g, 1)), *taps))
+    reach = reach.expand((*lead, *(n for g, s in zip(groups, stride, strict=True) for n in (g, s)), *taps))
+    reach = reach.reshape((*lead, *(g * s for g, s in zip(groups, stride, strict=True)), *taps))
     inner = tuple((p, p + i) for p, i in zip(padding, size, strict=True))
-    return found.shrink((*[None] * len(lead), *inner, *[None] * dims))
+    return reach.shrink((*[None] * len(lead), *inner, *[None] * dims))
 
 
 def reached(extent: Ints, stride: Ints, padding: Ints, size: Ints) -> UOp | None:
@@ -163,8 +163,8 @@ def highest(patches: UOp, dims: int) -> tuple[UOp, UOp]:
         place = wide_missing.where(place, taps - 1 - place)
     else:
         place = taps - 1 - place
-    found = chosen.where(place, -1).max(axes)
-    return largest, missing.where(found, taps - 1 - found) if floating else taps - 1 - found
+    position = chosen.where(place, -1).max(axes)
+    return largest, missing.where(position, taps - 1 - position) if floating else taps - 1 - position
 
 
 def _max_pool(dims: int) -> tuple[Callable[..., Any], Callable[..., UOp]]:

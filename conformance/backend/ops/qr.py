@@ -102,8 +102,8 @@ def _geqrf_kernel(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     *outer, _, _ = contiguous_strides(a.shape)
     factors, numbers = Spec(a.dtype, tuple(a.shape), (*outer, 1, m)), (*lead, min(m, n))
     STATS.native["aten.geqrf.default"] += 1
-    made = make(factors, qr.reshape(tuple(a.shape)), index)
-    return made, make(Spec(a.dtype, numbers, contiguous_strides(numbers)), taus.reshape(numbers), index)
+    packed = make(factors, qr.reshape(tuple(a.shape)), index)
+    return packed, make(Spec(a.dtype, numbers, contiguous_strides(numbers)), taus.reshape(numbers), index)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"geqrf": or_cpu(torch.ops.aten.geqrf.default, _geqrf_kernel)}

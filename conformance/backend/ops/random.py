@@ -69,8 +69,8 @@ def _drawn_alike(op: Any) -> Callable[..., Any]:
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         index, like = self.device.index or 0, _empty(self, "meta")
-        made = op(like, *args, **kwargs)
-        return _drawn(made, index, op, lambda: (_empty(like, "cpu"), *args), kwargs)
+        drawn = op(like, *args, **kwargs)
+        return _drawn(drawn, index, op, lambda: (_empty(like, "cpu"), *args), kwargs)
 
     return kernel
 

@@ -47,8 +47,8 @@ def along(x: UOp, dim: int | Sequence[int] | None) -> tuple[UOp, tuple[int, ...]
         x = x.reshape((1,))
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return x, tuple(range(x.ndim))
-    given = (dim,) if isinstance(dim, int) else dim
-    return x, tuple(d % x.ndim for d in given)
+    axes = (dim,) if isinstance(dim, int) else dim
+    return x, tuple(d % x.ndim for d in axes)
 
 
 def count(x: UOp, dims: Sequence[int]) -> int:
@@ -238,8 +238,8 @@ def vector_norm(ctx: Context, x: UOp, ord: float = 2, dim: Sequence[int] | None 
     x, dims = along(cast(x, opmath(ctx.out.computed)), dim)
     lone = all(x.shape[d] == 1 for d in dims) and not (ctx.args[0].dim() == 0 and dim)
     # A single element is not raised to a power, which may overflow; a 0-d tensor along dimension 0 is.
-    made = absolute(x) if lone and ord != 0 else norm(x, ord, dims)
-    return made.reshape(ctx.out.size)
+    norms = absolute(x) if lone and ord != 0 else norm(x, ord, dims)
+    return norms.reshape(ctx.out.size)
 
 
 @decomposition("norm.ScalarOpt_dim")

@@ -33,15 +33,15 @@ def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch
         dtype = next(a.dtype for a in args if isinstance(a, torch.Tensor))
         STATS.native[name] += 1
         results = compute(*(_value(a) for a in args), **{k: _value(a) for k, a in kwargs.items()})
-        made: list[torch.Tensor | None] = []
+        tensors: list[torch.Tensor | None] = []
         for result in results:
             if result is None:
-                made.append(None)
+                tensors.append(None)
                 continue
             size, elements = result
             strides = torch.empty(size, device="meta").stride()
-            made.append(make(Spec(dtype, size, strides), elements.reshape(size), index))
-        return tuple(made)
+            tensors.append(make(Spec(dtype, size, strides), elements.reshape(size), index))
+        return tuple(tensors)
 
     return kernel
 

@@ -77,14 +77,14 @@ def _running_extreme(ctx: Context, x: UOp, dim: int, largest: bool) -> tuple[UOp
     if keys.dtype.itemsize <= 4:
         late = 2 * place + signed.ne(keys).cast(dtypes.int64)  # with a bit for the sign of a zero
         pairs = _running(order.packed(keys if largest else ~keys, late), dim, Ops.MAX)
-        found, late = order.unpacked(pairs, keys.dtype)
-        found, indices = (found if largest else ~found) - (late & 1).cast(keys.dtype), late >> 1
+        extreme, late = order.unpacked(pairs, keys.dtype)
+        extreme, indices = (extreme if largest else ~extreme) - (late & 1).cast(keys.dtype), late >> 1
     else:
-        found = _running(signed if largest else ~signed, dim, Ops.MAX)
-        found = found if largest else ~found
-        same = keys.eq(order.unsigned_zeros(found, x.dtype))
+        extreme = _running(signed if largest else ~signed, dim, Ops.MAX)
+        extreme = extreme if largest else ~extreme
+        same = keys.eq(order.unsigned_zeros(extreme, x.dtype))
         indices = _running(same.where(place, 0).cast(dtypes.uint32), dim, Ops.MAX)
-    values = order.unkey(found, x.dtype)
+    values = order.unkey(extreme, x.dtype)
     return values.reshape(ctx.out.size), indices.reshape(ctx.out.size)
 
 

@@ -395,8 +395,8 @@ def index_put(
     inner = tuple(self.shape[d] for d in rest)
     first = dims[0] if adjacent(dims) else 0
     written = (*inner[:first], *shape, *inner[first:])
-    given = (1,) * (len(written) - values.ndim) + tuple(values.shape)
-    if len(given) > len(written) or any(g not in (1, w) for g, w in zip(given, written, strict=True)):
+    value_shape = (1,) * (len(written) - values.ndim) + tuple(values.shape)
+    if len(value_shape) > len(written) or any(g not in (1, w) for g, w in zip(value_shape, written, strict=True)):
         raise MetaRejected("the values do not fit what is written")
     many, number = len(shape), math.prod(shape)
     if not number:

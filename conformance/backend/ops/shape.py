@@ -45,11 +45,11 @@ def cat(ctx: Context, tensors: Sequence[UOp], dim: int = 0) -> UOp:
     real, parts = element(ctx.out.dtype)
     rank = len(ctx.out.size)
     kept = []
-    for t, given in zip(tensors, ctx.args[0], strict=True):
-        if not given.numel():
+    for t, tensor in zip(tensors, ctx.args[0], strict=True):
+        if not tensor.numel():
             continue
-        x = t.cast(real) if given.dtype.is_complex else cast(t, real)
-        if parts == 2 and not given.dtype.is_complex:
+        x = t.cast(real) if tensor.dtype.is_complex else cast(t, real)
+        if parts == 2 and not tensor.dtype.is_complex:
             x = x.unsqueeze(-1).pad(((0, 0),) * x.ndim + ((0, 1),))
         kept.append(x)
     return joined(kept, dim % rank)
@@ -206,15 +206,15 @@ def _kept(t: torch.Tensor) -> torch.Tensor:
 
 
 def _scattered(t: torch.Tensor, src: torch.Tensor, view: Any, *args: Any) -> torch.Tensor:
-    made = _kept(t)
-    part = view(made, *args)
+    result = _kept(t)
+    part = view(result, *args)
     if part.size() != src.size():
         raise RuntimeError(
             f"expected src to have a size equal to the slice of self. src size = {list(src.size())}, "
             f"slice size = {list(part.size())}"
         )
     part.copy_(src)
-    return made
+    return result
 
 
 @decomposition("slice_scatter")

@@ -67,8 +67,8 @@ def permutation(x: UOp, dim: int, descending: bool = False) -> UOp:
     size = int(x.shape[dim])
     rank, place = _ranks(x, dim, descending)
     # The inverse of a permutation: for each position, find the element with that rank.
-    found = rank.unsqueeze(-2).eq(UOp.arange(size).cast(dtypes.int32).reshape((size, 1)))
-    indices = found.where(place.unsqueeze(-2), 0).sum(-1, dtype=dtypes.int64)
+    chosen = rank.unsqueeze(-2).eq(UOp.arange(size).cast(dtypes.int32).reshape((size, 1)))
+    indices = chosen.where(place.unsqueeze(-2), 0).sum(-1, dtype=dtypes.int64)
     return indices.transpose(dim, -1)
 
 
@@ -101,11 +101,11 @@ def _at_rank(x: UOp, dim: int, rank: UOp, size: Sequence[int]) -> tuple[UOp, UOp
     ranks, place = _ranks(x, dim)
     here = ranks.eq(rank.transpose(dim, -1).cast(dtypes.int32))
     bits = x.bitcast(order.unsigned(x.dtype)) if dtypes.is_float(x.dtype) else x  # a sum of floats would lose -0
-    found, index = (
+    key, index = (
         here.where(y, 0).sum(-1, keepdim=True, dtype=y.dtype).transpose(dim, -1).reshape(tuple(size))
         for y in (bits.transpose(dim, -1), place)
     )
-    return (found.bitcast(x.dtype) if dtypes.is_float(x.dtype) else found), index
+    return (key.bitcast(x.dtype) if dtypes.is_float(x.dtype) else key), index
 
 
 def _line_shape(x: UOp, dim: int) -> tuple[int, ...]:

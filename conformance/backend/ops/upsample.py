@@ -184,8 +184,8 @@ def gather(x: UOp, positions: Sequence[UOp]) -> UOp:
     flat: Any = 0
     for d, at in enumerate(positions):
         flat = flat * sizes[d] + across(at, d, dims)
-    found = x.reshape((math.prod(lead), math.prod(sizes)))[:, bounded(flat, math.prod(sizes))]
-    return found.reshape((*lead, *flat.shape))
+    taken = x.reshape((math.prod(lead), math.prod(sizes)))[:, bounded(flat, math.prod(sizes))]
+    return taken.reshape((*lead, *flat.shape))
 
 
 FEW_TAPS = 8  # in one kernel; more taps are summed dimension by dimension, which reads less and compiles faster
@@ -198,23 +198,23 @@ def resample(x: UOp, tables: Sequence[tuple[UOp, UOp]], ragged: bool) -> UOp:
         for d in reversed(range(dims)):
             x = _resample_one(x, x.ndim - dims + d, *tables[d], ragged)
         return x
-    found = gather(x, [positions for positions, _ in tables])
+    taken = gather(x, [positions for positions, _ in tables])
     weights: Any = 1
     for d, (_, weight) in enumerate(tables):
         weights = across(weight, d, dims) * weights
-    return _weighted(found, weights, ragged).sum(tuple(range(found.ndim - dims, found.ndim)), dtype=x.dtype)
+    return _weighted(taken, weights, ragged).sum(tuple(range(taken.ndim - dims, taken.ndim)), dtype=x.dtype)
 
 
 def _resample_one(x: UOp, axis: int, positions: UOp, weights: UOp, ragged: bool) -> UOp:
     after = (1,) * (x.ndim - axis - 1)
     index: list[Any] = [slice(None)] * axis + [bounded(positions, x.shape[axis])]
-    found = x[tuple(index)]
-    products = _weighted(found, weights.reshape((*weights.shape, *after)), ragged)
+    taken = x[tuple(index)]
+    products = _weighted(taken, weights.reshape((*weights.shape, *after)), ragged)
     return products.sum((axis + 1,), dtype=x.dtype).contiguous()
 
 
-def _weighted(found: UOp, weights: UOp, ragged: bool) -> UOp:
-    return weights.ne(0).where(found * weights, found.const_like(0)) if ragged else found * weights
+def _weighted(taken: UOp, weights: UOp, ragged: bool) -> UOp:
+    return weights.ne(0).where(taken * weights, taken.const_like(0)) if ragged else taken * weights
 
 
 def _tables(

@@ -136,26 +136,26 @@ def usage(device: str) -> Usage:
 
 def watch(device: str, allocator: Any) -> None:
     """Count the allocations and releases of tinygrad's allocator from now on; called when its device is opened."""
-    found = usage(device)
-    if found.allocator is not None:
+    devices_usage = usage(device)
+    if devices_usage.allocator is not None:
         return
-    found.allocator = allocator
+    devices_usage.allocator = allocator
     allocate, free = allocator.alloc, allocator.free
-    allocator.alloc = lambda size, options=None: found.allocate(allocate, size, options)
-    allocator.free = lambda memory, size, options=None: found.free(free, memory, size, options)
+    allocator.alloc = lambda size, options=None: devices_usage.allocate(allocate, size, options)
+    allocator.free = lambda memory, size, options=None: devices_usage.free(free, memory, size, options)
 
 
 def release_unused() -> None:
     """Return the unused memory that all devices' allocators keep to the system."""
-    for found in _usages.values():
-        found.release_unused()
+    for one_usage in _usages.values():
+        one_usage.release_unused()
 
 
 def check_size(device: str, nbytes: int) -> None:
     """Raise torch.OutOfMemoryError for a storage that is larger than all of the device's memory."""
-    found = usage(device)
-    if nbytes > found.capacity():
-        raise found.refusal(nbytes)
+    device_usage = usage(device)
+    if nbytes > device_usage.capacity():
+        raise device_usage.refusal(nbytes)
 
 
 def _readable(nbytes: int) -> str:

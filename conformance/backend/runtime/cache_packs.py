@@ -46,15 +46,15 @@ class Held(NamedTuple):
 
 def held() -> list[Held]:
     """The rows of each table in the cache file; empty if there is no file."""
-    found = []
+    result = []
     with _cache(write=False) as file:
         for table in _present(file):
             (usable,), (other,) = (
                 file.execute(f"SELECT count(*), coalesce(sum(length(val)), 0) FROM '{table}' WHERE {which}").fetchall()
                 for which in (_ours(), f"NOT ({_ours()})")
             )
-            found.append(Held(table.removesuffix(f"_{VERSION}"), Rows(*usable), Rows(*other)))
-    return found
+            result.append(Held(table.removesuffix(f"_{VERSION}"), Rows(*usable), Rows(*other)))
+    return result
 
 
 def export(path: Path) -> Rows:
@@ -86,11 +86,11 @@ def take_in(path: Path) -> Rows:
             (kind,) = pack.execute("PRAGMA application_id").fetchone()
             if kind != FORMAT:
                 raise PackError(f"{path} is no pack of kernels")
-            (made,) = pack.execute("SELECT by FROM made").fetchone()
-            if made != disk_cache.made_by():
+            (maker,) = pack.execute("SELECT by FROM made").fetchone()
+            if maker != disk_cache.made_by():
                 raise PackError(
                     f"{path} was made by another version of conformance or tinygrad, or for another processor "
-                    f"({made}, here {disk_cache.made_by()}): nothing in it would be found here"
+                    f"({maker}, here {disk_cache.made_by()}): nothing in it would be found here"
                 )
             return _taken(pack)
     except (sqlite3.Error, OSError, zlib.error) as error:

@@ -78,32 +78,32 @@ class CompilerProcess:
                     rest = rest[pipe.write(rest) :]
         except BrokenPipeError:
             raise Failed from None
-        made = self._read(b"", _HEADER)
-        if made[:6] != b"\x7fELF\x02\x01":
+        binary = self._read(b"", _HEADER)
+        if binary[:6] != b"\x7fELF\x02\x01":
             raise Failed
         # LLVM writes the table of sections at the end of the object.
-        (table,), (size, count) = struct.unpack_from("<Q", made, 40), struct.unpack_from("<HH", made, 58)
-        return self._read(made, table + size * count)
+        (table,), (size, count) = struct.unpack_from("<Q", binary, 40), struct.unpack_from("<HH", binary, 58)
+        return self._read(binary, table + size * count)
 
-    def _read(self, made: bytes, size: int) -> bytes:
+    def _read(self, binary: bytes, size: int) -> bytes:
         """The object's first `size` bytes, of which some are read already."""
         out, errors = self._process.stdout, self._process.stderr
         assert out is not None and errors is not None
         with selectors.DefaultSelector() as selector:
             for stream in (out, errors):
                 selector.register(stream, selectors.EVENT_READ)
-            while len(made) < size:
+            while len(binary) < size:
                 ready = [key.fileobj for key, _ in selector.select()]
                 if errors in ready:
                     if os.read(errors.fileno(), 1):
                         raise Failed
                     selector.unregister(errors)  # clang ends after its last input, whose object may not be read yet
                 if out in ready:
-                    more = os.read(out.fileno(), size - len(made))
+                    more = os.read(out.fileno(), size - len(binary))
                     if not more:
                         raise Failed
-                    made += more
-        return made
+                    binary += more
+        return binary
 
     def _close_inputs(self) -> None:
         while self._inputs:

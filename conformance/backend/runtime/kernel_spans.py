@@ -30,8 +30,8 @@ def measured(span: KernelSpan, name: str, devices: Iterable[str]) -> Iterator[No
 
 def devices_of(call: UOp) -> set[str]:
     """tinygrad's names of the devices that hold the operands and results of a call."""
-    found = [s.device for s in call.src[1:] if s.device is not None]
-    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+    names_of_devices = [s.device for s in call.src[1:] if s.device is not None]
+    return {name for names in names_of_devices for name in ([names] if isinstance(names, str) else names)}
 
 
 def run_measured(span: KernelSpan, linked: UOp, names: Sequence[str], variables: dict[str, int]) -> None:

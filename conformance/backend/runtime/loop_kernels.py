@@ -110,10 +110,10 @@ class Program:
     def local(self, dtype: DType, *content: Content) -> Array:
         """A new array of the program, filled with these elements at this point."""
         size = len(content)
-        made = Array(self, UOp.placeholder((size,), dtype, next(self._slots), AddrSpace.REG), (size,))
+        result = Array(self, UOp.placeholder((size,), dtype, next(self._slots), AddrSpace.REG), (size,))
         for i, element in enumerate(content):
-            made[i] = element
-        return made
+            result[i] = element
+        return result
 
     def keep(self, value: UOp) -> UOp:
         """A copy of the value, unaffected by later stores."""
@@ -143,10 +143,10 @@ def kernel(
     Elements of an output that the program does not store are undefined.
     """
     read = [_in_memory(x, device) for x in inputs]
-    made = [UOp.new_buffer(device, math.prod(shape), dtype) for shape, dtype in outputs]
+    buffers = [UOp.new_buffer(device, math.prod(shape), dtype) for shape, dtype in outputs]
     arrays = [*outputs, *((tuple(int(n) for n in x.shape), x.dtype) for x in inputs)]
-    call = _graph(write, tuple(arrays), *more).call(*made, *read)
-    return [b.after(call).reshape(shape) for b, (shape, _) in zip(made, outputs, strict=True)]
+    call = _graph(write, tuple(arrays), *more).call(*buffers, *read)
+    return [b.after(call).reshape(shape) for b, (shape, _) in zip(buffers, outputs, strict=True)]
 
 
 @functools.lru_cache(maxsize=1024)

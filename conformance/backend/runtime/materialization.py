@@ -72,12 +72,12 @@ class Remaining(NamedTuple):
 
 def remaining(nodes: Sequence[UOp], others: Sequence[UOp]) -> Remaining:
     """The materialization points among the `nodes` of a graph, separated by whether `others` read them."""
-    found = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
-    if not found:
+    places = {node: i for i, node in enumerate(nodes) if node.op is Ops.CONTIGUOUS}
+    if not places:
         return Remaining(set(), ())
-    above = UOp.sink(*others).toposort(gate=lambda u: u not in found, enter_calls=False) if others else {}
-    read = {source for node in above for source in node.src if source in found}
-    return Remaining(found.keys() - read, (("read", *[i for node, i in found.items() if node in read]),))
+    above = UOp.sink(*others).toposort(gate=lambda u: u not in places, enter_calls=False) if others else {}
+    read = {source for node in above for source in node.src if source in places}
+    return Remaining(places.keys() - read, (("read", *[i for node, i in places.items() if node in read]),))
 
 
 def computed_along(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
@@ -93,9 +93,9 @@ def computed_along(values: Iterable[UOp], others: Sequence[UOp]) -> list[int]:
         for source in node.src:
             reach[node] |= bits.get(source) or reach.get(source, 0)
     sizes = [point.max_numel() * point.dtype.itemsize for point in bits]
-    found = []
+    result = []
     for i in candidates:
         kept = sum(size for k, size in enumerate(sizes) if reach[others[i]] >> k & 1)
         if kept >= max(KEPT_BYTES, KEPT_SHARE * others[i].max_numel() * others[i].dtype.itemsize):
-            found.append(i)
-    return found
+            result.append(i)
+    return result

@@ -110,8 +110,8 @@ class Launch(NamedTuple):
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
         """Run the kernel."""
-        found = [held[i].view(size, dtypes.uint8, offset) if size else held[i] for i, offset, size in self.places]
-        self.program(*[buffer.get_buf(self.device) for buffer in found], **self.options)
+        buffers = [held[i].view(size, dtypes.uint8, offset) if size else held[i] for i, offset, size in self.places]
+        self.program(*[buffer.get_buf(self.device) for buffer in buffers], **self.options)
         GlobalCounters.kernel_count += 1
 
 
@@ -251,19 +251,19 @@ def _kernel(call: UOp, wholes: dict[Any, int]) -> Kernel | None:
     if DEBUG >= 2 or PROFILE or head.op is not Ops.PROGRAM or not isinstance(call.src[1].device, str):
         return None  # tinygrad prints and records only calls that it runs
     arguments = get_call_arg_uops(call)
-    found = [arguments[i].buffer for i in head.arg.globals]
-    if any(isinstance(b, MultiBuffer) for b in found):
+    buffers = [arguments[i].buffer for i in head.arg.globals]
+    if any(isinstance(b, MultiBuffer) for b in buffers):
         return None
     device = call.src[1].device
     places = []
-    for buffer in found:
+    for buffer in buffers:
         assert isinstance(buffer, Buffer)
         if buffer in wholes:
             places.append(Place(wholes[buffer], 0, 0))
         else:
             whole = wholes.setdefault(buffer.base, len(wholes))
             places.append(Place(whole, buffer.offset, 0 if buffer.base is buffer else buffer.nbytes))
-    kernel = Kernel(head, device, tuple(places), all(b.device == device for b in found))
+    kernel = Kernel(head, device, tuple(places), all(b.device == device for b in buffers))
     return kernel if kernel.bound() is not None else None
 
 

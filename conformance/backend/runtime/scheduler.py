@@ -65,13 +65,13 @@ def realize(
         of = subject((*graph.key, *points.key), device)
         replay, origin = SCHEDULES.get(of)
         if replay is not None:
-            found = time.perf_counter()
+            scheduled = time.perf_counter()
             begin()
             slots = replay.run(graph.buffers)
             done = [shaped_like(slots[i], v) for i, v in zip(replay.results, pending, strict=True)]
             becomes = {graph.nodes[k]: shaped_like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
             if trace.LISTENERS:
-                spent = found - start, 0.0, time.perf_counter() - found
+                spent = scheduled - start, 0.0, time.perf_counter() - scheduled
                 trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
             _note((replay, graph.buffers, slots, device))
         else:
@@ -120,12 +120,12 @@ def _scheduled(
     `passing` get no buffers: like other intermediate values they share memory with earlier and later ones.
     """
     equal, new = read_by_all(values)
-    call, found = transform_to_call(UOp.sink(*equal))
+    call, replaced = transform_to_call(UOp.sink(*equal))
     with Context(NO_MEMORY_PLANNER=1):
         linear, variables = create_linear_with_vars(call)
-    done = UOp.sink(*equal).substitute(found, walk=True).src
+    done = UOp.sink(*equal).substitute(replaced, walk=True).src
     old = {n: o for o, n in new.items()}
-    becomes = {old.get(n, n): v for n, v in found.items()}
+    becomes = {old.get(n, n): v for n, v in replaced.items()}
     held = {*buffers, *[v.base for v in done], *[v.base for n, v in becomes.items() if n not in passing]}
     COUNTERS.scheduled += 1
     learnt = {n: _plain(v, n) for n, v in becomes.items() if v.base in held}

@@ -77,8 +77,8 @@ def ensure_compiler() -> Compiler | None:
     work without one.
     """
     ensure_kernel_cache()
-    asked = os.environ.get("CC", "")
-    compiler = next(_usable(asked), None)
+    wanted = os.environ.get("CC", "")
+    compiler = next(_usable(wanted), None)
     if compiler is None:
         if _selected_device(os.environ.get("DEV", "")) in COMPILER_OPTIONAL:
             return None
@@ -87,8 +87,8 @@ def ensure_compiler() -> Compiler | None:
             "`pip install ziglang`, which brings one, or install clang 15 or newer, or name one in CC, or "
             "choose another device in DEV."
         )
-    if asked and compiler.kind != "CC" and asked != compiler.path:
-        warnings.warn(f"CC={asked} cannot compile tinygrad's kernels; using {compiler.path} instead", stacklevel=2)
+    if wanted and compiler.kind != "CC" and wanted != compiler.path:
+        warnings.warn(f"CC={wanted} cannot compile tinygrad's kernels; using {compiler.path} instead", stacklevel=2)
     os.environ["CC"] = compiler.path
     if helpers := sys.modules.get("tinygrad.helpers"):
         helpers.getenv.cache_clear()  # tinygrad caches the values that it reads from the environment
@@ -124,11 +124,11 @@ def _selected_device(dev: str) -> str:
     return dev.split(";")[0].rpartition("+")[2].partition(":")[0].upper()
 
 
-def _usable(asked: str) -> Iterator[Compiler]:
+def _usable(wanted: str) -> Iterator[Compiler]:
     """Usable compilers, best first; each one is probed only when the caller requests it."""
     launchers = {str(launcher) for launcher in _launcher_paths()}  # inherited from a parent process which chose zig
-    if asked and asked not in launchers:
-        yield from _probed("CC", asked)
+    if wanted and wanted not in launchers:
+        yield from _probed("CC", wanted)
     yield from _probed("clang", "clang")
     for launcher in _launcher_paths():
         # The source is generated: warnings about it do not help users, and would appear in their output.

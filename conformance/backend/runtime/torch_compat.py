@@ -59,7 +59,7 @@ def holds(specifier: str) -> bool:
     return TORCH in SpecifierSet(specifier)
 
 
-def found(name: str) -> Any:
+def lookup(name: str) -> Any:
     """A symbol, written "module:name.name", or a module. Raises TorchError, in one sentence, if torch lacks it."""
     module, _, path = name.partition(":")
     try:
@@ -77,41 +77,41 @@ def found(name: str) -> Any:
 check()
 
 # Dispatch
-CPU_KEY: Any = found("torch._C:DispatchKey.CPU")
-DispatchKey: Any = found("torch._C:DispatchKey")
-DispatchKeySet: Any = found("torch._C:DispatchKeySet")
-all_op_names: Callable[[], list[str]] = found("torch._C:_dispatch_get_all_op_names")
-below_autograd: Any = found("torch._C:_AutoDispatchBelowAutograd")
-exclude_keys: Any = found("torch._C:_ExcludeDispatchKeyGuard")
-conv_backend: Callable[..., Any] = found("torch._C:_select_conv_backend")
-conv_memory_format: Callable[..., torch.memory_format] = found("torch._C:_conv_determine_backend_memory_format")
-has_kernel: Callable[[str, str], bool] = found("torch._C:_dispatch_has_kernel_for_dispatch_key")
-deterministic_algorithms: Callable[[], bool] = found("torch._C:_get_deterministic_algorithms")
-deterministic_algorithms_warn_only: Callable[[], bool] = found("torch._C:_get_deterministic_algorithms_warn_only")
-mkldnn_enabled: Callable[[], bool] = found("torch._C:_get_mkldnn_enabled")
-parse_key: Any = found("torch._C:_parse_dispatch_key")
-decomposition_table: dict[Any, Callable[..., Any]] = found("torch._decomp:decomposition_table")
-_OF_OVERLOADS = found("torch:ops.aten.alias.default._op_dk"), found("torch:ops.aten.alias.default._schema")
+CPU_KEY: Any = lookup("torch._C:DispatchKey.CPU")
+DispatchKey: Any = lookup("torch._C:DispatchKey")
+DispatchKeySet: Any = lookup("torch._C:DispatchKeySet")
+all_op_names: Callable[[], list[str]] = lookup("torch._C:_dispatch_get_all_op_names")
+below_autograd: Any = lookup("torch._C:_AutoDispatchBelowAutograd")
+exclude_keys: Any = lookup("torch._C:_ExcludeDispatchKeyGuard")
+conv_backend: Callable[..., Any] = lookup("torch._C:_select_conv_backend")
+conv_memory_format: Callable[..., torch.memory_format] = lookup("torch._C:_conv_determine_backend_memory_format")
+has_kernel: Callable[[str, str], bool] = lookup("torch._C:_dispatch_has_kernel_for_dispatch_key")
+deterministic_algorithms: Callable[[], bool] = lookup("torch._C:_get_deterministic_algorithms")
+deterministic_algorithms_warn_only: Callable[[], bool] = lookup("torch._C:_get_deterministic_algorithms_warn_only")
+mkldnn_enabled: Callable[[], bool] = lookup("torch._C:_get_mkldnn_enabled")
+parse_key: Any = lookup("torch._C:_parse_dispatch_key")
+decomposition_table: dict[Any, Callable[..., Any]] = lookup("torch._decomp:decomposition_table")
+_OF_OVERLOADS = lookup("torch:ops.aten.alias.default._op_dk"), lookup("torch:ops.aten.alias.default._schema")
 from torch._ops import OpOverload  # noqa: E402, F401 - a type, so not by `found`
 
 # Tensors and storages
-construct_storage: Any = found("torch._C:_construct_storage_from_data_pointer")
-create_empty_tensor: Any = found("torch._C:_acc.create_empty_tensor")
-from_dlpack: Any = found("torch._C:_from_dlpack")
-neg_view: Callable[[torch.Tensor], torch.Tensor] = found("torch:_neg_view")
-set_conj: Any = found("torch._C:_set_conj")
-suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = found(
+construct_storage: Any = lookup("torch._C:_construct_storage_from_data_pointer")
+create_empty_tensor: Any = lookup("torch._C:_acc.create_empty_tensor")
+from_dlpack: Any = lookup("torch._C:_from_dlpack")
+neg_view: Callable[[torch.Tensor], torch.Tensor] = lookup("torch:_neg_view")
+set_conj: Any = lookup("torch._C:_set_conj")
+suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = lookup(
     "torch._prims_common:suggest_memory_format"
 )
-LegacyStorage: Any = found("torch.storage:_LegacyStorage")
-_OF_STORAGES = found("torch:UntypedStorage._swap_data_ptr_"), found("torch:UntypedStorage._cdata")
-_OF_TENSORS = found("torch:Tensor._version"), found("torch:Tensor._indices"), found("torch:Tensor._values")
+LegacyStorage: Any = lookup("torch.storage:_LegacyStorage")
+_OF_STORAGES = lookup("torch:UntypedStorage._swap_data_ptr_"), lookup("torch:UntypedStorage._cdata")
+_OF_TENSORS = lookup("torch:Tensor._version"), lookup("torch:Tensor._indices"), lookup("torch:Tensor._values")
 
 # torch.jit.trace
-tracing_state: Callable[[], Any] = found("torch._C:_get_tracing_state")
-_set_tracing_state: Callable[[Any], None] = found("torch._C:_set_tracing_state")
-_is_key_excluded: Callable[[str], bool] = found("torch._C:_dispatch_tls_is_dispatch_key_excluded")
-_set_key_excluded: Callable[[str, bool], None] = found("torch._C:_dispatch_tls_set_dispatch_key_excluded")
+tracing_state: Callable[[], Any] = lookup("torch._C:_get_tracing_state")
+_set_tracing_state: Callable[[Any], None] = lookup("torch._C:_set_tracing_state")
+_is_key_excluded: Callable[[str], bool] = lookup("torch._C:_dispatch_tls_is_dispatch_key_excluded")
+_set_key_excluded: Callable[[str, bool], None] = lookup("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 
 
 def set_tracing_state(state: Any) -> None:
@@ -129,37 +129,37 @@ def set_tracing_state(state: Any) -> None:
 
 
 # Modes of torch functions, and the default device
-DeviceContext: Any = found("torch.utils._device:DeviceContext")
-device_constructors: Callable[[], set[Any]] = found("torch.utils._device:_device_constructors")
-modes: Callable[[], list[Any]] = found("torch.overrides:_get_current_function_mode_stack")
-_pop_mode: Callable[[], Any] = found("torch.overrides:_pop_mode")
-_push_mode: Callable[[Any], None] = found("torch.overrides:_push_mode")
+DeviceContext: Any = lookup("torch.utils._device:DeviceContext")
+device_constructors: Callable[[], set[Any]] = lookup("torch.utils._device:_device_constructors")
+modes: Callable[[], list[Any]] = lookup("torch.overrides:_get_current_function_mode_stack")
+_pop_mode: Callable[[], Any] = lookup("torch.overrides:_pop_mode")
+_push_mode: Callable[[Any], None] = lookup("torch.overrides:_push_mode")
 
 # Random numbers, streams and events
-Event: Any = found("torch:Event")
-set_multithreading: Callable[[bool], None] = found("torch._C:_set_multithreading_enabled")
-multithreading: Callable[[], bool] = found("torch._C:_is_multithreading_enabled")
-Generator: Any = found("torch._C:Generator")
+Event: Any = lookup("torch:Event")
+set_multithreading: Callable[[bool], None] = lookup("torch._C:_set_multithreading_enabled")
+multithreading: Callable[[], bool] = lookup("torch._C:_is_multithreading_enabled")
+Generator: Any = lookup("torch._C:Generator")
 GENERATOR_CALL = f"{type(Generator).__module__}:{type(Generator).__qualname__}.__call__"
 """The method that constructs generators. The module of the metaclass depends on the version of torch."""
-Stream: Any = found("torch:Stream")
-default_generator: Any = found("torch:default_generator")
+Stream: Any = lookup("torch:Stream")
+default_generator: Any = lookup("torch:default_generator")
 
 # The profiler
-is_profiling: Callable[[], bool] = found("torch._C:_autograd._profiler_enabled")
+is_profiling: Callable[[], bool] = lookup("torch._C:_autograd._profiler_enabled")
 
 # Registration
-DeviceGuard: Any = found("torch._C:_acc.DeviceGuard")
-DeviceType: Any = found("torch._C:_autograd.DeviceType")
-ImperativeEngine: Any = found("torch._C:_ImperativeEngine")
-PrivateUse1Hooks: Any = found("torch._C:_acc.PrivateUse1Hooks")
-set_up_device: Any = found("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
+DeviceGuard: Any = lookup("torch._C:_acc.DeviceGuard")
+DeviceType: Any = lookup("torch._C:_autograd.DeviceType")
+ImperativeEngine: Any = lookup("torch._C:_ImperativeEngine")
+PrivateUse1Hooks: Any = lookup("torch._C:_acc.PrivateUse1Hooks")
+set_up_device: Any = lookup("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 
 # Nested tensors in the jagged layout
-NestedTensor: Any = found("torch.nested._internal.nested_tensor:NestedTensor")
-jagged_attention_in_autocast: Callable[..., Any] = found("torch.nested._internal.sdpa:_autocast")
-check_jagged_attention: Callable[..., None] = found("torch.nested._internal.sdpa:_validate_sdpa_input")
-nested_from_padded: Callable[..., Any] = found("torch.nested._internal.nested_tensor:nested_from_padded")
+NestedTensor: Any = lookup("torch.nested._internal.nested_tensor:NestedTensor")
+jagged_attention_in_autocast: Callable[..., Any] = lookup("torch.nested._internal.sdpa:_autocast")
+check_jagged_attention: Callable[..., None] = lookup("torch.nested._internal.sdpa:_validate_sdpa_input")
+nested_from_padded: Callable[..., Any] = lookup("torch.nested._internal.nested_tensor:nested_from_padded")
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
@@ -184,7 +184,7 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def make_storage_methods(name: str) -> None:
     """Add `tiny()` and `is_tiny` to storages."""
-    generate: Any = found("torch.utils.backend_registration:_generate_storage_methods_for_privateuse1_backend")
+    generate: Any = lookup("torch.utils.backend_registration:_generate_storage_methods_for_privateuse1_backend")
     generate(name)
 
 
@@ -206,27 +206,27 @@ ACCELERATOR_FUNCTIONS = (
 
 def default_backends() -> dict[str, str]:
     """torch's default process-group backend for each device type."""
-    chosen: dict[str, str] = found("torch.distributed.distributed_c10d:Backend.default_device_backend_map")
+    chosen: dict[str, str] = lookup("torch.distributed.distributed_c10d:Backend.default_device_backend_map")
     return chosen
 
 
 def wait_for(work: Any) -> None:
     """Wait for a collective, as the dispatcher passes it; None means that it is complete."""
     if work is not None:
-        found("torch._C._distributed_c10d:Work.unbox")(work).wait()
+        lookup("torch._C._distributed_c10d:Work.unbox")(work).wait()
 
 
 def finished_work(result: list[torch.Tensor]) -> Any:
     """A completed collective whose future has `result`, as the dispatcher passes it."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
-    return found("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
+    return lookup("torch._C._distributed_c10d:_create_work_from_future")(future).boxed()
 
 
 # Dynamo's C half, which exists before Dynamo is imported
-eval_frame: Any = found("torch._C:_dynamo.eval_frame")
+eval_frame: Any = lookup("torch._C:_dynamo.eval_frame")
 _OF_FRAMES = [
-    found(f"torch._C:_dynamo.eval_frame.{name}")
+    lookup(f"torch._C:_dynamo.eval_frame.{name}")
     for name in ("_FrameAction.SKIP", "_FrameExecStrategy", "set_code_exec_strategy")
 ]
 
@@ -236,17 +236,17 @@ _OF_FRAMES = [
 
 def aot_autograd() -> Callable[..., Any]:
     """The function that makes a Dynamo backend from two compilers, for the forward and the backward graph."""
-    made: Callable[..., Any] = found("torch._dynamo.backends.common:aot_autograd")
-    return made
+    result: Callable[..., Any] = lookup("torch._dynamo.backends.common:aot_autograd")
+    return result
 
 
 def min_cut_partition() -> Callable[..., Any]:
     """The function that selects the values to keep between forward and backward."""
-    made: Callable[..., Any] = found("torch._functorch.partitioners:min_cut_rematerialization_partition")
-    return made
+    result: Callable[..., Any] = lookup("torch._functorch.partitioners:min_cut_rematerialization_partition")
+    return result
 
 
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """The compiled function with the calling convention that lets it free its inputs."""
-    made: Callable[..., Any] = found("torch._functorch.aot_autograd:make_boxed_func")(function)
-    return made
+    result: Callable[..., Any] = lookup("torch._functorch.aot_autograd:make_boxed_func")(function)
+    return result

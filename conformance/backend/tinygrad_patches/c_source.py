@@ -164,8 +164,8 @@ def _render(self: ClangRenderer, uops: list[UOp]) -> str:
     source = CStyleLanguage.render(self, uops)
     conversions = [text for name, text in _CONVERSIONS.items() if f"{name}(" in source]
     floats = any(u.op is Ops.MUL and dtypes.is_float(u.dtype) for u in uops)
-    told = (_WRAPS if any(map(may_wrap, uops)) else "") + (_EACH_ROUNDS if floats else "")
-    return told + "".join(conversions) + source
+    helpers = (_WRAPS if any(map(may_wrap, uops)) else "") + (_EACH_ROUNDS if floats else "")
+    return helpers + "".join(conversions) + source
 
 
 Patch(
@@ -182,10 +182,10 @@ _COMPILE = Patch(
 
 
 def _compile(self: ClangCompiler, src: str) -> bytes:
-    told = copy.copy(self)
+    compiler = copy.copy(self)
     # No warnings: they are about generated code, and would appear on the user's terminal.
-    told.args = [*self.args, "-w", *(["-fwrapv"] if src.startswith(_WRAPS) else [])]
-    return _COMPILE.original(told, src)
+    compiler.args = [*self.args, "-w", *(["-fwrapv"] if src.startswith(_WRAPS) else [])]
+    return _COMPILE.original(compiler, src)
 
 
 _COMPILE.apply(_compile)

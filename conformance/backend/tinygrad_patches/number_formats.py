@@ -85,8 +85,8 @@ def _with_subnormals(v: UOp, fr: DType, to: DType, sat: bool = True) -> UOp:
     else:  # in this sum the last bit counts units, so the sum rounds to units
         ruler = size.const_like(unit * 2.0**23)
         rounded = (size + ruler).bitcast(bits) - ruler.bitcast(bits)
-    found = (sign | rounded).cast(dtypes.uint16)
-    return (size < unit * 2.0**fraction).where(found, _by_bits(v, fr, to, sat))
+    pattern = (sign | rounded).cast(dtypes.uint16)
+    return (size < unit * 2.0**fraction).where(pattern, _by_bits(v, fr, to, sat))
 
 
 def _rounded_first(value: UOp, dtype: DType, sat: bool = True) -> UOp:

@@ -61,11 +61,11 @@ class Patch:
             self._owner: Any = importlib.import_module(module)
             for name in owners:
                 self._owner = getattr(self._owner, name)
-            found = getattr(self._owner, self._name)
+            result = getattr(self._owner, self._name)
             self._key = Ops[entry.rstrip("]")] if entry else None
             if self._key is None:
-                return found
-            return found.get(self._key) if self.missing else found[self._key]
+                return result
+            return result.get(self._key) if self.missing else result[self._key]
         except (ImportError, AttributeError, KeyError) as error:
             raise self._gone() from error
 
@@ -97,10 +97,10 @@ class RulePatch(Patch):
         self.site = f"{site}, rule {rule}"
 
     def _find(self) -> Any:
-        found = super()._find()
+        result = super()._find()
         if self._matching is None:
-            return found
-        functions = list(dict.fromkeys(f for pattern, f in found.patterns if self._matching(pattern, f)))
+            return result
+        functions = list(dict.fromkeys(f for pattern, f in result.patterns if self._matching(pattern, f)))
         if len(functions) != 1:
             self.site = f"single rule {self.rule} in {self.site}"
             raise self._gone()

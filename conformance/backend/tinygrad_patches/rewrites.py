@@ -281,10 +281,15 @@ def _compile_rule(pattern: UPat, function: Any) -> Any:
         return match
 
     def committed(node: UOp, ctx: Any) -> UOp | None:
-        found = match(node, ctx)
-        if found is None or found.op is not Ops.CONST or found.dtype not in dtypes.weaks or node.dtype in dtypes.weaks:
-            return found
-        return weak.commit_weak(found, node.dtype)
+        result = match(node, ctx)
+        if (
+            result is None
+            or result.op is not Ops.CONST
+            or result.dtype not in dtypes.weaks
+            or node.dtype in dtypes.weaks
+        ):
+            return result
+        return weak.commit_weak(result, node.dtype)
 
     return committed
 

@@ -28,8 +28,8 @@ class GradScaler(torch.amp.GradScaler):
 
 def module() -> ModuleType:
     """Make the module `torch.tiny.amp`."""
-    made = ModuleType("torch.tiny.amp", __doc__)
-    made.autocast, made.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
-    made.custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="tiny")  # type: ignore[attr-defined]
-    made.custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="tiny")  # type: ignore[attr-defined]
-    return made
+    result = ModuleType("torch.tiny.amp", __doc__)
+    result.autocast, result.GradScaler = autocast, GradScaler  # type: ignore[attr-defined]
+    result.custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="tiny")  # type: ignore[attr-defined]
+    result.custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="tiny")  # type: ignore[attr-defined]
+    return result

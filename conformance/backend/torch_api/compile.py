@@ -132,11 +132,11 @@ class _Compiled:
             now = [torch_compat.version_of(moved[i]) for i in hosts]
             written = [i for i, before, after in zip(hosts, versions, now, strict=True) if before != after]
         else:
-            found = _run(recorded, moved)
-            if found is None:  # an element is out of range: its operator raises the CPU's error, here on copies
+            outcome = _run(recorded, moved)
+            if outcome is None:  # an element is out of range: its operator raises the CPU's error, here on copies
                 self.graph(*[x.clone() if is_tiny(x) else x for x in moved])
                 raise AssertionError("tiny: an operator accepted elements that the recording of its graph refused")
-            results, written = found, [*recorded.stored, *recorded.written]
+            results, written = outcome, [*recorded.stored, *recorded.written]
         for i in hosts:
             if i in written:
                 inputs[i].copy_(moved[i])
@@ -352,11 +352,11 @@ def _scheduled(
     check = [functools.reduce(lambda a, b: a * b, conditions).reshape((1,))] if conditions else []
     contents = [changed[i][1] for i in inputs]
     places = {inputs.index(i): donor for i, donor in donors.items()}
-    placed, made, _ = buffer_donation.donate([*contents, *values, *check], places)
-    rest = [x for k, x in enumerate(made) if k not in placed and k < len(inputs)]
-    results = made[len(inputs) : len(inputs) + len(values)]
+    placed, computed, _ = buffer_donation.donate([*contents, *values, *check], places)
+    rest = [x for k, x in enumerate(computed) if k not in placed and k < len(inputs)]
+    results = computed[len(inputs) : len(inputs) + len(values)]
     stored, written = [inputs[k] for k in placed], [i for k, i in enumerate(inputs) if k not in placed]
-    everything = [*placed.values(), *results, *rest, *made[len(inputs) + len(values) :]]
+    everything = [*placed.values(), *results, *rest, *computed[len(inputs) + len(values) :]]
     return stored, written, scheduler.compiled(everything, device)
 
 
@@ -408,10 +408,10 @@ def _run(recorded: _Recording, inputs: Sequence[Any]) -> list[Any] | None:
 
 def _held(storages: dict[int, LazyStorage], inputs: Sequence[Any], stored: Sequence[int]) -> dict[int, UOp]:
     """The realized buffer of each input's storage; buffers of `stored` inputs are never shared constants."""
-    found = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
-    held = {i: buffer for i, buffer in found.items() if buffer is not None}
-    if len(held) < len(found):
-        missing = [i for i in found if i not in held]
+    buffers = {i: lazy.realized_buffer(element(inputs[i].dtype)[0]) for i, lazy in storages.items()}
+    held = {i: buffer for i, buffer in buffers.items() if buffer is not None}
+    if len(held) < len(buffers):
+        missing = [i for i in buffers if i not in held]
         flush.flush([storages[i] for i in missing], dirty=False, why="compiled")
         held |= {i: _buffer(storages[i], inputs[i].dtype, shared=i not in stored) for i in missing}
     return held

@@ -60,8 +60,8 @@ def _validating_flex_device(original: Callable[..., None]) -> Callable[..., None
 
 def has_tiny(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether a captured graph reads or makes a tensor on tiny."""
-    given = (*inputs, *graph.parameters(), *graph.buffers())
-    if any(isinstance(x, torch.Tensor) and x.device.type == "tiny" for x in given):
+    tensors = (*inputs, *graph.parameters(), *graph.buffers())
+    if any(isinstance(x, torch.Tensor) and x.device.type == "tiny" for x in tensors):
         return True
     return any(_is_tiny_device(x) for node in graph.graph.nodes for x in _arguments([node.args, node.kwargs]))
 

@@ -37,13 +37,13 @@ def empty_host_cache() -> None:
 def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
     """Bytes and counts by torch's names, such as "allocated_bytes.all.peak"; there are no pools other than "all"."""
     usage = _usage(device)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, figure in _FIGURES.items():
         for kind in ("current", "peak", "allocated", "freed"):
-            found[f"{name}.all.{kind}"] = getattr(getattr(usage, figure), kind)
-    found |= {"num_ooms": usage.out_of_memory, "num_alloc_retries": usage.retries}
-    found |= {"num_device_alloc": usage.blocks.allocated, "num_device_free": usage.blocks.freed}
-    return OrderedDict(sorted(found.items()))
+            counts[f"{name}.all.{kind}"] = getattr(getattr(usage, figure), kind)
+    counts |= {"num_ooms": usage.out_of_memory, "num_alloc_retries": usage.retries}
+    counts |= {"num_device_alloc": usage.blocks.allocated, "num_device_free": usage.blocks.freed}
+    return OrderedDict(sorted(counts.items()))
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
@@ -53,14 +53,14 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
 def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
     """`memory_stats` with the parts of each name as keys of nested dictionaries."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in memory_stats(device).items():
         *outer, last = name.split(".")
-        inner = found
+        inner = result
         for part in outer:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return found
+    return result
 
 
 def memory_allocated(device: Any = None) -> int:

@@ -42,8 +42,8 @@ def _module() -> ModuleType:
     module._initialized = True  # type: ignore[attr-defined] # else torch.utils.checkpoint does not keep random states
     module.default_generators = ()  # type: ignore[attr-defined] # numbers come from torch's default CPU generator
     module.amp = amp.module()  # type: ignore[attr-defined]
-    for name, made in legacy_types.classes().items():
-        setattr(module, name, made)
+    for name, cls in legacy_types.classes().items():
+        setattr(module, name, cls)
     return module
 
 
@@ -162,7 +162,7 @@ def _shared_parameters(root: torch.nn.Module) -> list[tuple[torch.nn.Parameter, 
                     places[id(parameter)] = parameter, parameter.device.type, [(module, name)]
                 else:
                     known[2].append((module, name))
-    return [found for found in places.values() if len(found[2]) > 1]
+    return [entry for entry in places.values() if len(entry[2]) > 1]
 
 
 def _serve_accelerator() -> None:

@@ -21,10 +21,10 @@ _current = 0
 
 def device_count() -> int:
     """Number of tiny devices: the environment variable TINY_DEVICES, by default 1."""
-    given = os.environ.get("TINY_DEVICES", "1")
-    if not (given.isascii() and given.isdecimal() and int(given)):
-        raise RuntimeError(f"tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not {given!r}")
-    return int(given)
+    text = os.environ.get("TINY_DEVICES", "1")
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise RuntimeError(f"tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not {text!r}")
+    return int(text)
 
 
 def is_available() -> bool:

@@ -83,13 +83,13 @@ def _unbound(original: Callable[..., Any]) -> Callable[..., Any]:
     """The function that makes a process group, without a binding to a tiny device."""
 
     @functools.wraps(original)
-    def made(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
+    def create(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
         if device_id is not None and torch.device(device_id).type == "tiny":
             index_of(device_id)
             device_id = None
         return original(*args, device_id=device_id, **kwargs)
 
-    return made
+    return create
 
 
 def _on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,9 +101,9 @@ def _on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     torch_compat.wait_for(work)
     filled = args[0]
     if op._schema.name.removeprefix("c10d::") not in FILLS_NOTHING:
-        given = {id(t) for t in _tensors(filled)}
+        filled_ids = {id(t) for t in _tensors(filled)}
         for tensor, host in hosts:
-            if id(tensor) in given:
+            if id(tensor) in filled_ids:
                 tensor.detach().copy_(host)
     finished = torch_compat.finished_work(_tensors(filled))
     return (filled, finished) if isinstance(result, tuple) else finished
@@ -136,8 +136,8 @@ def _refuse_data_parallel() -> None:
 
 def _other_than_tiny(available: Callable[[], str | None]) -> Callable[[], str | None]:
     def device_type() -> str | None:
-        found = available()
-        return None if found == "tiny" else found
+        current = available()
+        return None if current == "tiny" else current
 
     return device_type
 
@@ -148,9 +148,9 @@ def _refuse_unused_parameters() -> None:
     def constructing(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            asked = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
-            if asked and any(map(is_tiny, module.parameters())):
-                raise RuntimeError(f"tiny: DistributedDataParallel({asked[0]}=True) {UNUSED}")
+            options = [name for name in ("find_unused_parameters", "static_graph") if kwargs.get(name)]
+            if options and any(map(is_tiny, module.parameters())):
+                raise RuntimeError(f"tiny: DistributedDataParallel({options[0]}=True) {UNUSED}")
             original(self, module, *args, **kwargs)
 
         return init

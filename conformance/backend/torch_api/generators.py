@@ -25,9 +25,9 @@ class Generator(_Native):  # type: ignore[misc]
     """A source of random numbers for one tiny device: the CPU's numbers for the same seed."""
 
     def __new__(cls, device: Any = "tiny") -> Generator:
-        made: Generator = _Native.__new__(cls, device="cpu")
-        made._index = index_of(device)
-        return made
+        result: Generator = _Native.__new__(cls, device="cpu")
+        result._index = index_of(device)
+        return result
 
     @property
     def device(self) -> torch.device:
@@ -36,18 +36,18 @@ class Generator(_Native):  # type: ignore[misc]
 
     def clone_state(self) -> Generator:
         """A second generator that continues from the same state."""
-        made = Generator(self.device)
-        made.set_state(self.get_state())
-        return made
+        result = Generator(self.device)
+        result.set_state(self.get_state())
+        return result
 
     def __reduce__(self) -> Any:
         return _restored, (str(self.device), self.get_state())
 
 
 def _restored(device: str, state: torch.Tensor) -> Generator:
-    made = Generator(device)
-    made.set_state(state)
-    return made
+    result = Generator(device)
+    result.set_state(state)
+    return result
 
 
 def install() -> None:

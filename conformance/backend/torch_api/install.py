@@ -80,10 +80,10 @@ def install() -> None:
 def _transformed(op: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """A Fourier transform; 16-bit input is computed in 32 bits and rounded once."""
     if self.dtype not in (torch.float16, torch.complex32):
-        made: torch.Tensor = op._op_dk(torch_compat.DispatchKey.CompositeImplicitAutograd, self, *args, **kwargs)
-        return made
-    made = op(self.to(torch.complex64 if self.dtype.is_complex else torch.float32), *args, **kwargs)
-    return made.to(torch.complex32 if made.dtype.is_complex else torch.float16)
+        result: torch.Tensor = op._op_dk(torch_compat.DispatchKey.CompositeImplicitAutograd, self, *args, **kwargs)
+        return result
+    result = op(self.to(torch.complex64 if self.dtype.is_complex else torch.float32), *args, **kwargs)
+    return result.to(torch.complex32 if result.dtype.is_complex else torch.float16)
 
 
 def _noted(convolution: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,8 +75,8 @@ def _jagged(padded: torch.Tensor, like: Any) -> Any:
     """The rows of a padded result as a nested tensor, as ragged as the query."""
     rows = _rows_first(like)
     rows = rows if rows.is_contiguous() else rows.contiguous()
-    made = torch_compat.nested_from_padded(
+    nested = torch_compat.nested_from_padded(
         _rows_first(padded).contiguous(), offsets=rows.offsets(), ragged_idx=1, sum_S=rows.values().size(0),
         min_seqlen=rows._maybe_min_seqlen, max_seqlen=rows._maybe_max_seqlen,
     )  # fmt: skip
-    return _rows_first(made)
+    return _rows_first(nested)

@@ -52,8 +52,12 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any,
 
 
 def _tensor(kind: type, host: torch.Tensor, device: torch.device, requires_grad: bool) -> torch.Tensor:
-    made = host.to(device)
-    return torch.nn.Parameter(made, requires_grad) if kind is torch.nn.Parameter else made.requires_grad_(requires_grad)
+    tensor = host.to(device)
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if kind is torch.nn.Parameter
+        else tensor.requires_grad_(requires_grad)
+    )
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -70,6 +74,6 @@ def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 @locked
 def _storage(host: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
-    made = torch.UntypedStorage(host.nbytes(), device=device)
-    made.copy_(host)
-    return made
+    result = torch.UntypedStorage(host.nbytes(), device=device)
+    result.copy_(host)
+    return result

@@ -103,17 +103,17 @@ CPU_KERNELS: Mapping[str, str] = {
 
 def replace_at_import(path: str, make: Callable[[Any], Any]) -> None:
     """Replace an attribute of `AT_IMPORT` by what `make` returns for torch's own."""
-    _replace(path, AT_IMPORT, make, torch_compat.found(path))
+    _replace(path, AT_IMPORT, make, torch_compat.lookup(path))
 
 
 def replace_on_first_use(path: str, make: Callable[[Any], Any]) -> None:
     """Replace an attribute of `ON_FIRST_USE` by what `make` returns for torch's own, when the device is used."""
-    torch_compat.found(path)  # a missing symbol is an error at import
-    first_use.on_first_use(lambda: _replace(path, ON_FIRST_USE, make, torch_compat.found(path)))
+    torch_compat.lookup(path)  # a missing symbol is an error at import
+    first_use.on_first_use(lambda: _replace(path, ON_FIRST_USE, make, torch_compat.lookup(path)))
 
 
 def _replace(path: str, listed: Mapping[str, str], make: Callable[[Any], Any], original: Any) -> None:
     if path not in listed:
         raise RuntimeError(f"tiny: {path} is replaced, but torch_api/replacements.py does not list it with a reason")
     owner, _, name = path.rpartition("." if "." in path.partition(":")[2] else ":")
-    setattr(torch_compat.found(owner), name, make(original))
+    setattr(torch_compat.lookup(owner), name, make(original))

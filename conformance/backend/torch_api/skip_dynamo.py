@@ -36,8 +36,8 @@ def skip_dynamo_frames() -> None:
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """The functions of this package in a module, including methods and properties."""
-    for found in list(vars(module).values()):
-        members = vars(found).values() if isinstance(found, type) and found.__module__ == module.__name__ else [found]
+    for value in list(vars(module).values()):
+        members = vars(value).values() if isinstance(value, type) and value.__module__ == module.__name__ else [value]
         for member in members:
             member = member.fget if isinstance(member, property) else getattr(member, "__wrapped__", member)
             member = getattr(member, "__func__", member)

@@ -60,9 +60,9 @@ def _constructing(original: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], int) and not isinstance(args[0], bool):
             return allocate(_checked(args[0]), index)
         values = original(cls, *args, **kwargs).tolist()  # refused as on the CPU
-        made = allocate(len(values), index)
-        made.copy_(torch.tensor(values, dtype=torch.uint8, device="cpu").untyped_storage())
-        return made
+        result = allocate(len(values), index)
+        result.copy_(torch.tensor(values, dtype=torch.uint8, device="cpu").untyped_storage())
+        return result
 
     new.__annotations__ = {}  # the signature of the class stays
     return staticmethod(new)
@@ -115,9 +115,9 @@ def _byteswap(self: torch.UntypedStorage, dtype: torch.dtype) -> None:
 def _pinned(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """`pin_memory()` of a CPU tensor: a copy marked as pinned, since all host memory has the same transfer speed."""
     _serve_is_pinned()
-    made = self.clone()
-    made.untyped_storage()._pinned = True  # type: ignore[attr-defined]
-    return made
+    result = self.clone()
+    result.untyped_storage()._pinned = True  # type: ignore[attr-defined]
+    return result
 
 
 @functools.cache

@@ -37,8 +37,8 @@ class Stream(_NativeStream):  # type: ignore[misc]
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         index = index_of(device)
         kind = torch_compat.DeviceType.PrivateUse1.value  # by default torch uses the current device of C++
-        made: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
-        return made
+        result: Stream = _NativeStream.__new__(cls, stream_id=0, device_index=index, device_type=kind)
+        return result
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -68,11 +68,11 @@ class Event(_NativeEvent):  # type: ignore[misc]
     ) -> Event:  # fmt: skip
         if interprocess:
             raise RuntimeError("tiny: an event cannot be shared between processes, since the device is in each of them")
-        made: Event = _NativeEvent.__new__(
+        result: Event = _NativeEvent.__new__(
             cls, device=torch.device("tiny", index_of(device)), enable_timing=enable_timing
         )
-        made._timed, made._at = enable_timing, None
-        return made
+        result._timed, result._at = enable_timing, None
+        return result
 
     _timed: bool
     _at: float | None
@@ -114,7 +114,7 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
 
     class OfAnyDevice(type(native)):  # type: ignore[misc]
         def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if cls is not made:
+            if cls is not result:
                 return super().__call__(*(() if device is None else (device,)), *args, **kwargs)
             named = torch.device(device) if isinstance(device, (str, torch.device)) else None
             unnamed = device is None and not args and "stream_id" not in kwargs
@@ -123,13 +123,13 @@ def _of_any_device(name: str, native: Any, ours: Any) -> Any:
             return native(*(() if device is None else (device,)), *args, **kwargs)
 
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, native) if cls is made else super().__instancecheck__(instance)
+            return isinstance(instance, native) if cls is result else super().__instancecheck__(instance)
 
         def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, native) if cls is made else super().__subclasscheck__(subclass)
+            return issubclass(subclass, native) if cls is result else super().__subclasscheck__(subclass)
 
-    made: Any = OfAnyDevice(name, (native,), {"__module__": "torch", "__doc__": native.__doc__, "__slots__": ()})
-    return made
+    result: Any = OfAnyDevice(name, (native,), {"__module__": "torch", "__doc__": native.__doc__, "__slots__": ()})
+    return result
 
 
 def install() -> None:

@@ -18,11 +18,11 @@ from conformance.standalone.torch_compat import TorchDispatchMode
 
 def empty_filled(size: list[int], stride: list[int], dtype: torch.dtype, device: str, start: int) -> torch.Tensor:
     """Return a tensor of `empty_strided` with its whole storage, gaps included, filled from `start` upwards."""
-    made = torch.empty_strided(size, stride, dtype=dtype, device=device)
-    cells = made.untyped_storage().nbytes() // made.element_size()
+    result = torch.empty_strided(size, stride, dtype=dtype, device=device)
+    cells = result.untyped_storage().nbytes() // result.element_size()
     values = torch.arange(start, start + cells).remainder(100).to(dtype)
-    made.as_strided((cells,), (1,), 0).copy_(values)
-    return made
+    result.as_strided((cells,), (1,), 0).copy_(values)
+    return result
 
 
 def resize_filled_(tensor: torch.Tensor, size: list[int]) -> None:
@@ -168,11 +168,11 @@ def dispatch_mode() -> Any:
 
 def in_thread(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a new thread."""
-    made, raised = [], []
+    results, raised = [], []
 
     def run() -> None:
         try:
-            made.append(call())
+            results.append(call())
         except Exception as error:
             raised.append(error)
 
@@ -181,33 +181,33 @@ def in_thread(call: Callable[[], Any]) -> Any:
     thread.join()
     if raised:
         raise raised[0]
-    return made[0]
+    return results[0]
 
 
 def in_vmap(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a level of vmap in which no tensor has a batch dimension."""
-    made = []
+    results = []
 
     def level(one: torch.Tensor) -> torch.Tensor:
-        made.append(call())
+        results.append(call())
         return one
 
     torch.vmap(level)(torch.zeros(1))
-    return made[0]
+    return results[0]
 
 
 def in_vjp(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a level of grad in which no tensor is a primal."""
-    made = []
+    results = []
 
     def level(one: torch.Tensor) -> Any:
-        made.append(call())
-        tensors = made[0] if isinstance(made[0], (tuple, list)) else (made[0],)
-        return made[0] if all(isinstance(part, torch.Tensor) for part in tensors) else one
+        results.append(call())
+        tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
+        return results[0] if all(isinstance(part, torch.Tensor) for part in tensors) else one
 
     result = torch.func.vjp(level, torch.zeros(()))[0]
-    tensors = made[0] if isinstance(made[0], (tuple, list)) else (made[0],)
-    return result if all(isinstance(part, torch.Tensor) for part in tensors) else made[0]
+    tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
+    return result if all(isinstance(part, torch.Tensor) for part in tensors) else results[0]
 
 
 def global_state() -> list[Any]:
@@ -224,12 +224,12 @@ def global_state() -> list[Any]:
 
 def new_tensors_lie(device: Any) -> list[bool]:
     """Make new tensors under several default devices, and return for each whether it lies there."""
-    found = []
+    result = []
     for default in (device, "meta", device, "cpu"):
         with torch.device(default):
-            made = [torch.full((2,), 1.5), torch.arange(3), torch.tensor([1.0]), torch.empty(2)]
-        found += [tensor.device.type == torch.device(default).type for tensor in made]
-    return found
+            tensors = [torch.full((2,), 1.5), torch.arange(3), torch.tensor([1.0]), torch.empty(2)]
+        result += [tensor.device.type == torch.device(default).type for tensor in tensors]
+    return result
 
 
 def subnormals(tensor: torch.Tensor) -> torch.Tensor:
@@ -342,22 +342,22 @@ def warned(kind: str, device: Any) -> list[str]:
 def random_zeros(kind: str, size: list[int], device: Any) -> torch.Tensor:
     """Return zeros with the dtype, shape and strides of a random operator's result."""
     if kind == "randperm":
-        made = torch.randperm(size[0], device=device)
+        drawn = torch.randperm(size[0], device=device)
     elif kind == "randint":
-        made = torch.randint(0, 9, size, device=device)
+        drawn = torch.randint(0, 9, size, device=device)
     elif kind in ("rand", "randn"):
-        made = getattr(torch, kind)(size, device=device)
+        drawn = getattr(torch, kind)(size, device=device)
     elif kind == "rand_like":
-        made = torch.rand_like(
+        drawn = torch.rand_like(
             torch.ones(size, device=device).t() if len(size) < 3 else torch.ones(size, device=device)
         )
     elif kind == "bernoulli":
-        made = torch.bernoulli(torch.full(size, 0.5, device=device))
+        drawn = torch.bernoulli(torch.full(size, 0.5, device=device))
     elif kind == "dropout":
-        made = torch.nn.functional.dropout(torch.ones(size, device=device))
+        drawn = torch.nn.functional.dropout(torch.ones(size, device=device))
     else:
-        made = getattr(torch.ones(size, device=device), kind)()
-    return torch.zeros_like(made)
+        drawn = getattr(torch.ones(size, device=device), kind)()
+    return torch.zeros_like(drawn)
 
 
 @torch.library.custom_op("conformance::add_to", mutates_args=("to",), schema="(Tensor(a!) to, Tensor other) -> ()")
@@ -392,19 +392,19 @@ def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
     """Return a transform of torch.func of a small function at the tensor. `calls` are the function's operations."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        made = x
+        result = x
         for call in calls:
             if call in ("sum", "prod", "mean", "amax"):
-                made = getattr(x, call)() + made
+                result = getattr(x, call)() + result
             elif call == "mm":
-                made = made @ (x.sum() + x)
+                result = result @ (x.sum() + x)
             elif call == "mul":
-                made = made * x
+                result = result * x
             elif call in ("cumsum", "softmax"):
-                made = getattr(made, call)(-1)
+                result = getattr(result, call)(-1)
             else:
-                made = getattr(made, call)()
-        return made
+                result = getattr(result, call)()
+        return result
 
     def scalar(x: torch.Tensor) -> torch.Tensor:
         return function(x).sum()
@@ -441,10 +441,10 @@ def sized(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "arange":
         return torch.arange(x.numel()).view(size)
     if kind == "rows":
-        made = torch.zeros(size[1:])
+        result = torch.zeros(size[1:])
         for at in range(size[0]):
-            made = made + x[at] * (at + 1)
-        return made
+            result = result + x[at] * (at + 1)
+        return result
     if kind == "half":
         return x[: size[0] // 2].sum(0) + (1 if size[0] > 2 else 2)
     if kind == "product":
@@ -579,11 +579,11 @@ def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
 
     def read() -> str:
         nonlocal count
-        found = f"{seen} {count} {kept.last} {Local.calls} {known}"
+        result = f"{seen} {count} {kept.last} {Local.calls} {known}"
         seen.clear()
         known.clear()
         count, kept.last, Local.calls = 0, 0, 0
-        return found
+        return result
 
     calls: dict[str, Callable[[int], None]] = {
         "append": appended,

@@ -134,10 +134,10 @@ class DrawContext(Draw):
         if self.chance(1, 10):
             return self.pick(fits)
         only = self.only
-        found = self.pick(lambda t: fits(t) and not (t.requires_grad and t.is_leaf) and not self.shadow.overlaps(t))
-        if found is None:
+        name = self.pick(lambda t: fits(t) and not (t.requires_grad and t.is_leaf) and not self.shadow.overlaps(t))
+        if name is None:
             self.only = only
-        return found or self.pick(fits)
+        return name or self.pick(fits)
 
     def dim(self, t: torch.Tensor) -> int:
         """Return a dimension of the tensor, sometimes counted from the end."""
@@ -158,8 +158,8 @@ class DrawContext(Draw):
         start = self.choice((1, 2, 5, 0, 50))
         values = torch.arange(start, start + max(1, int(torch.Size(size).numel())))[: torch.Size(size).numel()]
         values = values % (2 if dtype is torch.bool else 100)
-        made = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
-        return {**tensor_of(made, dtype), **({"host": True} if host else {})}
+        numbers = values.reshape(tuple(size)).to(torch.bool if dtype is torch.bool else torch.int64).tolist()
+        return {**tensor_of(numbers, dtype), **({"host": True} if host else {})}
 
     def divisor(self, size: Sequence[int], dtype: torch.dtype) -> Json:
         """Return a constant tensor of small whole numbers without 0."""

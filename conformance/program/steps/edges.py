@@ -229,13 +229,13 @@ def _undone(k: DrawContext) -> Step | None:
 
 def _gradient(k: DrawContext) -> Step | None:
     """Draw a backward from the last step's result."""
-    made = [
+    names = [
         name
         for step in k.shadow.steps[-1:]
         for name in step.out
         if name in k.shadow.env and predicates.has_graph(k[name])
     ]
-    return Step("backward", (tensor(made[-1]), k.constant(k[made[-1]].size(), k[made[-1]].dtype))) if made else None
+    return Step("backward", (tensor(names[-1]), k.constant(k[names[-1]].size(), k[names[-1]].dtype))) if names else None
 
 
 def _mixed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
@@ -272,13 +272,13 @@ AFTER_WRAPPING: dict[str, Rest] = {
 
 def _wrapped(k: DrawContext) -> Step | None:
     """Draw a division or comparison of the last step's result, if that step can wrap."""
-    made = [name for step in k.shadow.steps[-1:] if step.op in WRAPPING for name in step.out if _whole(k[name])]
-    if not made:
+    names = [name for step in k.shadow.steps[-1:] if step.op in WRAPPING for name in step.out if _whole(k[name])]
+    if not names:
         return None
     name = k.choice(tuple(AFTER_WRAPPING))
-    drawn = AFTER_WRAPPING[name](k, k[made[-1]])
-    given = drawn if isinstance(drawn, Given) else Given(drawn or [])
-    return Step(name, (tensor(made[-1]), *given.args), given.kwargs)
+    drawn = AFTER_WRAPPING[name](k, k[names[-1]])
+    arguments = drawn if isinstance(drawn, Given) else Given(drawn or [])
+    return Step(name, (tensor(names[-1]), *arguments.args), arguments.kwargs)
 
 
 def _distinct(t: torch.Tensor) -> bool:

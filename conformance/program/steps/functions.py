@@ -88,10 +88,10 @@ def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
     topic, _, form = kind.partition(".")
     if topic not in ROWS_OF:
         return None
-    made = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
-    if not callable_as(call, made.form):
+    row = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
+    if not callable_as(call, row.form):
         raise KeyError(name)
-    return replace(made, settled=made.settled or call.rpartition(".")[2].rstrip("_") in DECIDING)
+    return replace(row, settled=row.settled or call.rpartition(".")[2].rstrip("_") in DECIDING)
 
 
 class Refused(Exception):
@@ -109,7 +109,7 @@ class Wanted(NamedTuple):
 class Offer(Protocol):
     """Offers a step to the shadow, and returns it as recorded. Raises Refused if the step is rejected."""
 
-    def __call__(self, step: Step, *, asked: bool = False) -> Step: ...
+    def __call__(self, step: Step, *, aimed: bool = False) -> Step: ...
 
 
 class Topic(NamedTuple):
@@ -268,11 +268,11 @@ def _scalars(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     for _ in range(k.choice((2, 3, 1))):
         if k.chance(1, 4):
             op = k.choice(FILLED)
-            offer(Step(f"{SCALARS}.inplace:{op}", (tensor(name), _scalar(k, k[name].dtype))), asked=True)
+            offer(Step(f"{SCALARS}.inplace:{op}", (tensor(name), _scalar(k, k[name].dtype))), aimed=True)
             continue
         op = k.choice(tuple(SCALED))
         args, kwargs = SCALED[op](_scalar(k, k[name].dtype, op in DIVIDING))
-        offer(Step(f"{SCALARS}:{op}", (tensor(name), *args), kwargs, _fresh(k)), asked=True)
+        offer(Step(f"{SCALARS}:{op}", (tensor(name), *args), kwargs, _fresh(k)), aimed=True)
     return []
 
 
@@ -295,10 +295,10 @@ def _conversions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
         name = _made(k, offer, f"{CONVERSIONS}:{k.choice(('neg', 'abs'))}", tensor(name), local=True)
     to = {"dtype": _dtype(k, SMALL_INTEGERS, k.dtypes)}
     op = k.choice(("to", "to", "type"))
-    made = _made(k, offer, f"{CONVERSIONS}.method:{op}", tensor(name), to)
+    converted = _made(k, offer, f"{CONVERSIONS}.method:{op}", tensor(name), to)
     if k.chance(1, 3):
         args: tuple[Json, ...] = ({"dtype": "int64"},)
-        _made(k, offer, f"{CONVERSIONS}.method:to", tensor(made), *args)
+        _made(k, offer, f"{CONVERSIONS}.method:to", tensor(converted), *args)
     return []
 
 
@@ -339,7 +339,7 @@ def _indices(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
         "tril": (at[1],),
     }
     op = k.choice(tuple(calls))
-    offer(Step(f"{INDICES}:{op}", (tensor(name), *calls[op]), {}, _fresh(k)), asked=True)
+    offer(Step(f"{INDICES}:{op}", (tensor(name), *calls[op]), {}, _fresh(k)), aimed=True)
     return []
 
 
@@ -489,13 +489,13 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     for _ in range(k.choice((1, 1, 2))):
         op = k.choice(tuple(NOTHING))
         args, kwargs = NOTHING[op](k, k[name])
-        given: list[Json] = [tensor(name), *args]
+        operands: list[Json] = [tensor(name), *args]
         if op == "cat":
-            given = [[tensor(name)]]
+            operands = [[tensor(name)]]
         elif op == "where":
-            given = [tensor_of(True, torch.bool), tensor(name), k.constant(k[name].size(), k[name].dtype)]
+            operands = [tensor_of(True, torch.bool), tensor(name), k.constant(k[name].size(), k[name].dtype)]
         form = f"{UNCHANGED}.method" if op in NOTHING_METHODS else UNCHANGED
-        name = _made(k, offer, f"{form}:{op}", *given, **kwargs)
+        name = _made(k, offer, f"{form}:{op}", *operands, **kwargs)
     written = k.choice((name, name, start))
     return [Step(k.choice(("add_", "mul_", "fill_")), (tensor(written), 2), after=True)]
 
@@ -529,11 +529,11 @@ def _overlaps(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
             written, index = tensor(to), {"tuple": [at, {"slice": rows}]}
         op = k.choice(OVERLAPPING)
         if op == "setitem":
-            offer(Step(op, (blocks, index, tensor(read))), asked=True)
+            offer(Step(op, (blocks, index, tensor(read))), aimed=True)
         elif op.startswith("out:"):
-            offer(Step(f"{OVERLAPS}.{op}", (tensor(read), tensor(read)), {"out": written}), asked=True)
+            offer(Step(f"{OVERLAPS}.{op}", (tensor(read), tensor(read)), {"out": written}), aimed=True)
         else:
-            offer(Step(f"{OVERLAPS}.{op}", (written, tensor(read))), asked=True)
+            offer(Step(f"{OVERLAPS}.{op}", (written, tensor(read))), aimed=True)
     return []
 
 

@@ -42,8 +42,8 @@ def _beside(k: DrawContext, t: torch.Tensor) -> Given | None:
     def fits(u: torch.Tensor) -> bool:
         return u.dtype == t.dtype and u.size() == t.size()
 
-    given = [name for step in k.shadow.steps[-1:] for name in step.names() if fits(k[name]) and k[name] is not t]
-    name = given[0] if given and k.chance(3, 4) else k.pick(fits)
+    names = [name for step in k.shadow.steps[-1:] for name in step.names() if fits(k[name]) and k[name] is not t]
+    name = names[0] if names and k.chance(3, 4) else k.pick(fits)
     return Given([tensor(name)], out=_rebound(k, t)) if name is not None else None
 
 
@@ -51,14 +51,14 @@ def _rebound(k: DrawContext, t: torch.Tensor) -> tuple[str, ...]:
     """Return mostly the name of the last step's result if `t` is that result, else no name.
 
     Reusing the name makes the earlier result unobservable, so that a device need not compute it separately."""
-    made = [name for step in k.shadow.steps[-1:] for name in step.out if k[name] is t]
-    return (made[0],) if made and k.chance(3, 4) else ()
+    names = [name for step in k.shadow.steps[-1:] for name in step.out if k[name] is t]
+    return (names[0],) if names and k.chance(3, 4) else ()
 
 
 def _latest(k: DrawContext, fits: Fits) -> str | None:
     """Pick mostly the last step's result."""
-    made = [name for step in k.shadow.steps[-1:] for name in step.out if fits(k[name])]
-    return made[-1] if made and k.chance(2, 3) else k.pick(fits)
+    names = [name for step in k.shadow.steps[-1:] for name in step.out if fits(k[name])]
+    return names[-1] if names and k.chance(2, 3) else k.pick(fits)
 
 
 fused = functools.partial(row, family=NAME, effect=LOSSY, form=FUNCTION, pick=_latest)

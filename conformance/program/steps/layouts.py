@@ -229,9 +229,9 @@ def _ordered(d: Draw, size: Sequence[int], strides: Sequence[int], permuted: boo
     if not permuted:
         return Layout(tuple(size), tuple(strides), offset)
     gap = strides[-1]
-    order, step, made = d.permutation(len(size))[::-1], gap, [1] * len(size)
+    order, step, steps = d.permutation(len(size))[::-1], gap, [1] * len(size)
     if order == [*range(len(size))]:
         order.reverse()
     for k in order:
-        made[k], step = step, step * max(size[k], 1) + (d.integer(0, 1) if gap > 1 else 0)
-    return Layout(tuple(size), tuple(made), offset)
+        steps[k], step = step, step * max(size[k], 1) + (d.integer(0, 1) if gap > 1 else 0)
+    return Layout(tuple(size), tuple(steps), offset)

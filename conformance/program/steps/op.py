@@ -92,14 +92,14 @@ class Step:
         wrong = fault_of(data.get("under", []))
         if wrong:
             raise StepError(f"step {data['op']!r} is under {wrong}")
-        given: dict[str, Any] = {key: tuple(part) if isinstance(part, list) else part for key, part in data.items()}
-        return cls(**{**given, "body": tuple(map(cls.from_json, data.get("body", ())))})
+        fields: dict[str, Any] = {key: tuple(part) if isinstance(part, list) else part for key, part in data.items()}
+        return cls(**{**fields, "body": tuple(map(cls.from_json, data.get("body", ())))})
 
     def names(self) -> list[str]:
         """Return the names of the tensors in the arguments, in order, then those of the body."""
-        found: list[str] = []
-        walk([*self.args, *self.kwargs.values()], lambda marker: found.append(marker["t"]) if "t" in marker else None)
-        return [*found, *(name for step in self.body for name in step.names())]
+        read: list[str] = []
+        walk([*self.args, *self.kwargs.values()], lambda marker: read.append(marker["t"]) if "t" in marker else None)
+        return [*read, *(name for step in self.body for name in step.names())]
 
     def inside(self) -> tuple[Step, ...]:
         """Return the loop's steps, each under the loop's states and its own."""
@@ -135,10 +135,10 @@ def tensor(name: str) -> Json:
 
 def dtype_of(name: str) -> torch.dtype:
     """Return the torch dtype of this name. Raises StepError if there is none."""
-    found = getattr(torch, str(name), None)
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, str(name), None)
+    if not isinstance(result, torch.dtype):
         raise StepError(f"unknown dtype {name!r}")
-    return found
+    return result
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -387,8 +387,8 @@ class Op:
 
     def line(self, step: Step, call: str = "") -> str:
         """Return a line of Python that assigns the results of the call. `call` replaces the text of the call."""
-        made = f"{', '.join(step.out)}{' = ' if self.results else ', = '}" if step.out else ""
-        return made + (call or self.show(step))
+        assigned = f"{', '.join(step.out)}{' = ' if self.results else ', = '}" if step.out else ""
+        return assigned + (call or self.show(step))
 
 
 IMPORTS = {
@@ -416,8 +416,8 @@ def definitions_of(names: Iterable[str]) -> list[str]:
         function = _function(name)
         for needed in (*function.__code__.co_names, name):
             if needed in VALUES:
-                made = f"{inspect.getsource(VALUES[needed])}\n\n{needed} = {VALUES[needed].__name__}()"
-                sources[needed] = made
+                source = f"{inspect.getsource(VALUES[needed])}\n\n{needed} = {VALUES[needed].__name__}()"
+                sources[needed] = source
             elif inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
                 sources[needed] = inspect.getsource(_function(needed)).rstrip()
     texts = list(sources.values())

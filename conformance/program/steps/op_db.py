@@ -119,8 +119,8 @@ def has_function(path: str) -> bool:
     below `ops.aten` may end with an overload."""
     if path.startswith("ops.aten."):
         packet, _, overload = path.removeprefix("ops.aten.").partition(".")
-        found = getattr(torch.ops.aten, packet, None) if packet.isidentifier() else None
-        return callable(found) and (not overload or overload in found.overloads())
+        function = getattr(torch.ops.aten, packet, None) if packet.isidentifier() else None
+        return callable(function) and (not overload or overload in function.overloads())
     module, _, name = path.rpartition(".")
     home = f"{module}." if module else ""
     if home not in MODULES or not name.isidentifier():

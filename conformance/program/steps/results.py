@@ -160,8 +160,8 @@ def _conv(dims: int) -> Rest:
             )
 
         name = k.pick(fits)
-        made = k.constant((k.integer(1, 2), channels, *(k.integer(1, min(2, n)) for n in space)), t.dtype)
-        return [tensor(name) if name else made, None, k.choice((1, 2)), k.choice((0, 1))]
+        weight = k.constant((k.integer(1, 2), channels, *(k.integer(1, min(2, n)) for n in space)), t.dtype)
+        return [tensor(name) if name else weight, None, k.choice((1, 2)), k.choice((0, 1))]
 
     return rest
 

@@ -112,9 +112,9 @@ def _beside(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 def _in_place_of(k: DrawContext, t: torch.Tensor) -> Given:
     """Sometimes let the result take the tensor's name, unless that is an input, so that later steps use the result."""
-    made = {name for step in k.shadow.steps for name in step.out}
+    results = {name for step in k.shadow.steps for name in step.out}
     name = _name(k, t)
-    return Given([], out=(name,) if name in made and k.chance(1, 2) else ())
+    return Given([], out=(name,) if name in results and k.chance(1, 2) else ())
 
 
 def _ordinary(t: torch.Tensor) -> bool:

@@ -81,10 +81,10 @@ def within(names: Sequence[str], device: torch.device | str, call: Callable[[], 
     """Return the result of the call under these states, outermost first. Errors of the call propagate."""
     if not names:
         return call()
-    made = eval(_compiled(STATES[names[0]].text), {**_scope(), "device": device})  # noqa: S307 - the table's own text
+    state = eval(_compiled(STATES[names[0]].text), {**_scope(), "device": device})  # noqa: S307 - the table's own text
     if STATES[names[0]].wraps:
-        return made(lambda: within(names[1:], device, call))
-    with made:
+        return state(lambda: within(names[1:], device, call))
+    with state:
         return within(names[1:], device, call)
 
 

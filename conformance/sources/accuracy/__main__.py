@@ -38,9 +38,9 @@ class Accuracy(MeasuredCases):
         """See `MeasuredCases.rows`."""
         return [row.name for row in table.load()[0]]
 
-    def worst(self, made: Run) -> Sequence[Result]:
+    def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`."""
-        return made.errors
+        return run.errors
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""

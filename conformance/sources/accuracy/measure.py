@@ -53,28 +53,28 @@ class Measured:
     """The executor's subject: a case's call on its inputs, observed only by its answers."""
 
     case: Case
-    given: dict[str, torch.Tensor]
+    arguments: dict[str, torch.Tensor]
     program: Callable[..., Any]
 
     def inputs(self) -> tuple[dict[str, torch.Tensor], set[int]]:
         """Return the inputs and an empty set: no input stays on the CPU."""
-        return self.given, set()
+        return self.arguments, set()
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
         """Begin the call on inputs that lie on the target."""
         program = transform(self.program) if transform else self.program
-        made = functools.partial(self.on, inputs, program)
-        return OneCall(self.case.id, inputs, made, lambda found, on: observe(dict(found), target=on))
+        answer = functools.partial(self.on, inputs, program)
+        return OneCall(self.case.id, inputs, answer, lambda results, on: observe(dict(results), target=on))
 
     @property
     def wanted(self) -> tuple[str, ...]:
         """The inputs whose gradients are the answers; empty for a forward case."""
-        named = (name for name, x in self.given.items() if x.is_floating_point())
+        named = (name for name, x in self.arguments.items() if x.is_floating_point())
         return tuple(name for name in named if self.case.variant == "backward" and name not in self.case.row.constants)
 
-    def on(self, given: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    def on(self, inputs: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
         """Return the answers of a program on these inputs."""
-        return answers(program, given, self.wanted, along_ones=bool(self.case.row.exact))
+        return answers(program, inputs, self.wanted, along_ones=bool(self.case.row.exact))
 
 
 def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
@@ -82,7 +82,7 @@ def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Te
     expressions for them.
     """
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "SEED": SEED}
-    lines = "\n".join(f"    {line}" for line in [*row.made(), "return given"])
+    lines = "\n".join(f"    {line}" for line in [*row.input_lines(), "return given"])
     exec(f"{row.program()}\n\ndef inputs():\n{lines}", names)  # noqa: S102 - text of this package's own table
     return names["program"], names["inputs"]
 
@@ -96,10 +96,10 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
         drawn = reference.points(row, dtype, SEED)
         bounds = numpy.cumsum([0, *(len(each[0]) for each in drawn.values())]).tolist()
         kinds = {kind: slice(*ends) for kind, ends in zip(drawn, zip(bounds, bounds[1:]), strict=True)}
-        given = {name: torch.cat([each[n] for each in drawn.values()]) for n, name in enumerate(row.arguments)}
+        columns = {name: torch.cat([each[n] for each in drawn.values()]) for n, name in enumerate(row.arguments)}
     else:
-        given = widened_inputs(inputs(), dtype)
-    subject = Measured(case, given, program)
+        columns = widened_inputs(inputs(), dtype)
+    subject = Measured(case, columns, program)
     exact, cpu = _exact(subject), _on_cpu(subject)
     short = short_of_memory(HELD_TIMES * peak_memory())
     execution = Executor(target).run(subject, watch=watch)
@@ -111,31 +111,31 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
             raise Raises(Raised("structure", (), f"{name} is not as torch CPU's"))
         for kind, part in kinds.items():
             sides = [x[part] if row.exact else x for x in (high, low, cpu[name], seen.value)]
-            parts += _compared(subject, name, kind, [x[part] for x in given.values()] if row.exact else [], *sides)
+            parts += _compared(subject, name, kind, [x[part] for x in columns.values()] if row.exact else [], *sides)
     if not parts:
         raise Unmeasured("torch CPU has no finite answer at any point")
     return sorted(parts, key=lambda part: -part.accuracy.excess)
 
 
-def _copied(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x.clone() for name, x in given.items()}
+def _copied(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in inputs.items()}
 
 
 def _exact(subject: Measured) -> Exact:
-    row, given = subject.case.row, subject.given
+    row, inputs = subject.case.row, subject.arguments
     if row.exact:
-        values = list(given.values())
+        values = list(inputs.values())
         if subject.case.variant == "forward":
             return {"result": reference.exact(row, values)}
-        return {f"gradient of {name}": reference.exact(row, values, n) for n, name in enumerate(given)}
-    wide = subject.on(widened_inputs(_copied(given), torch.float64), subject.program)
+        return {f"gradient of {name}": reference.exact(row, values, n) for n, name in enumerate(inputs)}
+    wide = subject.on(widened_inputs(_copied(inputs), torch.float64), subject.program)
     return {name: (x.detach(), torch.zeros_like(x)) for name, x in wide.items()}
 
 
 def _on_cpu(subject: Measured) -> dict[str, torch.Tensor]:
     """Return torch CPU's answers. Raises Unmeasured."""
     try:
-        return {name: x.detach() for name, x in subject.on(_copied(subject.given), subject.program).items()}
+        return {name: x.detach() for name, x in subject.on(_copied(subject.arguments), subject.program).items()}
     except Exception as error:
         raise raised_on_cpu(error) from None
 

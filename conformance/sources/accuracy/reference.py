@@ -62,24 +62,24 @@ def _drawn(make: Callable[[], float], count: int, ends: tuple[float, float], dty
     """Return up to POINTS numbers for each argument, rounded to the dtype, strictly between the ends and not
     subnormal.
     """
-    made, tiny = [], torch.finfo(dtype).tiny
+    columns, tiny = [], torch.finfo(dtype).tiny
     for _ in range(count):
         many = torch.tensor([make() for _ in range(8 * POINTS)], dtype=torch.float64).to(dtype)
         wide = many.double()
         kept = many[(wide > ends[0]) & (wide < ends[1]) & (wide.abs() >= tiny)]
-        made.append(kept[:POINTS])
-    least = min(map(len, made))
-    return [x[:least].clone() for x in made]
+        columns.append(kept[:POINTS])
+    least = min(map(len, columns))
+    return [x[:least].clone() for x in columns]
 
 
-def exact(row: Row, given: list[torch.Tensor], argument: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(row: Row, inputs: list[torch.Tensor], argument: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the exact answers as a sum of two float64 tensors; with `argument`, those of the derivative by this
     argument. nan stands where the function has no real answer, or mpmath finds none.
     """
     highs, lows = [], []
     code = compile(row.exact, row.name, "eval")
     with mpmath.workprec(DIGITS):
-        for arguments in zip(*(x.tolist() for x in given), strict=True):
+        for arguments in zip(*(x.tolist() for x in inputs), strict=True):
             try:
                 answer = _answer(code, row.arguments, [*map(mpmath.mpf, arguments)], argument)
                 high = float(answer)
@@ -91,11 +91,11 @@ def exact(row: Row, given: list[torch.Tensor], argument: int | None = None) -> t
     return torch.tensor(highs, dtype=torch.float64), torch.tensor(lows, dtype=torch.float64)
 
 
-def _answer(code: Any, names: tuple[str, ...], given: list[Any], argument: int | None) -> Any:
+def _answer(code: Any, names: tuple[str, ...], inputs: list[Any], argument: int | None) -> Any:
     def function(*values: Any) -> Any:
         return _evaluated(code, dict(zip(names, values, strict=True)))
 
-    answer = function(*given) if argument is None else _derivative(function, given, argument)
+    answer = function(*inputs) if argument is None else _derivative(function, inputs, argument)
     if isinstance(answer, mpmath.mpc):
         if abs(answer.imag) > abs(answer) * mpmath.mpf(2) ** -100:
             raise ValueError("no real number")
@@ -103,14 +103,14 @@ def _answer(code: Any, names: tuple[str, ...], given: list[Any], argument: int |
     return mpmath.mpf(answer)
 
 
-def _derivative(function: Callable[..., Any], given: list[Any], argument: int) -> Any:
+def _derivative(function: Callable[..., Any], inputs: list[Any], argument: int) -> Any:
     """Return a central difference. Its step is so small that the truncation error is below float64, also next to a
     pole. Its precision is so high that cancellation does not reach these bits.
     """
-    size = mpmath.mag(given[argument])
+    size = mpmath.mag(inputs[argument])
     step = mpmath.ldexp(1, size - STEP)
     with mpmath.workprec(DIGITS + STEP + max(0, -size)):
-        sides = [[*given[:argument], given[argument] + way * step, *given[argument + 1 :]] for way in (1, -1)]
+        sides = [[*inputs[:argument], inputs[argument] + way * step, *inputs[argument + 1 :]] for way in (1, -1)]
         above, below = (function(*side) for side in sides)
         return (above - below) / (2 * step)
 

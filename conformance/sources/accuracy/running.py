@@ -103,7 +103,7 @@ class MeasuredCases(Source):
         """Return the names that a declaration may hold."""
         raise NotImplementedError
 
-    def worst(self, made: Run) -> Sequence[Result]:
+    def worst(self, run: Run) -> Sequence[Result]:
         """Return the measured results, the worst first."""
         raise NotImplementedError
 
@@ -125,58 +125,58 @@ class MeasuredCases(Source):
         target that cannot be loaded or has no values."""
         until, limits, job = time.monotonic() + seconds, session.limits, self.job
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        made = Run(session.target, started=started, identity=profiles.identity(session.target))
+        run = Run(session.target, started=started, identity=profiles.identity(session.target))
         left = list(self.chosen)
         with shown(session.console) as view:
             view.start(Run(profiles.identity(session.spec)), len(self.chosen))
             try:
                 with session.place.pool(session.target, limits, session.args.jobs, job.modules) as pool:
                     try:
-                        made.environment, held = pool.ask(job.described, session.target)
+                        run.environment, held = pool.ask(job.described, session.target)
                     except WorkerDied as died:
                         raise unusable(session.target, died.death) from None
                     left = [case for case in self.chosen if held is None or case.dtype in held]
                     for result in measured(pool, session.target, job, left, until):
-                        made.results.append(expectations.judged(result, self.expected))
-                        view.add(made.results[-1])
+                        run.results.append(expectations.judged(result, self.expected))
+                        view.add(run.results[-1])
             except KeyboardInterrupt:
-                made.complete, made.interrupted = False, signals.signal_number()
-        unheld, late = len(self.chosen) - len(left), 0 if made.interrupted else len(left) - len(made.results)
-        small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in made.results)
+                run.complete, run.interrupted = False, signals.signal_number()
+        unheld, late = len(self.chosen) - len(left), 0 if run.interrupted else len(left) - len(run.results)
+        small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in run.results)
         notes = {
             f"{unheld} cases of dtypes that the target does not hold were left out.": unheld,
             f"{late} of {len(left)} cases not run, since the time was over.": late,
             f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
             f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
         }
-        made.notes += [note for note, count in notes.items() if count]
-        made.environment["selection"] = "; ".join([self.stem, *self.selection])
-        made.expectations = str(self.file) if self.file.exists() else ""
-        return made
+        run.notes += [note for note, count in notes.items() if count]
+        run.environment["selection"] = "; ".join([self.stem, *self.selection])
+        run.expectations = str(self.file) if self.file.exists() else ""
+        return run
 
-    def declare(self, session: Session, made: Run) -> list[str]:
+    def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
-        done = expectations.declare(made, self.file)
-        made.results = expectations.accept(made.results, read(self.file))
-        made.expectations = str(self.file)
+        done = expectations.declare(run, self.file)
+        run.results = expectations.accept(run.results, read(self.file))
+        run.expectations = str(self.file)
         return done
 
-    def keep(self, session: Session, made: Run) -> None:
+    def keep(self, session: Session, run: Run) -> None:
         """Write nothing."""
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """Print the worst cases, one line each, and the cases that were not measured."""
-        for result in self.worst(made)[: self.listed]:
+        for result in self.worst(run)[: self.listed]:
             session.print(self.line(result))
-        for result in made.results:
+        for result in run.results:
             if result.outcome is Outcome.SKIP:
                 session.print(f"not measured: {result.id}: {result.reason}")
 
-    def nothing(self, session: Session, made: Run) -> str:
+    def nothing(self, session: Session, run: Run) -> str:
         """See `Source.nothing`."""
-        if not made.results and session.seconds < math.inf:
+        if not run.results and session.seconds < math.inf:
             return "the time was over before the first case had ended, so nothing was measured: give --minutes more"
-        return f"nothing was measured in {len(made.results)} cases"
+        return f"nothing was measured in {len(run.results)} cases"
 
 
 SUBJECTS = ("op", "dtype", "variant")

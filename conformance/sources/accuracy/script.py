@@ -30,13 +30,13 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failur
     `setup` is the target's `script()`, and `wanted` are the inputs whose gradients are measured.
     """
     row, known, each = case.row, defined(setup), bool(case.row.exact)
-    told = f"{case.id}: {sentence(failure)}"
+    title = f"{case.id}: {sentence(failure)}"
     report = f"{failure.oracle} of {failure.where}: expected {failure.expected}, got"
     full = f"torch.full(({LENGTH},), {{!r}}, dtype={{}})".format
-    lines, exact, low = row.made(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
+    lines, exact, low = row.input_lines(), "answer(torch.float64, 'cpu', program)", "torch.zeros_like(exact)"
     if each:
-        made = zip(row.arguments, (full(number, "DTYPE") for number in part.arguments), strict=True)
-        lines = [f"given = {{{', '.join(f'{name!r}: {text}' for name, text in made)}}}"]
+        tensors = zip(row.arguments, (full(number, "DTYPE") for number in part.arguments), strict=True)
+        lines = [f"given = {{{', '.join(f'{name!r}: {text}' for name, text in tensors)}}}"]
         exact, low = (full(number, "torch.float64") for number in part.exact)
     run, device = ("transform(program)", "'cpu'") if "transform" in known else ("program", "DEVICE")
     got = f"got = answer(DTYPE, {device}, {run})"
@@ -55,7 +55,7 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failur
     ]
     own = "\n\n".join(
         [
-            f'"""{inert(told)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
+            f'"""{inert(title)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
             f"DTYPE, SEED = torch.{case.dtype}, {SEED}",
             "\n".join(["def inputs():", *(f"    {line}" for line in lines), "    return given"]),
             row.program(),

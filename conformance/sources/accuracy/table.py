@@ -58,7 +58,7 @@ class Row:
         """Return the source of the function `program`, which takes the inputs."""
         return f"def program({', '.join(self.arguments)}):\n    return {self.call}"
 
-    def made(self) -> list[str]:
+    def input_lines(self) -> list[str]:
         """Return the lines that create the inputs as the dict `given`, for an op with expressions for its inputs."""
         parts = ", ".join(f"{name!r}: {text}" for name, text in self.inputs.items())
         return ["torch.manual_seed(SEED)", f"given = {{{parts}}}"]

@@ -83,7 +83,7 @@ def judged_by(
         warnings.simplefilter("ignore")  # about functions at the ends of their ranges
         step(first)
         try:
-            found = measure(case, under_test, lambda number, builds: step(TARGET, COMPILING if builds else TARGET))
+            parts = measure(case, under_test, lambda number, builds: step(TARGET, COMPILING if builds else TARGET))
         except UserError:
             raise
         except Unmeasured as why:
@@ -93,7 +93,7 @@ def judged_by(
             failure = replace(failure, script=script(case, under_test.script(), f"{case.id}: {sentence(failure)}"))
             result = case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))
         else:
-            result = judge(case, under_test.script(), found)
+            result = judge(case, under_test.script(), parts)
     return result.replace(seconds=time.perf_counter() - begin)
 
 
@@ -101,19 +101,19 @@ def _judged(case: Case, setup: str, parts: Sequence[Part]) -> Result:
     from conformance.sources.accuracy.script import standalone
 
     worst = parts[0]
-    found = worst.accuracy
-    if found.excess <= 1:
-        return case.result(Outcome.PASS, samples=1, accuracy=found)
-    by_mean = found.target <= limit(found.cpu)
-    errors = (found.cpu_rms, found.target_rms) if by_mean else (found.cpu, found.target)
+    accuracy = worst.accuracy
+    if accuracy.excess <= 1:
+        return case.result(Outcome.PASS, samples=1, accuracy=accuracy)
+    by_mean = accuracy.target <= limit(accuracy.cpu)
+    errors = (accuracy.cpu_rms, accuracy.target_rms) if by_mean else (accuracy.cpu, accuracy.target)
     failure = Failure(
         ACCURACY,
-        found.of,
+        accuracy.of,
         f"at most {shown(limit(errors[0]))} ulp{' in the mean' * by_mean}",
         f"{shown(errors[1])} ulp",
-        f"torch CPU {shown(errors[0])} ulp; at {found.at} exact {worst.exact[0]!r}, torch CPU {worst.cpu!r}, target "
+        f"torch CPU {shown(errors[0])} ulp; at {accuracy.at} exact {worst.exact[0]!r}, torch CPU {worst.cpu!r}, target "
         f"{worst.target!r}",
         call=case.row.call,
     )
     failures = (replace(failure, script=standalone(case, setup, worst, worst.wanted, failure)),)
-    return case.result(Outcome.FAIL, samples=1, failed=1, failures=failures, accuracy=found)
+    return case.result(Outcome.FAIL, samples=1, failed=1, failures=failures, accuracy=accuracy)

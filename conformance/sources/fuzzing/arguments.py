@@ -90,8 +90,8 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
             continue
         variant = d.choice(list(dict.fromkeys(change.variant for _, change in options)))
         place, change = d.choice([option for option in options if option[1].variant == variant])
-        made = arguments.changed(tree, place, change)
-        changed = None if made is None else _with(step, place, made[1], change.host, shadow)
+        variation = arguments.changed(tree, place, change)
+        changed = None if variation is None else _with(step, place, variation[1], change.host, shadow)
         if changed is None or not _judged(changed, shadow):
             continue
         error = _error(changed, shadow)
@@ -101,7 +101,7 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
             continue
         if not error and not changed.names():
             continue  # a result of Python numbers alone lies on the CPU
-        offered = shadow.offer(replace(changed, raises=error, out=()) if error else changed, asked=True)
+        offered = shadow.offer(replace(changed, raises=error, out=()) if error else changed, aimed=True)
         if offered is not None and offered.raises and shadow.answers.get(f"step {shadow.done}") == "no error":
             shadow.steps.pop()  # torch refuses only the copies, which overlap in other ways
             shadow.rollback()
@@ -131,11 +131,11 @@ def _error(step: Step, shadow: Shadow) -> str | None:
         return None
     except Exception as error:
         return type(error).__name__ if "INTERNAL ASSERT" not in str(error) else None
-    made = result if isinstance(result, (tuple, list)) else [result]
-    tensors = [one for one in made if isinstance(one, torch.Tensor)]
+    results = result if isinstance(result, (tuple, list)) else [result]
+    tensors = [one for one in results if isinstance(one, torch.Tensor)]
     if any(one.is_meta for one in tensors):
         return None
-    return "" if not step.out or len(tensors) == len(made) == len(step.out) else None
+    return "" if not step.out or len(tensors) == len(results) == len(step.out) else None
 
 
 def _changeable(step: Step, shadow: Shadow) -> bool:

@@ -335,16 +335,16 @@ class Campaign:
         untaken: list[FailingProgram] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
-                found = json.loads(saved.read_text(encoding="utf-8"))
-                finding = FailingProgram.from_json(found)
+                entry = json.loads(saved.read_text(encoding="utf-8"))
+                finding = FailingProgram.from_json(entry)
             except (OSError, ValueError, KeyError, TypeError, ProgramError):
                 continue  # not of a campaign: a program that a user put there
             if saved.name.startswith(f"found-{self.name}-"):
                 untaken.append(finding)
-            elif found.get("campaign") == self.name:
-                named, masked = {finding.group, *found["found_as"]}, set(found["masked"])
-                numbers = set(found["numbers"])
-                self.groups.append(Group(finding, numbers, named, found["shrunk"], found["elsewhere"], masked))
+            elif entry.get("campaign") == self.name:
+                named, masked = {finding.group, *entry["found_as"]}, set(entry["masked"])
+                numbers = set(entry["numbers"])
+                self.groups.append(Group(finding, numbers, named, entry["shrunk"], entry["elsewhere"], masked))
         self.groups.sort(key=lambda group: min(group.numbers))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
@@ -353,9 +353,9 @@ class Campaign:
         return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.groups))
 
     def _take(self, result: ShardResult) -> None:
-        found, result.findings = result.findings, []
+        new, result.findings = result.findings, []
         self.result.add(result)
-        for finding in found:
+        for finding in new:
             self.add(finding)
 
     def add(self, finding: FailingProgram) -> None:
@@ -375,7 +375,7 @@ class Campaign:
             group.masked.add(finding.number)
         if group not in self._unsaved:
             self._unsaved.append(group)
-        self._taken.append(Shard(self.plan, finding.number, 1, self.name).found(finding.number, finding.part))
+        self._taken.append(Shard(self.plan, finding.number, 1, self.name).path_of(finding.number, finding.part))
 
     def _unshrinkable(self, group: Group) -> bool:
         return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
@@ -451,8 +451,8 @@ class Campaign:
         }
         of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
         of_all |= {"masked": sorted(group.masked)}
-        found = {**group.finding.to_json(), **own, **of_all}
-        write_atomic(self.path(group, ".json"), json.dumps(found, indent=1))
+        data = {**group.finding.to_json(), **own, **of_all}
+        write_atomic(self.path(group, ".json"), json.dumps(data, indent=1))
         write_atomic(self.path(group), self.script(group))
 
     def again(self, group: Group) -> str:
@@ -470,7 +470,7 @@ class Campaign:
         notes += [f"With: {versions}"] if versions else []
         notes += [f"In a fresh process: {group.alone}"]
         target = describe_target(self.plan.target)
-        return script(finding.program, target, finding.told, notes, finding.step, finding.death())
+        return script(finding.program, target, finding.differences, notes, finding.step, finding.death())
 
 
 def _joined(one: Group, two: Group) -> Group:

@@ -103,41 +103,41 @@ class Programs(Source):
                 interrupted = signals.signal_number()
         self.running.plan = self.plan(session.args, session.limits, session.target, session.args.minutes)
         self.undeclared = run_of(self.running, interrupted)
-        made = self._declared()
-        made.seconds = self.running.earlier_seconds
+        result = self._declared()
+        result.seconds = self.running.earlier_seconds
         profile = session.profile
-        made.lacking = profile.table({}, FAMILY_OF, self.running.result.removed()) if profile else ()
-        return made
+        result.lacking = profile.table({}, FAMILY_OF, self.running.result.removed()) if profile else ()
+        return result
 
     def _declared(self) -> Run:
         return with_counts(self.running, expectations.apply(self.undeclared, self.known, self.expected))
 
-    def declare(self, session: Session, made: Run) -> list[str]:
+    def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
         done = expectations.declare(self.undeclared, self.expected)
         self.known = read(self.expected)
         applied = self._declared()
-        made.results, made.drawn, made.expectations = applied.results, applied.drawn, applied.expectations
+        run.results, run.drawn, run.expectations = applied.results, applied.drawn, applied.expectations
         return done
 
-    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
+    def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
         there, notes = contradictions(session, "step", plainest.subject_of, seconds)
-        found = [(Finding(f"declared lacking: {name}", "XPASS", 0, step=name), said) for name, said in there.items()]
+        working = [(Finding(f"declared lacking: {name}", "XPASS", 0, step=name), said) for name, said in there.items()]
         xpass = model.Outcome.XPASS
-        return [Result(one.step, "", "program", "", xpass, reason=said, finding=one) for one, said in found], notes
+        return [Result(one.step, "", "program", "", xpass, reason=said, finding=one) for one, said in working], notes
 
-    def keep(self, session: Session, made: Run) -> None:
+    def keep(self, session: Session, run: Run) -> None:
         """Mark the saved findings whose script shows no headline, and write the kernel counts of the programs."""
-        self.running.mark_scripts({result.finding.title(): result.alone for result in made.results if result.finding})
-        if session.args.record_kernels and not made.interrupted:
+        self.running.mark_scripts({result.finding.title(): result.alone for result in run.results if result.finding})
+        if session.args.record_kernels and not run.interrupted:
             write_baseline(session.args.kernels or BASELINE, session.target, self.running.result.counts)
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """See `Source.summarize`."""
-        summarize(self.running, made, session.console, line(self.running))
+        summarize(self.running, run, session.console, line(self.running))
 
-    def nothing(self, session: Session, made: Run) -> str:
+    def nothing(self, session: Session, run: Run) -> str:
         """See `Source.nothing`."""
         minutes = session.args.minutes
         if minutes is not None and not self.running.result.done:

@@ -284,8 +284,8 @@ class Drawing:
     def topics(self, seed: int, number: int) -> tuple[tuple[str, int], ...]:
         """The topics of a program of functions of this seed, each with its number of earlier turns; none for other
         programs. Each topic has its turn before any has another."""
-        asked = self.only or (functions.NAMES if self.compiled else ())
-        known = [name for name in functions.NAMES if name in asked and name not in self.without]
+        wanted = self.only or (functions.NAMES if self.compiled else ())
+        known = [name for name in functions.NAMES if name in wanted and name not in self.without]
         if op_db.FAMILY in self.without:
             known = [name for name in known if name not in functions.MOST_CONVERTED]
         every = 1 if self.only and {*self.only} <= {*functions.NAMES} else FUNCTIONS_EVERY
@@ -409,10 +409,10 @@ class Drawing:
         shadow, calls = Shadow(program), list[Step]()
         k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
 
-        def offer(step: Step, *, asked: bool = False, unimplemented: bool = False) -> Step:
+        def offer(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
             if {step.op, OPS[step.op].family} & {*self.without} or len(shadow.steps) + len(calls) >= most:
                 raise functions.Refused
-            offered = shadow.offer(step, asked, unimplemented)
+            offered = shadow.offer(step, aimed, unimplemented)
             if offered is None:
                 raise functions.Refused
             return offered
@@ -426,7 +426,7 @@ class Drawing:
                     if topic in functions.TOPICS:
                         calls += functions.TOPICS[topic].draw(k, names, offer)
                     for step in steps:
-                        offer(replace(step, out=shadow.fresh(len(step.out))), asked=True, unimplemented=True)
+                        offer(replace(step, out=shadow.fresh(len(step.out))), aimed=True, unimplemented=True)
                     if tally is not None:
                         tally.topics[topic] += 1
                     break

@@ -43,15 +43,15 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
     rng = random.Random(f"{seed}:calls:{number}")
     usable = [call for call in (_other_values(program, rng), _offset(program, rng)) if call is not None]
     turn, rest = divmod(number, CHANGED_EVERY)
-    found = None
+    changed = None
     if rest == CHANGED_EVERY - 1:
         order = random.Random(f"{seed}:topics:{turn // len(TOPICS)}").sample(TOPICS, len(TOPICS))
         at = turn % len(TOPICS)
-        found = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
-    base, calls = (program, []) if found is None else (replace(found, calls=()), [*found.calls])
+        changed = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
+    base, calls = (program, []) if changed is None else (replace(changed, calls=()), [*changed.calls])
     for call in usable:
         if len(calls) < 3 and has_meaning(replace(base, calls=(call,)), target):
-            calls.insert(0 if found is None or len(calls) < 2 else len(calls), call)
+            calls.insert(0 if changed is None or len(calls) < 2 else len(calls), call)
     return replace(base, calls=tuple(calls))
 
 
@@ -190,11 +190,11 @@ def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
     if len(inputs) == 1:  # a second input like the first, which joins it
         first = inputs[0]
         name = next(fresh_names({one.name: one for one in inputs} | {name: 0 for s in program.steps for name in s.out}))
-        made = replace(first, name=name, storage=1)
+        alias = replace(first, name=name, storage=1)
         uses = Step("add_", (tensor(name), 1)), Step("mul", (tensor(first.name), 2), out=(f"{name}_1",))
         for steps in (uses, uses[::-1]):
             two = replace(
-                program, storages=(*program.storages, program.storages[first.storage]), inputs=(first, made),
+                program, storages=(*program.storages, program.storages[first.storage]), inputs=(first, alias),
                 steps=(*program.steps, *steps),
             )  # fmt: skip
             for change in ({"same": first.name}, {"beside": first.name}, {"beside": first.name, "offset": 1}):
@@ -284,10 +284,10 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
         if dtype.is_floating_point:
             for state in ("no_grad", "inference_mode"):
                 for inputs in (grads, program.inputs):
-                    made = replace(
+                    other = replace(
                         program, inputs=inputs, steps=(*program.steps, doubled), calls=(Call(under=(state,)),)
                     )
-                    yield made
+                    yield other
         asks = (
             Step("eq", (tensor(name), 1), out=(f"{name}_1",)),
             Step("sigmoid", (tensor(f"{name}_1"),), out=(f"{name}_2",)),

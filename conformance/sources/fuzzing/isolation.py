@@ -147,9 +147,9 @@ class Workers(PlacedPool):
         """Return the finding on the smallest program that workers find, one after the other."""
         same, progress, last = self._same(finding), Progress(), time.time() + 60 + trials * 10.0
         while not progress.over and time.time() < last:
-            given = (self.target, finding, trials, until - TO_ANSWER, progress, self.hang)
+            arguments = (self.target, finding, trials, until - TO_ANSWER, progress, self.hang)
             try:
-                small: FailingProgram = self.ask(worker.shrink, *given, seconds=last - time.time(), until=until)
+                small: FailingProgram = self.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)
                 return small
             except OutOfTime:
                 break
@@ -255,5 +255,5 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
 def found_by(shard: Shard, first: int, end: int) -> Iterator[FailingProgram]:
     """Yield the findings that a shard left on disk for the programs from `first` to before `end`."""
     for number in range(first, end):
-        for path in filter(Path.exists, (shard.found(number, part) for part in range(MOST_PARTS))):
+        for path in filter(Path.exists, (shard.path_of(number, part) for part in range(MOST_PARTS))):
             yield FailingProgram.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -24,11 +24,11 @@ def read_baseline(path: Path, target: str) -> Mapping[str, Mapping[str, int]]:
     """The counts of each program by digest and measure; empty if this target was never counted.
 
     Raises ProgramError with one sentence if the file is missing, damaged or older."""
-    found: dict[str, dict[str, int]] = {}
+    result: dict[str, dict[str, int]] = {}
     for measure, targets in _read(path).items():
         for program, count in targets.get(profiles.identity(target), {}).items():
-            found.setdefault(program, {})[measure] = count
-    return found
+            result.setdefault(program, {})[measure] = count
+    return result
 
 
 def _read(path: Path) -> dict[str, dict[str, dict[str, int]]]:

@@ -210,8 +210,8 @@ class Operators:
             markers = [{"t": f"#{len(operands) + k}"} for k in range(len(targets))]
             operands += targets
             step = replace(step, kwargs={**step.kwargs, "out": markers[0] if len(markers) == 1 else {"tuple": markers}})
-        made = {one.dtype for one in call.results} & {*NAMED}
-        if not {one.dtype for one in operands} | made <= {*self.dtypes}:
+        result_dtypes = {one.dtype for one in call.results} & {*NAMED}
+        if not {one.dtype for one in operands} | result_dtypes <= {*self.dtypes}:
             return None
         distinct = undefined.needs_distinct(op.name)
         classes = DISTINCT if distinct else LAYOUTS
@@ -306,7 +306,7 @@ def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: in
     shadow = Shadow(Program(planned.storages, planned.inputs))
     try:
         out = shadow.fresh(planned.results)
-        offered = shadow.offer(replace(planned.step, out=out), asked=True, unimplemented=True)
+        offered = shadow.offer(replace(planned.step, out=out), aimed=True, unimplemented=True)
     except Exception:  # the results are not tensors, or cannot be observed
         return None
     if offered is None or (not offered.raises and any(name not in shadow.env for name in out)):

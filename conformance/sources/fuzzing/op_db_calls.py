@@ -89,18 +89,18 @@ def opinfo(key: Key) -> Any:
 
 def variants(key: Key) -> tuple[str, ...]:
     """The variants of the entry that a step can call."""
-    op, found = opinfo(key), [FORWARD]
+    op, names = opinfo(key), [FORWARD]
     if op.inplace_variant is not None and has_method(getattr(op.inplace_variant, "__name__", ""), METHOD):
-        found.append(INPLACE)
+        names.append(INPLACE)
     if op.supports_out and has_function(op.name):
-        found.append(OUT)
-    return tuple(found)
+        names.append(OUT)
+    return tuple(names)
 
 
 @functools.lru_cache(4096)
 def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
     """The entry's small samples as calls that torch CPU answers. Operands have no geometry yet."""
-    found = []
+    calls = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -111,11 +111,11 @@ def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
             return ()
         for sample in drawn:
             try:
-                found.append(_call(key, variant, sample))
+                calls.append(_call(key, variant, sample))
             except Unwritable:
                 continue
-    small = [one for one in found if sum(len(operand.values) for operand in one.operands) <= SMALL]
-    return tuple(small if len(small) > 1 else found)
+    small = [one for one in calls if sum(len(operand.values) for operand in one.operands) <= SMALL]
+    return tuple(small if len(small) > 1 else calls)
 
 
 def _call(key: Key, variant: str, sample: Sample) -> Call:
@@ -141,7 +141,7 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
     tensors = [part for part in results if isinstance(part, torch.Tensor)]
     if (tensors and len(tensors) != len(results)) or any(part.layout is not torch.strided for part in tensors):
         raise Unwritable("its results are not all tensors")
-    made = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
+    outputs = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
     ending = "" if tensors and not many else ".many" if tensors else ".query"
     differentiable = op.supports_autograd and any(part.requires_grad or part.is_floating_point() for part in tensors)
     if variant == INPLACE:
@@ -150,10 +150,10 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
     if variant == OUT:
         if not tensors:
             raise Unwritable("it makes no tensor")
-        return Call(Step(f"op_db.out:{op.name}", tuple(args), kwargs), tuple(operands), made)
+        return Call(Step(f"op_db.out:{op.name}", tuple(args), kwargs), tuple(operands), outputs)
     for step in forms(op, ending, tuple(args), kwargs):
         if op.op is _function(op) or _agrees(step, operands, results):
-            return Call(step, tuple(operands), made, differentiable)
+            return Call(step, tuple(operands), outputs, differentiable)
     raise Unwritable("it calls no public function")
 
 
@@ -164,7 +164,7 @@ def _function(op: Any) -> Any:
 def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
     """Whether the step gives the same answer as the entry."""
     cpu = torch.device("cpu")
-    env = {f"#{at}": made(one) for at, one in enumerate(operands)}
+    env = {f"#{at}": tensor_for(one) for at, one in enumerate(operands)}
     args, kwargs = ([*step.args], dict(step.kwargs))
     try:
         answer = OPS[step.op].run(decode(args, env, cpu), {key: decode(part, env, cpu) for key, part in kwargs.items()})
@@ -174,7 +174,7 @@ def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> 
     return len(again) == len(results) and all(_same(one, two) for one, two in zip(results, again, strict=True))
 
 
-def made(one: Operand) -> torch.Tensor:
+def tensor_for(one: Operand) -> torch.Tensor:
     """The operand as a contiguous CPU tensor."""
     cpu = torch.device("cpu")
     return torch.tensor(decode([*one.values], {}, cpu), dtype=dtype_of(one.dtype)).reshape(one.size)

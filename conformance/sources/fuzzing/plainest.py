@@ -38,9 +38,9 @@ def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
     for before in range(MOST_BEFORE):
         for some in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
             drawn = [_drawn(name, some, before, number) for number in range(TRIED)] if some else []
-            found = [program for program in drawn if program is not None]
-            if found:
-                return min(found, key=_complexity)
+            candidates = [program for program in drawn if program is not None]
+            if candidates:
+                return min(candidates, key=_complexity)
     return None
 
 

@@ -182,6 +182,6 @@ class Shard:
     hang: frozenset[str] = frozenset()
     behind: Behind | None = None
 
-    def found(self, number: int, part: int = 0) -> Path:
+    def path_of(self, number: int, part: int = 0) -> Path:
         """The file of a finding in this part of a program, until the campaign merges it."""
         return self.plan.failures / f"found-{self.campaign}-{number}.{part}.json"

@@ -26,7 +26,7 @@ from conformance.record.result import Outcome
 from conformance.record.sentences import sentence
 from conformance.report import summary
 from conformance.report.replay import Replayed, show, show_all
-from conformance.run.execution_place import Place, told
+from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
@@ -67,7 +67,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
 
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
-    spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=told)
+    spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=log)
     with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, limits, place=place) as workers:
         workers.load()
 
@@ -115,19 +115,19 @@ def replay_folder(folder: Path, args: argparse.Namespace, limits: Limits) -> int
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
     known = read(file)
     refuse(check(known, FINDINGS, parts()))
-    found: list[tuple[FailingProgram, str]] = []
+    findings: list[tuple[FailingProgram, str]] = []
     lines: list[Replayed] = []
     with replaying(args, limits) as (_, rerun):
         for path in paths:
             finding, lacks = rerun(path)
             line = _replayed(path, args, finding, lacks)
             if finding is not None:
-                found.append((finding, path.stem))
+                findings.append((finding, path.stem))
                 result = expectations.judged(result_of(finding, saved=(path.stem,)), known)
                 line = replace(line, kind="XFAIL", about=[result.reason]) if result.declared else line
             lines.append(line)
     skipped = sum(bool(line.lacks) for line in lines)
-    run = replayed(args.target, found, [path.stem for path in paths], skipped)
+    run = replayed(args.target, findings, [path.stem for path in paths], skipped)
     run = expectations.apply(run, known, file)
     for result in run.findings:
         if result.outcome is Outcome.XPASS:
@@ -156,9 +156,9 @@ def _replayed(path: Path, args: argparse.Namespace, finding: FailingProgram | No
     named = args.minimize or target_of(path) == args.target  # the file names its target
     notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else args.target)}"]
     target = describe_target(args.target)
-    text = script(finding.program, target, finding.told, notes, finding.step, finding.death())
-    told = [*map(sentence, finding.told[:1]), *map(str, finding.told)]
-    about = told or [finding.death() or finding.group]
+    text = script(finding.program, target, finding.differences, notes, finding.step, finding.death())
+    lines = [*map(sentence, finding.differences[:1]), *map(str, finding.differences)]
+    about = lines or [finding.death() or finding.group]
     return Replayed(str(path), args.target, steps, finding.kind, about, text)
 
 

@@ -79,17 +79,29 @@ def result_of(finding: FailingProgram, script: str = "", **more: object) -> Resu
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
     known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
-    found = replace(from_signature(finding.group, finding.kind), **known)
-    failures = [Failure(**vars(mismatch)) for mismatch in finding.told]
-    failures = failures or [Failure(found.oracle, finding.op or "the program", "an answer", _ended(finding))]
-    known_cause = found.shrunk or finding.precise
-    found = replace(found, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property))
+    known_finding = replace(from_signature(finding.group, finding.kind), **known)
+    failures = [Failure(**vars(mismatch)) for mismatch in finding.differences]
+    failures = failures or [Failure(known_finding.oracle, finding.op or "the program", "an answer", _ended(finding))]
+    known_cause = known_finding.shrunk or finding.precise
+    known_finding = replace(
+        known_finding, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property)
+    )
     first = Failure(**{**vars(failures[0]), "script": script})
-    op = found.op or wrong or found.step or found.oracle
+    op = known_finding.op or wrong or known_finding.step or known_finding.oracle
     family = OPS[op].family if op in OPS else "programs"
-    outcome, told = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
+    outcome, shown = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
     reason = _suspect(finding) if finding.kind == FLAKY else ""
-    return Result(op, "", "program", found.layout, outcome, family=family, reason=reason, failures=told, finding=found)
+    return Result(
+        op,
+        "",
+        "program",
+        known_finding.layout,
+        outcome,
+        family=family,
+        reason=reason,
+        failures=shown,
+        finding=known_finding,
+    )
 
 
 def _ended(finding: FailingProgram) -> str:
@@ -160,7 +172,7 @@ def models_of(campaign: Campaign) -> tuple[ModelRow, ...]:
     for at, name in enumerate(calls.models):
         own = [number for number, call in enumerate(ordered) if at in call.models]
         compared = sum(done.get(str(number)) == "" or number in stopped or number in wrong for number in own)
-        of = (dict(Counter(found[n] for n in own if n in found).most_common()) for found in (stopped, wrong))
+        of = (dict(Counter(counts[n] for n in own if n in counts).most_common()) for counts in (stopped, wrong))
         rows.append(ModelRow(name, len(own), compared, *of))
     return tuple(rows)
 
@@ -221,10 +233,10 @@ def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
         return None
     runs = finding.kind in (FAIL, FLAKY)
     wrong = call_of(finding.program, len(finding.program.calls))  # the calls behind the wrong one are removed
-    found = evidence_of(wrong, finding.property, layer, part, runs=runs)
+    result = evidence_of(wrong, finding.property, layer, part, runs=runs)
     first = finding.mismatches[0] if finding.mismatches else None
     seen = shown_by(first) if first else ""
-    return replace(found, symptom=seen)
+    return replace(result, symptom=seen)
 
 
 def upstream_of(finding: FailingProgram, target: Target) -> str:

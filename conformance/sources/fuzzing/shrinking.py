@@ -56,20 +56,20 @@ class RemoteShrinker:
 
     workers: Workers
     trials: int
-    found: dict[Key, FailingProgram | Exception] = field(default_factory=dict)
+    answers: dict[Key, FailingProgram | Exception] = field(default_factory=dict)
     """Answers of tasks."""
-    asked: set[Key] = field(default_factory=set)
+    requested: set[Key] = field(default_factory=set)
 
     @property
     def running(self) -> int:
         """Number of tasks that have not ended."""
-        return len(self.asked) - len(self.found)
+        return len(self.requested) - len(self.answers)
 
     def begin(self, finding: FailingProgram, small: FailingProgram | None = None, until: float = math.inf) -> Key:
         """Start a task for this finding, unless there is one."""
         key = (finding.number, finding.group, small.group if small is not None else "")
-        if key not in self.asked:
-            self.asked.add(key)
+        if key not in self.requested:
+            self.requested.add(key)
             workers = self.workers
             args = (workers.target, workers.limits, self.trials, workers.hang, finding, small, until)
             workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
@@ -80,9 +80,9 @@ class RemoteShrinker:
         *_, finding, small, _ = task.args
         key = self.begin(finding, small)
         if isinstance(answer, Death):
-            self.found[key] = finding
+            self.answers[key] = finding
         else:
-            self.found[key] = answer.error or answer.value
+            self.answers[key] = answer.error or answer.value
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
@@ -93,15 +93,15 @@ class RemoteShrinker:
         return self._wanted(self.begin(finding, small, until))
 
     def _wanted(self, key: Key) -> FailingProgram:
-        if key not in self.found:
+        if key not in self.answers:
             for task, answer in self.workers.ended():
                 self.take(task, answer)
-                if key in self.found:
+                if key in self.answers:
                     break
-        found = self.found[key]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = self.answers[key]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 def shrunk(

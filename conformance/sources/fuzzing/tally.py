@@ -56,7 +56,7 @@ class Tally:
     def from_json(cls, data: Json) -> Self:
         """The counts that `to_json` wrote."""
         cells = {(family, layout, dtype): count for family, layout, dtype, count in data["cells"]}
-        made = cls()
+        result = cls()
         for name, empty in vars(cls()).items():
-            setattr(made, name, type(empty)({**data, "cells": cells}[name]))
-        return made
+            setattr(result, name, type(empty)({**data, "cells": cells}[name]))
+        return result

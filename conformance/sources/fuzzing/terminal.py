@@ -30,25 +30,25 @@ MOST_SIGNATURES = 5
 """Number of further signatures of a finding that are named."""
 
 
-def summarize(running: Campaign, made: Run, console: Console, where: str) -> None:
+def summarize(running: Campaign, run: Run, console: Console, where: str) -> None:
     """Print the findings, the worst first, then the counts after `where`, the line with the campaign's progress."""
     groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
-    stopped = made.stopped_at_inputs
+    stopped = run.stopped_at_inputs
     if stopped is not None:
-        console.print(escape_control_characters(sentences.at_inputs(made, stopped)))
-    for result in made.listed:
+        console.print(escape_control_characters(sentences.at_inputs(run, stopped)))
+    for result in run.listed:
         if result.outcome is Outcome.XPASS and result.finding is not None:
             console.rule(f"XPASS {result.finding.signature}")
             console.print(escape_control_characters(result.reason))
-    own = [result for result in made.listed if not result.layer and result.outcome is not Outcome.XFAIL]
-    of_torch = [result for result in made.listed if result.layer]
+    own = [result for result in run.listed if not result.layer and result.outcome is not Outcome.XFAIL]
+    of_torch = [result for result in run.listed if result.layer]
     for heading, results in ("", own), (model.WITHOUT_BACKEND, of_torch):
         if heading and results:
             console.rule(heading, characters="=")
         for shown, cause in enumerate(causes_of(results)):
             members = [(one, groups[one.finding.title()]) for one in cause.results if one.finding is not None]
             _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
-    done, drawn = running.result, made.drawn
+    done, drawn = running.result, run.drawn
     measured = "".join(
         f"{name} {done.measured.counts[name]} (torch CPU's ops and transfers: {most}; programs compared with the "
         f"baseline: {done.recorded}); "
@@ -88,26 +88,26 @@ def _cause(
 
 def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
     """Print one finding: its script or its sentence, and the command that runs it again."""
-    found = result.finding
-    assert found is not None  # checked by the caller
-    seen = [*found.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(found)) else [])]
+    finding = result.finding
+    assert finding is not None  # checked by the caller
+    seen = [*finding.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(finding)) else [])]
     if seen:
         console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
     if result.remark:
         console.print(escape_control_characters(result.remark))
-    if not found.shrunk:
+    if not finding.shrunk:
         late = "--minutes was over before its turn; --minimize makes it small"
-        why = late if found.pattern.startswith(NOT_SHRUNK.format("")) else "smaller findings have the same pattern"
+        why = late if finding.pattern.startswith(NOT_SHRUNK.format("")) else "smaller findings have the same pattern"
         console.print(f"not shrunk: {why}")
-    if told := legend(found.title(), *seen):
-        console.print(f"where {told}")
+    if explanation := legend(finding.title(), *seen):
+        console.print(f"where {explanation}")
     console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
-    if found.elsewhere:
-        console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in found.elsewhere.items()))
-    if origin := found.origin():
+    if finding.elsewhere:
+        console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in finding.elsewhere.items()))
+    if origin := finding.origin():
         console.print(escape_control_characters(origin))
     console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
 
 
-def _more(found: model.Finding) -> int:
-    return max(len(found.signatures) - MOST_SIGNATURES, 0)
+def _more(finding: model.Finding) -> int:
+    return max(len(finding.signatures) - MOST_SIGNATURES, 0)

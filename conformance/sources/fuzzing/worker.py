@@ -145,7 +145,7 @@ class FailingProgram:
         return next(of_property, self.mismatches[0])
 
     @functools.cached_property
-    def told(self) -> tuple[Mismatch, ...]:
+    def differences(self) -> tuple[Mismatch, ...]:
         """The differences in report order: first the one with the property of the cause."""
         first = self.difference
         return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
@@ -217,9 +217,9 @@ class ShardResult(Tally):
     @classmethod
     def from_json(cls, data: Json) -> ShardResult:
         """The counts that `to_json` wrote."""
-        made = super().from_json({**data, "measured": ()})
-        made.measured = simple_values.load(Measurements, data["measured"])
-        return made
+        result = super().from_json({**data, "measured": ()})
+        result.measured = simple_values.load(Measurements, data["measured"])
+        return result
 
 
 @functools.cache
@@ -273,15 +273,15 @@ def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
         return
     earlier: FailingProgram | None = None
     while program is not None:
-        found, unsupported = _judge_part(shard, number, part, program, result)
+        failing, unsupported = _judge_part(shard, number, part, program, result)
         if unsupported and earlier is not None:  # a remainder, not a drawn program
             _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
-        if found is None:
+        if failing is None:
             return
         with unit(json.dumps({"number": number})):
-            rest = remainder(found.program, found.step) if found.step and part + 1 < MOST_PARTS else None
-        unjudged = rest.dropped if rest is not None else _unjudged(found)
-        earlier = replace(found, part=part, unjudged=unjudged, before=_Ran.last)
+            rest = remainder(failing.program, failing.step) if failing.step and part + 1 < MOST_PARTS else None
+        unjudged = rest.dropped if rest is not None else _unjudged(failing)
+        earlier = replace(failing, part=part, unjudged=unjudged, before=_Ran.last)
         _keep(shard, result, earlier)
         program, part = rest.program if rest is not None else None, part + 1
 
@@ -289,7 +289,7 @@ def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
 def _keep(shard: Shard, result: ShardResult, finding: FailingProgram) -> None:
     """Write a finding to disk and add it to the result. It replaces an earlier finding of the same part of the
     program."""
-    keep(shard.found(finding.number, finding.part), json.dumps(finding.to_json()))
+    keep(shard.path_of(finding.number, finding.part), json.dumps(finding.to_json()))
     place = (finding.number, finding.part)
     result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
 
@@ -316,8 +316,8 @@ def _judge_part(
         if exhausted(verdict):
             raise MemoryError
         program, verdict = resolved(program, verdict, loaded(shard.plan.target), watching(program, shard.hang))
-        found = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
-        return found, verdict.unsupported
+        failing = confirmed(shard, number, part, program, verdict) if verdict.mismatches else None
+        return failing, verdict.unsupported
     except ProgramError as error:
         return FailingProgram(INVALID, shard.plan.seed, number, f"invalid / {error}", program), ""
     except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
@@ -405,18 +405,18 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
     reported."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
-    found = FailingProgram(
+    result = FailingProgram(
         FAIL, shard.plan.seed, number, group, program, verdict.mismatches, step, cause.property, cause.op
     )
     with unit(json.dumps({"number": number, "part": part, "program": program.to_json()})):
-        found = replace(found, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
+        result = replace(result, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
     if verdict.vanished:
-        return found.flaky()
+        return result.flaky()
     if (shard.plan.target, group) not in _Ran.confirmed:
         if _judged(shard, number, part, program, locate=False).passed:
-            return found.flaky()
+            return result.flaky()
         _Ran.confirmed.add((shard.plan.target, group))
-    return found
+    return result
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> FailingProgram:

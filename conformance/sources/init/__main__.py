@@ -23,7 +23,7 @@ from conformance.record.names import without_features
 from conformance.report import terminal
 from conformance.report.escape import escape_control_characters
 from conformance.run import options, signals
-from conformance.run.execution_place import Place, told
+from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
 from conformance.run.worker_log import log_file
@@ -68,46 +68,46 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
     with log_file(args.output.with_suffix(".log"), option="--output") as file:
-        found = investigate(
-            args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=told)
+        trials = investigate(
+            args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=log)
         )
-    if found.probe is not None:
-        terminal.probed(console, args.target, found.probe)
-    late = sum(trial.said == LATE for trial in found.of(Outcome.UNTRIED))
-    made = found.profile(environment, args.memory, args.output)
+    if trials.probe is not None:
+        terminal.probed(console, args.target, trials.probe)
+    late = sum(trial.said == LATE for trial in trials.of(Outcome.UNTRIED))
+    written = trials.profile(environment, args.memory, args.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
         f"{shlex.join(['conformance', 'init', *words])}",
-        f"with {', '.join(f'{name} {value}' for name, value in found.environment.items())}.",
+        f"with {', '.join(f'{name} {value}' for name, value in trials.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
-        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in found.of(Outcome.DIED)),
+        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in trials.of(Outcome.DIED)),
         *(
-            [f"{late} of {len(found.trials)} trials were not made for want of time, so nothing is declared of them."]
+            [f"{late} of {len(trials.trials)} trials were not made for want of time, so nothing is declared of them."]
             if late
             else []
         ),
     ]
-    write_atomic(args.output, profiles.dumps(made, head))
-    entries = {operator: one.scope.op for operator, one in made.unsupported("operator").items()}
-    terminal.missing(console, made.table(families=FAMILY_OF, entries=entries))
-    for sentence in sentences(found):
+    write_atomic(args.output, profiles.dumps(written, head))
+    entries = {operator: one.scope.op for operator, one in written.unsupported("operator").items()}
+    terminal.missing(console, written.table(families=FAMILY_OF, entries=entries))
+    for sentence in sentences(trials):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")
-    return 128 + found.interrupted if found.interrupted else 0
+    return 128 + trials.interrupted if trials.interrupted else 0
 
 
-def sentences(found: Found) -> list[str]:
+def sentences(trials: Found) -> list[str]:
     """Return the results of the trials in words."""
-    counts = {outcome: len(found.of(outcome)) for outcome in Outcome}
+    counts = {outcome: len(trials.of(outcome)) for outcome in Outcome}
     lines = [
-        f"of {len(found.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
+        f"of {len(trials.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
         f"{counts[Outcome.FAILS]} fail though they have one, {counts[Outcome.DIED]} end their process, and "
         f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
     ]
-    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in found.of(Outcome.DIED)]
-    late = [trial for trial in found.of(Outcome.UNTRIED) if trial.said == LATE]
+    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in trials.of(Outcome.DIED)]
+    late = [trial for trial in trials.of(Outcome.UNTRIED) if trial.said == LATE]
     if late:
-        why = "interrupted, so" if found.interrupted else "had no time, so"
+        why = "interrupted, so" if trials.interrupted else "had no time, so"
         lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
     return lines
 

@@ -90,11 +90,11 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
     name, *rest = options.case.split("::")
     if " / " in name or name == "program":
         return _explain_finding(name if " / " in name else "::".join(rest), path)
-    given = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
+    wanted = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
     cases = [one for one in expectations.expected(path) if one.subject is CASES]
-    found = [one for one in cases if one.scope.selects({"op": name, **given})]
-    _print(found, options.case)
-    names = [] if found else [entry.name for entry in _catalog()]
+    matching = [one for one in cases if one.scope.selects({"op": name, **wanted})]
+    _print(matching, options.case)
+    names = [] if matching else [entry.name for entry in _catalog()]
     if names and name not in names:
         raise ReportError(f"no op in PyTorch's op_db is named {name!r}{nearest(name, names) or '.'}")
     return 0

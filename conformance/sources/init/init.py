@@ -65,18 +65,18 @@ class Found:
                 by_operator[trial.operator][kind].append(trial)
         declarations = _of_probe(self.probe) if self.probe else []
         for operator, kinds in sorted(by_operator.items()):
-            names = {kind: tuple(sorted(trial.name for trial in made)) for kind, made in kinds.items()}
-            said = next(trial.said for made in kinds.values() for trial in made)
+            names = {kind: tuple(sorted(trial.name for trial in trials)) for kind, trials in kinds.items()}
+            said = next(trial.said for trials in kinds.values() for trial in trials)
             scope = Scope(operator=(operator,), op=names["opinfos"], step=names["steps"])
             declarations.append(Declaration(scope, (UNSUPPORTED,), said or "it has no kernel of the device"))
         kind, _, argument = self.spec.partition(":")
         name, *parts = argument.split(",") if kind in ("device", "compile") else [argument]
-        given = dict(part.partition("=")[::2] for part in parts)
+        settings = dict(part.partition("=")[::2] for part in parts)
         slowest = max((trial.seconds for trial in self.trials.values()), default=0.0)
         return Profile(
             kind,
             name,
-            {key: given[key] for key in OPTIONS if key in given},
+            {key: settings[key] for key in OPTIONS if key in settings},
             environment,
             tuple(declarations),
             seconds=max(USUAL, float(math.ceil(2 * slowest))),
@@ -88,13 +88,13 @@ class Found:
 def _of_probe(probe: Probe) -> list[Declaration]:
     """Return one declaration for each missing feature, with the probe's answer, and one for the missing dtypes."""
     answers = {row.name: f"{row.answer}{': ' if row.detail else ''}{row.detail}" for row in probe.rows}
-    made = [
+    declarations = [
         Declaration(Scope(feature=(name,)), (UNSUPPORTED,), f"the probe's answer is {answers[name]}")
         for name in sorted(probe.lacks)
     ]
     lost = tuple(name for name in DTYPES if name not in probe.dtypes)
     reason = "values do not survive the way to the device and back"
-    return [*made, *([Declaration(Scope(dtype=lost), (UNSUPPORTED,), reason)] if lost else [])]
+    return [*declarations, *([Declaration(Scope(dtype=lost), (UNSUPPORTED,), reason)] if lost else [])]
 
 
 def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:
@@ -104,12 +104,12 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     begin = time.monotonic()
     full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
-    found = Found(spec, probe)
+    result = Found(spec, probe)
     pool = place.pool(full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
     try:
         try:
             with place.loading(spec, limits):
-                found.environment = pool.ask(environment, full)
+                result.environment = pool.ask(environment, full)
             opinfos = pool.ask(of_opinfo.names, full)
         except WorkerDied as died:
             raise unusable(spec, died.death) from None
@@ -119,28 +119,28 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
             for one in todo[kind]:
-                found.trials[kind, one.name] = Trial(one.name, Outcome.UNTRIED, said=LATE)
+                result.trials[kind, one.name] = Trial(one.name, Outcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
-            _try(found, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
+            _try(result, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
     except KeyboardInterrupt:
-        if not found.trials:
+        if not result.trials:
             raise
-        found.interrupted = signals.signal_number()
+        result.interrupted = signals.signal_number()
     finally:
         pool.close()
-    return found
+    return result
 
 
-def _try(found: Found, kind: str, made: Iterator[Trial], console: Console) -> None:
+def _try(trials: Found, kind: str, stream: Iterator[Trial], console: Console) -> None:
     """Record the trials as they end, and print the progress every ten seconds."""
     last = time.monotonic()
-    for done, trial in enumerate(made, 1):
-        found.trials[kind, trial.name] = trial
+    for done, trial in enumerate(stream, 1):
+        trials.trials[kind, trial.name] = trial
         if trial.outcome is Outcome.DIED:
             console.print(f"{trial.name} {escape_control_characters(trial.said)}")
         if time.monotonic() - last >= 10:
             last = time.monotonic()
-            console.print(f"{done} {kind} tried, {len(found.of(Outcome.LACKING))} without a kernel")
+            console.print(f"{done} {kind} tried, {len(trials.of(Outcome.LACKING))} without a kernel")
 
 
 def environment(spec: str) -> dict[str, str]:

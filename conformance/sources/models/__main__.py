@@ -57,13 +57,13 @@ class Models(fuzzing.Programs):
         most = len(ordered) if args.programs is None else min(args.programs, len(ordered))
         return replace(super().plan(args, limits, spec, minutes), recorded=file, models=models, programs=most)
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """Print the table of models behind the findings."""
-        super().summarize(session, made)
-        table = Table(title=sentence(made.models), title_justify="left", box=box.SIMPLE)
+        super().summarize(session, run)
+        table = Table(title=sentence(run.models), title_justify="left", box=box.SIMPLE)
         for head in ("model", "calls", "outcome"):
             table.add_column(head, overflow="fold")
-        for row in made.models:
+        for row in run.models:
             cells = row.name, f"{row.compared} of {row.calls}", row.outcome
             table.add_row(*(Text(escape_control_characters(cell)) for cell in cells))
         session.console.print(table)

@@ -75,8 +75,8 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
         calls.save(output)
     except ReportError as error:
         raise UsageError(str(error).replace("--reports", "-o")) from None
-    made = calls.made[name]
-    print(f"{output}: {counted(len(calls.calls), 'distinct call')} of {counted(made, 'call')} of {name}")
+    total = calls.made[name]
+    print(f"{output}: {counted(len(calls.calls), 'distinct call')} of {counted(total, 'call')} of {name}")
     for reason, count in calls.excluded.most_common(LISTED):
         print(f"not recorded, {count}: {escape_control_characters(reason)}")
     return 0

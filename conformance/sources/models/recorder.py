@@ -197,14 +197,14 @@ def values_of(group: list[torch.Tensor]) -> Range:
     if not kept.numel():
         return {"low": 0, "high": 0}
     low, high = (min(max(int(end), -WIDEST), WIDEST) for end in kept.aminmax())
-    made: Range = {"low": low, "high": high}
+    result: Range = {"low": low, "high": high}
     if kept.numel() < flat.numel():
-        return {**made, "beside": IGNORED}
+        return {**result, "beside": IGNORED}
     if flat.numel() > 1:
         different = kept.unique().numel() == kept.numel()
-        made |= {"distinct": True} if different else {}
-        made |= {"sorted": True} if bool((kept[1:] >= kept[:-1]).all()) else {}
-    return made
+        result |= {"distinct": True} if different else {}
+        result |= {"sorted": True} if bool((kept[1:] >= kept[:-1]).all()) else {}
+    return result
 
 
 def _cells(one: torch.Tensor) -> torch.Tensor:
@@ -222,10 +222,10 @@ def letters(func: Any, kwargs: Any, result: Any) -> str:
     first = func._schema.arguments[0] if func._schema.arguments else None
     if first is not None and first.alias_info is not None and first.alias_info.is_write:
         return IN_PLACE
-    found = list(result) if isinstance(result, (tuple, list)) else [result]
-    if any(isinstance(one, (tuple, list)) and tensors(one) for one in found):
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    if any(isinstance(one, (tuple, list)) and tensors(one) for one in parts):
         raise Unwritable("a list within the results")
-    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in found):
+    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in parts):
         raise Unwritable("a sparse result")
-    made = "".join(TENSOR if isinstance(one, torch.Tensor) else NOTHING for one in found)
-    return f"{SEVERAL}{made}" if isinstance(result, (tuple, list)) else made
+    word = "".join(TENSOR if isinstance(one, torch.Tensor) else NOTHING for one in parts)
+    return f"{SEVERAL}{word}" if isinstance(result, (tuple, list)) else word

@@ -69,9 +69,9 @@ class Operators(MeasuredCases):
         self.lacking, self.file, self.expected = 0, Path(), []
         session.args.limit = None  # a call's limit, and not a worker's
 
-    def worst(self, made: Run) -> Sequence[Result]:
+    def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`."""
-        return made.unexpected
+        return run.unexpected
 
     def rows(self) -> Iterable[str]:
         """See `MeasuredCases.rows`."""
@@ -79,13 +79,13 @@ class Operators(MeasuredCases):
 
     def execute(self, session: Session, seconds: float) -> Run:
         """See `MeasuredCases.execute`."""
-        made = super().execute(session, seconds)
-        made.notes += self.excluded
-        made.notes += [
-            f"{one.variant}: {one.reason}" for one in made.results if one.outcome is Outcome.PASS and one.reason
+        result = super().execute(session, seconds)
+        result.notes += self.excluded
+        result.notes += [
+            f"{one.variant}: {one.reason}" for one in result.results if one.outcome is Outcome.PASS and one.reason
         ]
-        made.expectations = ""
-        return made
+        result.expectations = ""
+        return result
 
 
 def _pair(text: str) -> tuple[str, str]:

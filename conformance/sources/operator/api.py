@@ -72,25 +72,25 @@ def check(
         near,
         budget,
     )
-    made = judged(request)
-    if text := unfinished(made):
+    result = judged(request)
+    if text := unfinished(result):
         warnings.warn(f"{text}; budget={budget:g} limits it, in seconds", stacklevel=2)
-    return made
+    return result
 
 
 def judged(request: Request) -> list[Verdict]:
     """Carry out a request; see `check`."""
     __tracebackhide__ = True
     trial, budget = examination(request), Budget.of(request)
-    made = [*verdicts(trial, request, budget)]
+    result = [*verdicts(trial, request, budget)]
     wrong = sorted(
-        (one for one in made if one.found), key=lambda one: (one.check not in FIRST, [*CHECKS].index(one.check))
+        (one for one in result if one.finding), key=lambda one: (one.check not in FIRST, [*CHECKS].index(one.check))
     )
     if not wrong:
-        return made
-    first = wrong[0].found
+        return result
+    first = wrong[0].finding
     assert first is not None
     text = script(trial, minimized(trial, first, min(max(budget.left, SHORTEST), LONGEST)))
-    others = {one.check: one.found for one in reversed(wrong) if one.found and one.check != first.check}
+    others = {one.check: one.finding for one in reversed(wrong) if one.finding and one.check != first.check}
     also = [f"# Also {headline(others[name])}" for name in CHECKS if name in others]
     raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))

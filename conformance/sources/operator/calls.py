@@ -54,20 +54,20 @@ class Call:
     were made, and `rtol` and `atol` are the tolerances (None: torch.testing's)."""
 
     kind: str
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
     positional: int
     note: str = ""
     rtol: float | None = None
     atol: float | None = None
 
-    def arguments(self, given: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, values: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments, those of the call or others by the same names."""
-        items = [*(self.given if given is None else given).items()]
+        items = [*(self.values if values is None else values).items()]
         return [value for _, value in items[: self.positional]], dict(items[self.positional :])
 
-    def on(self, given: Mapping[str, Any], **changes: Any) -> Call:
+    def on(self, values: Mapping[str, Any], **changes: Any) -> Call:
         """Return the same call on other inputs."""
-        return replace(self, given=given, **changes)
+        return replace(self, values=values, **changes)
 
 
 @dataclass
@@ -121,7 +121,7 @@ def from_op_db(entry: Any, operator: Operator, accepts: Accepts, dtypes: Iterabl
             raise UsageError(f"op_db has no samples of {entry.name} in {name}")
         rtol, atol = catalog.tolerances(entry, dtype).get(str(dtype).removeprefix("torch."), (None, None))
 
-        def made(variant: str, kind: str, count: int, dtype: torch.dtype = dtype, tol: Any = (rtol, atol)) -> None:
+        def add(variant: str, kind: str, count: int, dtype: torch.dtype = dtype, tol: Any = (rtol, atol)) -> None:
             nonlocal refused
             for sample in samples(entry, variant, dtype, "as_sampled", count):
                 args, kwargs = (sample.input, *sample.args), sample.kwargs
@@ -133,15 +133,15 @@ def from_op_db(entry: Any, operator: Operator, accepts: Accepts, dtypes: Iterabl
                 if any(not _usable(leaf) for leaf in leaves(bound)):
                     plan.missing["an argument that is sparse, or a device"] += 1
                     continue
-                given = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+                inputs = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
                 if variant != "forward" and not sample.changed:
                     continue
-                call = Call(kind, given, len(args), "" if variant == "forward" else variant, *tol)
+                call = Call(kind, inputs, len(args), "" if variant == "forward" else variant, *tol)
                 _add(plan, call if kind != SAMPLED else _sorted(call), accepts)
 
-        made("forward", SAMPLED, limit)
+        add("forward", SAMPLED, limit)
         for tier in TIERS:
-            made(tier, SPECIAL, 2)
+            add(tier, SPECIAL, 2)
     if not plan.calls:
         raise UsageError(
             f"{operator.name} takes the arguments of no sample of {entry.name}, which are {refused or 'not tensors'}: "
@@ -158,13 +158,13 @@ def _usable(leaf: Any) -> bool:
 
 
 def _any_empty(call: Call) -> bool:
-    return any(not one.numel() for one in tensors(call.given))
+    return any(not one.numel() for one in tensors(call.values))
 
 
 def _sorted(call: Call) -> Call:
     """Return a sampled call under the kind that its sizes say."""
-    found = tensors(call.given)
-    kind = EMPTY if _any_empty(call) else SCALARS if any(not one.dim() for one in found) else ""
+    inputs = tensors(call.values)
+    kind = EMPTY if _any_empty(call) else SCALARS if any(not one.dim() for one in inputs) else ""
     return replace(call, kind=kind or SAMPLED)
 
 
@@ -174,7 +174,7 @@ def _add(plan: Plan, call: Call, accepts: Accepts) -> bool:
         return False
     if any(call.note == other.note for other in plan.of(call.kind) if call.note and call.kind in (EMPTY, BLOCKS)):
         return False
-    if sum(one.numel() for one in tensors(call.given)) > LARGEST or not accepts(call):
+    if sum(one.numel() for one in tensors(call.values)) > LARGEST or not accepts(call):
         return False
     plan.calls.append(call)
     return True
@@ -193,8 +193,8 @@ def _vary(plan: Plan, accepts: Accepts, entry: Any = None) -> None:
             if stretched is not None:
                 _add(plan, stretched, accepts)
     for call in _shapes(base):
-        for name, other in ((name, other) for name, value in call.given.items() for other in _others(value)):
-            changed = {**call.given, name: call.given[name].to(other)}
+        for name, other in ((name, other) for name, value in call.values.items() for other in _others(value)):
+            changed = {**call.values, name: call.values[name].to(other)}
             if len(tensors(changed)) > 1:
                 _add(
                     plan,
@@ -209,24 +209,24 @@ def _others(value: Any) -> tuple[torch.dtype, ...]:
 
 def _shapes(calls: Iterable[Call]) -> list[Call]:
     """Return one call of each number of dimensions."""
-    found: dict[tuple[int, ...], Call] = {}
+    by_dims: dict[tuple[int, ...], Call] = {}
     for call in calls:
-        found.setdefault(tuple(one.dim() for one in tensors(call.given)), call)
-    return [*found.values()][:3]
+        by_dims.setdefault(tuple(one.dim() for one in tensors(call.values)), call)
+    return [*by_dims.values()][:3]
 
 
 def _laid(call: Call, layout: str) -> Call:
-    made: dict[int, Any] = {}
-    given = map_leaves(dict(call.given), lambda leaf: made.setdefault(id(leaf), laid_out(leaf, layout)))
-    return call.on(given, kind=STRIDED, note=f"{layout} inputs")
+    copies: dict[int, Any] = {}
+    inputs = map_leaves(dict(call.values), lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, layout)))
+    return call.on(inputs, kind=STRIDED, note=f"{layout} inputs")
 
 
 def _stretched(call: Call, size: int) -> Call | None:
     """Return the call with its last length, in every tensor and tuple that has it, replaced by a size. The values are
     a sample of the call's values. None if an index could leave its range."""
-    found = tensors(call.given)
-    length = next((one.shape[-1] for one in found if one.dim() and one.shape[-1] > 1), None)
-    if length is None or any(length in one.shape and not one.dtype.is_floating_point for one in found):
+    inputs = tensors(call.values)
+    length = next((one.shape[-1] for one in inputs if one.dim() and one.shape[-1] > 1), None)
+    if length is None or any(length in one.shape and not one.dtype.is_floating_point for one in inputs):
         return None
     drawn = torch.Generator().manual_seed(size)
 
@@ -242,9 +242,9 @@ def _stretched(call: Call, size: int) -> Call | None:
             return type(value)(size if one == length else one for one in value)
         return value
 
-    given = {name: number(map_leaves(value, longer)) for name, value in call.given.items()}
+    values = {name: number(map_leaves(value, longer)) for name, value in call.values.items()}
     return call.on(
-        given, kind=BLOCKS if size else EMPTY, note=f"{tuple(found[0].shape)} with length {length} made {size}"
+        values, kind=BLOCKS if size else EMPTY, note=f"{tuple(inputs[0].shape)} with length {length} made {size}"
     )
 
 
@@ -271,10 +271,12 @@ def from_description(description: Description, operator: Operator, accepts: Acce
     else:
         positional = len(names)
     for kind, sizes, choice, tier in _draws(description):
-        given = _drawn(description, names, sizes, choice, random.Random(f"{kind} {sizes} {choice}"))
-        if given is None:
+        values = _drawn(description, names, sizes, choice, random.Random(f"{kind} {sizes} {choice}"))
+        if values is None:
             continue
-        call = Call(kind, given, positional, ", ".join(f"{name} = {size}" for name, size in sizes.items()), *tolerances)
+        call = Call(
+            kind, values, positional, ", ".join(f"{name} = {size}" for name, size in sizes.items()), *tolerances
+        )
         if tier:
             special = _special(call, description, tier)
             if special is None:
@@ -328,26 +330,26 @@ def _drawn(
     description: Description, names: Iterable[str], sizes: Sizes, choice: int, rng: random.Random
 ) -> dict[str, Any] | None:
     """Return inputs by name. None if the sizes are not those of the kind."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     torch_rng = torch.Generator().manual_seed(rng.randrange(2**31))
     for name in names:
         alternatives = description.arguments[name]
         one = alternatives[choice % len(alternatives)]
         if isinstance(one, Value):
-            given[name] = one.value
+            values[name] = one.value
         elif isinstance(one, Lengths):
-            given[name] = [int(evaluated(dim, sizes)) for dim in one.dims]
+            values[name] = [int(evaluated(dim, sizes)) for dim in one.dims]
         elif isinstance(one, Number):
             low, high = one.range.within(sizes)
             if low > high:
                 return None
-            given[name] = rng.randint(int(low), int(high)) if one.kind == "int" else rng.uniform(low, high)
+            values[name] = rng.randint(int(low), int(high)) if one.kind == "int" else rng.uniform(low, high)
         else:
-            made = _tensor(one, sizes, choice, torch_rng)
-            if made is None:
+            value = _tensor(one, sizes, choice, torch_rng)
+            if value is None:
                 return None
-            given[name] = made
-    return given
+            values[name] = value
+    return values
 
 
 def _tensor(one: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> torch.Tensor | None:
@@ -361,14 +363,14 @@ def _tensor(one: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> tor
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.float64
         drawn = torch.rand(shape, generator=rng, dtype=wide) * (high - low) + low
-        made = (torch.randn(shape, generator=rng, dtype=wide) if one.range is None else drawn).to(dtype)
+        value = (torch.randn(shape, generator=rng, dtype=wide) if one.range is None else drawn).to(dtype)
     elif one.word == "unique":
         if high - low + 1 < shape[0]:
             return None
-        made = (torch.randperm(int(high - low) + 1, generator=rng)[: shape[0]] + int(low)).to(dtype)
+        value = (torch.randperm(int(high - low) + 1, generator=rng)[: shape[0]] + int(low)).to(dtype)
     else:
-        made = torch.randint(int(low), int(high) + 1, shape, generator=rng).to(dtype)
-    return made.sort().values if one.word == "sorted" else made
+        value = torch.randint(int(low), int(high) + 1, shape, generator=rng).to(dtype)
+    return value.sort().values if one.word == "sorted" else value
 
 
 def _usual(dtype: torch.dtype) -> tuple[float, float]:
@@ -380,13 +382,13 @@ def _special(call: Call, description: Description, tier: str) -> Call | None:
     """Return the call with special values in the floating tensors that have no range; None if nothing changes."""
     free = [
         name
-        for name, value in call.given.items()
+        for name, value in call.values.items()
         if isinstance(value, torch.Tensor)
         and value.is_floating_point()
         and not any(isinstance(one, Tensor) and one.range for one in description.arguments[name])
     ]
-    given = dict(call.given)
-    for dtype in {given[name].dtype for name in free}:
-        given = specials.placed(given, tier, dtype, names=free)
-    changed = any(given[name] is not call.given[name] for name in free)
-    return call.on(given, note=tier) if changed else None
+    values = dict(call.values)
+    for dtype in {values[name].dtype for name in free}:
+        values = specials.placed(values, tier, dtype, names=free)
+    changed = any(values[name] is not call.values[name] for name in free)
+    return call.on(values, note=tier) if changed else None

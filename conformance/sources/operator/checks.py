@@ -149,7 +149,7 @@ class Examination:
 
 def changed_inputs(seen: Observation, call: Call) -> list[str]:
     """Return the inputs whose elements a run has changed."""
-    before = names_of_inputs(call.given)
+    before = names_of_inputs(call.values)
     return [
         name for name, one in before.items() if name in seen.tensors and not _same_bits(one, seen.tensors[name].value)
     ]
@@ -180,24 +180,26 @@ class AgainstReference(OneAnswer):
         return Terms(tolerance, undefined=("value of ",) if undecided else ())
 
     def _undecided(self, tolerance: Tolerance) -> bool:
-        made: dict[int, Any] = {}
-        given = map_leaves(dict(self.call.given), lambda leaf: made.setdefault(id(leaf), laid_out(leaf, "gaps")))
-        sides = [observed(self.reference, call) for call in (self.call, self.call.on(given))]
+        copies: dict[int, Any] = {}
+        inputs = map_leaves(dict(self.call.values), lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, "gaps")))
+        sides = [observed(self.reference, call) for call in (self.call, self.call.on(inputs))]
         return bool(compare(*sides, oracles={"value"}, tolerance=tolerance))
 
-    def given(self) -> Collection[str]:
-        """See `Judged.given`."""
-        return names_of_inputs(self.call.given)
+    def names_of_inputs(self) -> Collection[str]:
+        """See `Judged.names_of_inputs`."""
+        return names_of_inputs(self.call.values)
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the reference's answer in float64."""
         truth = observed(self.reference, self.call, Float64Reference(), self.around, self.grad)
         return Execution((truth,)) if truth.error is None else None
 
-    def swayed(self, found: Sequence[Mismatch], expected: Observation, actual: Observation) -> Sequence[Observation]:
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
         """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
         another order, so its error depends on the size of the terms that the reference adds."""
-        dtypes = [one.dtype for one in tensors(self.call.given) if one.is_floating_point()]
+        dtypes = [one.dtype for one in tensors(self.call.values) if one.is_floating_point()]
         if not dtypes:
             return ()
         narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
@@ -231,11 +233,11 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
         want, got = _in_one_dtype(want, got, call)
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
     judged = AgainstReference(trial.reference.function, call)
-    given, changed = names_of_inputs(call.given), changed_inputs(want, call)
+    inputs, changed = names_of_inputs(call.values), changed_inputs(want, call)
     may = trial.operator.written if trial.operator.written is not None else frozenset(changed)
     undeclared = [name for name in changed_inputs(got, call) if _argument(name) not in {_argument(one) for one in may}]
     for mismatch in judged.differences(want, got, oracles):
-        of_input, name = mismatch.where in given, mismatch.oracle
+        of_input, name = mismatch.where in inputs, mismatch.oracle
         if name == "stride":
             name = "strides" if not of_input else ""
         elif of_input and name == "value":
@@ -262,19 +264,19 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
 def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Observation, Observation]:
     """Return both sides with the results in the least precise dtype of the inputs, if each result has the dtype of an
     input: PyTorch promises no other dtype for inputs of several dtypes."""
-    dtypes = {one.dtype for one in tensors(call.given) if one.is_floating_point()}
+    dtypes = {one.dtype for one in tensors(call.values) if one.is_floating_point()}
     if not dtypes:
         return want, got
     coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def converted(seen: Observation) -> Observation:
-        made = {
+        cast = {
             name: dataclasses.replace(one, value=one.value.to(coarse), dtype=coarse)
             if name.startswith(RESULT) and one.dtype in dtypes
             else one
             for name, one in seen.tensors.items()
         }
-        return dataclasses.replace(seen, tensors=made)
+        return dataclasses.replace(seen, tensors=cast)
 
     return converted(want), converted(got)
 
@@ -330,10 +332,10 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
     if exact.error is not None or sides[1].error is not None:
         return
     for name, high in exact.tensors.items():
-        found = [side.tensors.get(name) for side in sides]
+        seen = [side.tensors.get(name) for side in sides]
         if not name.startswith(RESULT) or not high.value.numel() or high.dtype is not torch.float64:
             continue
-        values = [one.value for one in found if one is not None and one.shape == high.shape]
+        values = [one.value for one in seen if one is not None and one.shape == high.shape]
         if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
             continue
         off = [errors(one, high.value, torch.zeros(()), values[0].dtype, trial.exact) for one in values]
@@ -390,10 +392,10 @@ def repeat(trial: Examination, call: Call) -> Iterator[Found]:
 
 def batch(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the call with calls on each entry of the batch, to the bit."""
-    dims = {name: dim for name, dim in trial.batch.items() if isinstance(call.given.get(name), torch.Tensor)}
+    dims = {name: dim for name, dim in trial.batch.items() if isinstance(call.values.get(name), torch.Tensor)}
     if not dims:
         raise NotJudged("no argument has a batch dimension: name it, for example batch={'x': 0}")
-    if any(call.given[name].dim() <= dim or call.given[name].shape[dim] < 2 for name, dim in dims.items()):
+    if any(call.values[name].dim() <= dim or call.values[name].shape[dim] < 2 for name, dim in dims.items()):
         return
     sides = [observed(trial.operator.function, call, around=around) for around in (plainly, split(dims))]
     for mismatch in compare(*sides, oracles={"value", "shape", "structure", "error"}, exact=True):
@@ -419,7 +421,7 @@ def _need_derivative(trial: Examination) -> None:
 
 def gradients(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
-    if not any(one.is_floating_point() or one.is_complex() for one in tensors(call.given)):
+    if not any(one.is_floating_point() or one.is_complex() for one in tensors(call.values)):
         raise NotJudged("no input has a gradient")
     _need_derivative(trial)
     want = observed(trial.reference.function, call, None, differentiated, True)
@@ -467,23 +469,23 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
     want = observed(trial.reference.function, call, None, differentiated, True)
     if want.error is None and want.others.get("result['requires_grad']"):
         raise NotJudged("the reference has gradients to compare with")
-    if sum(one.numel() for one in tensors(call.given)) > 200:
+    if sum(one.numel() for one in tensors(call.values)) > 200:
         return
 
     def wide(leaf: Any) -> Any:
         floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         return leaf.detach().double().requires_grad_() if floating else leaf
 
-    given = map_leaves(dict(call.given), wide)
-    leaves = [one for one in tensors(given) if one.requires_grad]
+    inputs = map_leaves(dict(call.values), wide)
+    leaves = [one for one in tensors(inputs) if one.requires_grad]
     if not leaves or call.kind not in (kinds.SAMPLED, kinds.SCALARS):
         return
 
     def function(*parts: torch.Tensor) -> Any:
         rest = iter(parts)
-        copies = map_leaves(given, lambda leaf: next(rest).clone() if any(leaf is one for one in leaves) else leaf)
-        made = tensors(plainly(trial.operator.function, call, copies))
-        return tuple(one for one in made if one.requires_grad)
+        copies = map_leaves(inputs, lambda leaf: next(rest).clone() if any(leaf is one for one in leaves) else leaf)
+        results = tensors(plainly(trial.operator.function, call, copies))
+        return tuple(one for one in results if one.requires_grad)
 
     try:
         if not function(*leaves):
@@ -549,7 +551,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
     if real[0].error is not None:
         return
     try:
-        made = torch_compat.symbolic_results(lambda *parts: _called(trial, call, parts), tensors(call.given))
+        shapes = torch_compat.symbolic_results(lambda *parts: _called(trial, call, parts), tensors(call.values))
     except Exception as error:
         said = Raised.of(error)
         if reason := _lacks_fake(said):
@@ -560,9 +562,9 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
     for one, seen in zip((call, *others), real, strict=True):
         if seen.error is not None:
             continue
-        sizes = [tuple(tensor.shape) for tensor in tensors(one.given)]
+        sizes = [tuple(tensor.shape) for tensor in tensors(one.values)]
         wanted = [got for name, got in seen.tensors.items() if name.startswith(RESULT)]
-        for at, (dtype, shape) in enumerate(made.at(sizes) or ()):
+        for at, (dtype, shape) in enumerate(shapes.at(sizes) or ()):
             if at >= len(wanted):
                 break
             right = wanted[at]
@@ -575,15 +577,15 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
 
 def _called(trial: Examination, call: Call, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     rest = iter(parts)
-    given = map_leaves(dict(call.given), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
-    return tensors(plainly(trial.operator.function, call, given))
+    inputs = map_leaves(dict(call.values), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
+    return tensors(plainly(trial.operator.function, call, inputs))
 
 
 def _alike(call: Call, other: Call) -> bool:
     """Whether two calls differ in the sizes of their tensors only."""
 
     def rest(one: Call) -> Any:
-        return map_leaves(dict(one.given), lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
+        return map_leaves(dict(one.values), lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
 
     return call is not other and repr(rest(call)) == repr(rest(other))
 
@@ -621,7 +623,7 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
 def vmap(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare vmap with a loop."""
     function = trial.operator.function
-    if not tensors(call.given) or trial.written(call):
+    if not tensors(call.values) or trial.written(call):
         raise NotJudged("the operator writes an input")
     wide = stacked(call)
     want = observed(function, wide, None, looped)
@@ -648,8 +650,8 @@ def autocast(trial: Examination, call: Call) -> Iterator[Found]:
         return
     got = observed(function, call, None, under_autocast)
     right = [plain, observed(trial.reference.function, call, None, under_autocast)]
-    right.append(observed(function, call.on(map_leaves(dict(call.given), low))))
-    found = []
+    right.append(observed(function, call.on(map_leaves(dict(call.values), low))))
+    first = []
     for want in right:
         if want.error is None:
             # Results and inputs of the last side are of other dtypes than the call's inputs: only results count.
@@ -657,9 +659,9 @@ def autocast(trial: Examination, call: Call) -> Iterator[Found]:
             left = [one for one in left if one.where.startswith(RESULT) or one.oracle == "error"]
             if not left:
                 break
-            found.append(left[0])
+            first.append(left[0])
     else:
-        one = found[0]
+        one = first[0]
         yield Found("autocast", dataclasses.replace(one, oracle="autocast", detail=_what(one)), call)
         return
     if trial.operator.overload is not None and got.error is None:

@@ -97,7 +97,7 @@ class Verdict:
     compared: int = 0
     reason: str = ""
     excluded: bool = False
-    found: Found | None = None
+    finding: Found | None = None
     others: int = 0
     late: int = 0
 
@@ -199,10 +199,10 @@ def verdicts(trial: Examination, request: Request, budget: Budget | None = None)
                 yield Verdict(check, reason=request.exclude[check], excluded=True)
         if name in procedures:
             begin, share = processor_time(), budget.share(name)
-            made = [*_verdicts(trial, name, procedures[name], request, share)]
-            waited = request.seconds if any(one.found and one.check == "hang" for one in made) else 0.0
+            results = [*_verdicts(trial, name, procedures[name], request, share)]
+            waited = request.seconds if any(one.finding and one.check == "hang" for one in results) else 0.0
             budget.left -= processor_time() - begin + waited
-            yield from made
+            yield from results
 
 
 def _procedures(request: Request) -> dict[str, list[str]]:
@@ -238,8 +238,8 @@ class Judging:
         procedure = CHECKS[check].procedure
         if procedure not in self.known:
             wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
-            made = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
-            self.known[procedure] = {one.check: one for one in made}
+            results = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
+            self.known[procedure] = {one.check: one for one in results}
         return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
 
 
@@ -251,9 +251,9 @@ def calls_of(trial: Examination, name: str) -> list[Call]:
 
 def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
     """Return calls of a kind, spread over all of them if there are more."""
-    found = plan.of(kind)
-    step = max(1, -(-len(found) // most))
-    return found[::step][:most]
+    calls = plan.of(kind)
+    step = max(1, -(-len(calls) // most))
+    return calls[::step][:most]
 
 
 def in_turns(calls: Sequence[Call]) -> list[int]:
@@ -282,12 +282,12 @@ def spread(row: Sequence[int]) -> list[int]:
 def _verdicts(
     trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
 ) -> Iterator[Verdict]:
-    calls, found = calls_of(trial, name), dict[str, list[Found]]()
+    calls, by_check = calls_of(trial, name), dict[str, list[Found]]()
     compared, late = dict.fromkeys(checks, 0), dict.fromkeys(checks, 0)
     reasons: dict[str, str] = {}
     for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, Found):
-            found.setdefault(item.check, []).append(item)
+            by_check.setdefault(item.check, []).append(item)
         else:
             kind, reason = item
             for check in checks:
@@ -298,12 +298,12 @@ def _verdicts(
                         reasons.setdefault(check, reason)
     position = {id(call): number for number, call in enumerate(calls)}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
-        if check in found:
-            first = min(found[check], key=lambda one: position[id(one.call)])
-            yield Verdict(check, compared.get(check, 0), found=first, others=len(found[check]) - 1)
+        if check in by_check:
+            first = min(by_check[check], key=lambda one: position[id(one.call)])
+            yield Verdict(check, compared.get(check, 0), finding=first, others=len(by_check[check]) - 1)
         elif check in checks and check not in FATAL:
             yield _outcome(check, compared[check], late[check], reasons.get(check, ""))
-    if name == "compare" and not {*FATAL} & {*found}:
+    if name == "compare" and not {*FATAL} & {*by_check}:
         counts = max(compared.values()), max(late.values())
         yield from (_outcome(check, *counts, "") for check in checks if check in FATAL)
 
@@ -315,9 +315,9 @@ def _outcome(check: str, compared: int, late: int, reason: str) -> Verdict:
     return Verdict(check, compared, "" if compared else reason or "no call shows it")
 
 
-def unfinished(made: Iterable[Verdict]) -> str:
+def unfinished(results: Iterable[Verdict]) -> str:
     """Return the checks without a difference that compared fewer inputs than planned; "" if there is none."""
-    return "; ".join(f"{one.check}: {one.reason}" for one in made if one.late and not one.found)
+    return "; ".join(f"{one.check}: {one.reason}" for one in results if one.late and not one.finding)
 
 
 Item = Found | tuple[str, str]
@@ -343,8 +343,8 @@ def examined(
             send(("at", number, ""))
             inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
             try:
-                for found in procedure.run(inside, call):
-                    send(("found", number, found.check, found.mismatch))
+                for item in procedure.run(inside, call):
+                    send(("found", number, item.check, item.mismatch))
                 send(("done", number, ""))
             except NotJudged as reason:
                 send(("done", number, str(reason)))
@@ -379,6 +379,6 @@ def inputs_shown(call: Call) -> str:
     import torch
 
     texts = [
-        f"{str(one.dtype)[6:]}{list(one.shape)}" if torch.is_tensor(one) else repr(one) for one in leaves(call.given)
+        f"{str(one.dtype)[6:]}{list(one.shape)}" if torch.is_tensor(one) else repr(one) for one in leaves(call.values)
     ]
     return ", ".join(texts) + (f" ({call.note})" if call.note else "")

@@ -46,8 +46,8 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    given = {_written(name): one for name, one in names_of_inputs(call.given).items()}
-    named, args, kwargs = as_inputs(given, *call.arguments())
+    tensors = {_written(name): one for name, one in names_of_inputs(call.values).items()}
+    named, args, kwargs = as_inputs(tensors, *call.arguments())
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
@@ -63,31 +63,31 @@ def _written(name: str) -> str:
 def call_of(program: Program, call: Call) -> Call:
     """Return the call that a program writes, with the names of another call."""
     (step,), env, cpu = program.steps, make_inputs(program), torch.device("cpu")
-    names = [*call.given][: call.positional]
-    given = dict(zip(names, (decode(arg, env, cpu) for arg in step.args)))
-    return call.on({**given, **{key: decode(value, env, cpu) for key, value in step.kwargs.items()}})
+    names = [*call.values][: call.positional]
+    values = dict(zip(names, (decode(arg, env, cpu) for arg in step.args)))
+    return call.on({**values, **{key: decode(value, env, cpu) for key, value in step.kwargs.items()}})
 
 
-def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Found:
+def minimized(trial: Examination, finding: Found, seconds: float = SECONDS) -> Found:
     """Return the difference in a smaller call."""
     try:
-        program = program_of(found.call)
+        program = program_of(finding.call)
     except Unwritable:
-        return found
-    smallest = found
+        return finding
+    smallest = finding
     bound = trial.operator.bound
 
     def fails(candidate: Program) -> bool:
         nonlocal smallest
-        call = call_of(candidate, found.call)
+        call = call_of(candidate, finding.call)
         args, kwargs = call.arguments()
-        if not _keeps(call, found.call) or bound(args, kwargs) is None:
+        if not _keeps(call, finding.call) or bound(args, kwargs) is None:
             return False
         if call.kind != REFUSED and not _accepted(trial, call):
             return False
-        for item in examined(trial, CHECKS[found.check].procedure, [call], TRIAL):
-            if isinstance(item, Found) and item.check == found.check:
-                if _kind(item.mismatch) != _kind(found.mismatch):
+        for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
+            if isinstance(item, Found) and item.check == finding.check:
+                if _kind(item.mismatch) != _kind(finding.mismatch):
                     continue
                 smallest = item
                 return True
@@ -96,7 +96,7 @@ def minimized(trial: Examination, found: Found, seconds: float = SECONDS) -> Fou
     reduce_program(
         program,
         fails,
-        SLOW.get(found.check, TRIALS),
+        SLOW.get(finding.check, TRIALS),
         (smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
         time.time() + seconds,
         _valid,
@@ -126,16 +126,16 @@ def _valid(program: Program) -> Program | None:
 
 def _keeps(call: Call, before: Call) -> bool:
     """Whether a call still has what its kind is about."""
-    found = tensors(call.given)
+    inputs = tensors(call.values)
     if before.kind == kinds.EMPTY:
-        return any(not one.numel() for one in found)
+        return any(not one.numel() for one in inputs)
     if before.kind == kinds.SCALARS:
-        return any(not one.dim() for one in found)
+        return any(not one.dim() for one in inputs)
     if before.kind == kinds.STRIDED:
-        return any(not one.is_contiguous() or one.storage_offset() for one in found)
+        return any(not one.is_contiguous() or one.storage_offset() for one in inputs)
     if before.kind == kinds.MIXED:
-        return len({one.dtype for one in found}) >= len({one.dtype for one in tensors(before.given)})
-    return all(one.numel() for one in found) or any(not one.numel() for one in tensors(before.given))
+        return len({one.dtype for one in inputs}) >= len({one.dtype for one in tensors(before.values)})
+    return all(one.numel() for one in inputs) or any(not one.numel() for one in tensors(before.values))
 
 
 def smaller_lengths(program: Program) -> Iterator[Program]:
@@ -151,8 +151,8 @@ def smaller_lengths(program: Program) -> Iterator[Program]:
     even = [length for length in lengths if not length % 2]
     cuts += [{one: one // 2, other: other // 2} for one, other in itertools.combinations(even, 2)]
     for cut in cuts:
-        if made := _cut(program, cut):
-            yield made
+        if candidate := _cut(program, cut):
+            yield candidate
 
 
 def _cut(program: Program, cut: Mapping[int, int]) -> Program | None:
@@ -197,7 +197,7 @@ class Text:
     arguments: str
     names: tuple[str, ...]
     floating: tuple[str, ...]
-    found: Found
+    finding: Found
 
     @property
     def all(self) -> str:
@@ -221,12 +221,12 @@ class Text:
 
     def of(self, side: str) -> str:
         """The expression of the compared tensor: a part of a result, or an input."""
-        where = self.found.mismatch.where
+        where = self.finding.mismatch.where
         return where.replace("result", side, 1) if where.startswith("result") else where
 
-    def told(self, expected: str, got: str) -> str:
+    def message(self, expected: str, got: str) -> str:
         """The line that prints both answers."""
-        check, where = self.found.check, self.found.mismatch.where
+        check, where = self.finding.check, self.finding.mismatch.where
         return f'print("{check} of {where}: expected", {expected}, ", got", {got})'
 
 
@@ -234,7 +234,7 @@ Body = Callable[[Text], Sequence[str]]
 
 
 def _value(text: Text) -> list[str]:
-    one, call = text.found.mismatch, text.found.call
+    one, call = text.finding.mismatch, text.finding.call
     if one.expected == "an answer":
         return _raising(text)
     if not one.where.startswith("result"):
@@ -245,15 +245,15 @@ def _value(text: Text) -> list[str]:
     want, got = (text.of(side) if one.where.startswith("result") else side for side in ("want", "got"))
     if one.oracle in _FACTS:
         fact = _FACTS[one.oracle]
-        ends.append(text.told(fact.format(want), fact.format(got)))
+        ends.append(text.message(fact.format(want), fact.format(got)))
         return [*ends, f"raise SystemExit({fact.format(want)} != {fact.format(got)})"]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
     if call.kind == kinds.MIXED:  # PyTorch promises no dtype
-        dtypes = {one.dtype for one in tensors(call.given) if one.is_floating_point()}
+        dtypes = {one.dtype for one in tensors(call.values) if one.is_floating_point()}
         coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         ends.append(f"want, got = {want}.to({coarse}), {got}.to({coarse})")
         want, got = "want", "got"
-    ends.append(text.told(f"{want}.tolist()", f"{got}.tolist()"))
+    ends.append(text.message(f"{want}.tolist()", f"{got}.tolist()"))
     check = f"torch.testing.assert_close({got}, {want}, equal_nan=True{tolerance})"
     return [*ends, check]
 
@@ -264,50 +264,50 @@ _FACTS = {"dtype": "{}.dtype", "shape": "tuple({}.shape)", "stride": "{}.stride(
 def _structure(text: Text) -> list[str]:
     count = "len({0}) if isinstance({0}, (tuple, list)) else 1"
     lines = [text.fresh, f"want = {text.want}", text.fresh, f"got = {text.got}"]
-    lines.append(text.told(f"type(want), {count.format('want')}", f"type(got), {count.format('got')}"))
+    lines.append(text.message(f"type(want), {count.format('want')}", f"type(got), {count.format('got')}"))
     return [*lines, f"raise SystemExit((type(want), {count.format('want')}) != (type(got), {count.format('got')}))"]
 
 
-def _tried(lines: Sequence[str], told: str) -> list[str]:
+def _tried(lines: Sequence[str], message: str) -> list[str]:
     """Return lines that end the script with exit code 1 if they raise, and print what is `told`."""
     body = [f"    {line}" for line in lines]
-    return ["try:", *body, "except Exception as error:", f"    print({told})", "    raise SystemExit(1)"]
+    return ["try:", *body, "except Exception as error:", f"    print({message})", "    raise SystemExit(1)"]
 
 
 def _answering(text: Text, *lines: str, where: str = "result") -> list[str]:
     """Return lines that must give an answer."""
-    told = f'f"{text.found.check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}"'
-    return _tried(lines, told)
+    message = f'f"{text.finding.check} of {where}: expected an answer, got {{type(error).__name__}}: {{error}}"'
+    return _tried(lines, message)
 
 
 def _raising(text: Text) -> list[str]:
-    return [text.fresh, *_answering(text, text.got, where=text.found.mismatch.where)]
+    return [text.fresh, *_answering(text, text.got, where=text.finding.mismatch.where)]
 
 
 def _mutation(text: Text) -> list[str]:
-    name = _written(text.found.mismatch.where.partition("[")[0])
+    name = _written(text.finding.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}.clone()",
         text.got,
-        text.told("before.tolist()", f"{name}.tolist()"),
+        text.message("before.tolist()", f"{name}.tolist()"),
         f"raise SystemExit(not torch.equal(before.nan_to_num(), {name}.nan_to_num()))",
     ]
 
 
 def _version(text: Text) -> list[str]:
-    name = _written(text.found.mismatch.where.partition("[")[0])
+    name = _written(text.finding.mismatch.where.partition("[")[0])
     return [
         text.fresh,
         f"before = {name}._version",
         text.got,
-        text.told('"a version above", before', f"{name}._version"),
+        text.message('"a version above", before', f"{name}._version"),
         f"raise SystemExit({name}._version == before)",
     ]
 
 
 def _aliasing(text: Text) -> list[str]:
-    one = text.found.mismatch
+    one = text.finding.mismatch
     shares = one.actual != "memory of its own"
     other = (one.actual if shares else one.expected).removeprefix("the memory of ")
     left, right = (
@@ -317,7 +317,7 @@ def _aliasing(text: Text) -> list[str]:
         text.fresh,
         f"got = {text.got}",
         f"shared = {left}.untyped_storage().data_ptr() == {right}.untyped_storage().data_ptr()",
-        text.told(f'"shared memory with {other}:", {not shares}', "shared"),
+        text.message(f'"shared memory with {other}:", {not shares}', "shared"),
         f"raise SystemExit(shared is {shares})",
     ]
 
@@ -334,23 +334,23 @@ def _accuracy(text: Text) -> list[str]:
         text.fresh,
         f"got = {text.got}",
         f"usual, off = (errors(one, {high}, torch.zeros(()), one.dtype, EACH).max().item() for one in ({want}, {got}))",
-        text.told('"at most", 4 * max(usual, 0.5), "ulp"', 'off, "ulp"'),
+        text.message('"at most", 4 * max(usual, 0.5), "ulp"', 'off, "ulp"'),
         "raise SystemExit(off > 4 * max(usual, 0.5))",
     ]
 
 
 def _fence(text: Text) -> list[str]:
-    if "gaps" in text.found.mismatch.detail:
+    if "gaps" in text.finding.mismatch.detail:
         return [
             "def run(fill):",
             f"    ({text.all},), _ = fenced([*inputs()], fill=fill)",
             f"    return {text.got}",
             "",
             "want, got = run(0x3F), run(0x41)  # the bytes between the elements",
-            text.told(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
+            text.message(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
             f"raise SystemExit(not torch.equal({text.of('want')}, {text.of('got')}))",
         ]
-    protection = "READ_ONLY" if text.found.check == "writes" else "NO_ACCESS"
+    protection = "READ_ONLY" if text.finding.check == "writes" else "NO_ACCESS"
     return [
         "def run(at_end):",
         f"    ({text.all},), fences = fenced([*inputs()], at_end, {protection})",
@@ -364,7 +364,7 @@ def _fence(text: Text) -> list[str]:
         "        os._exit(bool(run(at_end)))",
         "    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])",
         "    if code:",
-        f'        print("{text.found.check} of {text.found.mismatch.where}: expected no access, got", code)',
+        f'        print("{text.finding.check} of {text.finding.mismatch.where}: expected no access, got", code)',
         "        raise SystemExit(1)",
     ]
 
@@ -377,13 +377,13 @@ def _fill(text: Text) -> list[str]:
         f"        return {text.got}",
         "",
         "want, got = run(0xFF), run(0x3C)  # the bytes of new memory",
-        text.told(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
+        text.message(f"{text.of('want')}.tolist()", f"{text.of('got')}.tolist()"),
         f"raise SystemExit({text.of('want')}.tolist() != {text.of('got')}.tolist())",
     ]
 
 
 def _repeat(text: Text) -> list[str]:
-    where = text.found.mismatch.where
+    where = text.finding.mismatch.where
     value = text.got if where.startswith("result") else f"({text.got}, {where})[1]"
     return [
         "def run():",
@@ -394,7 +394,7 @@ def _repeat(text: Text) -> list[str]:
         "",
         "want, *others = [run() for _ in range(3)]",
         "got = next((one for one in others if not torch.equal(want, one)), want)",
-        text.told("want.tolist()", "got.tolist()"),
+        text.message("want.tolist()", "got.tolist()"),
         "raise SystemExit(not torch.equal(want, got))",
     ]
 
@@ -414,7 +414,7 @@ def _batch(dims: Mapping[str, int]) -> Body:
             f"    one = {text.got}",
             f"    parts.append({joined})",
             "got = torch.cat(parts)",
-            text.told("want.tolist()", "got.tolist()"),
+            text.message("want.tolist()", "got.tolist()"),
             "raise SystemExit(not torch.equal(want, got))",
         ]
 
@@ -422,15 +422,15 @@ def _batch(dims: Mapping[str, int]) -> Body:
 
 
 def _gradients(text: Text) -> list[str]:
-    one, call = text.found.mismatch, text.found.call
+    one, call = text.finding.mismatch, text.finding.call
     body = [
         *_gradient(text, "function"),
         f"want = gradient({text.reference})",
         *_tried(
             [f"got = gradient({text.operator})"],
-            f'"{text.found.check} of {one.where}: expected a gradient, got", repr(error)',
+            f'"{text.finding.check} of {one.where}: expected a gradient, got", repr(error)',
         ),
-        text.told("want.tolist()", "None if got is None else got.tolist()"),
+        text.message("want.tolist()", "None if got is None else got.tolist()"),
     ]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
     return [*body, f"torch.testing.assert_close(got, want, equal_nan=True{tolerance})"]
@@ -438,7 +438,7 @@ def _gradients(text: Text) -> list[str]:
 
 def _gradient(text: Text, parameter: str, lay: str = "") -> list[str]:
     """Return lines that define `gradient`, of a function or along the cotangents that `lay` returns."""
-    name = _written(text.found.mismatch.where.removeprefix("gradient of ").partition("[")[0])
+    name = _written(text.finding.mismatch.where.removeprefix("gradient of ").partition("[")[0])
     name = name if name in text.floating else text.floating[0]
     leaves = [f"{each}.requires_grad_()" for each in text.floating]
     return [
@@ -461,7 +461,7 @@ def _gradient(text: Text, parameter: str, lay: str = "") -> list[str]:
 
 
 def _cotangents(text: Text) -> list[str]:
-    one = text.found.mismatch
+    one = text.finding.mismatch
     layout = repr(one.detail.removeprefix("along ").removesuffix(" cotangents"))
     return [
         *_gradient(text, "lay", "lay"),
@@ -470,7 +470,7 @@ def _cotangents(text: Text) -> list[str]:
             [f"got = gradient(lambda one: laid_out(one, {layout}))"],
             f'"cotangents of {one.where}: expected a gradient, got", repr(error)',
         ),
-        text.told("want.tolist()", "got.tolist()"),
+        text.message("want.tolist()", "got.tolist()"),
         "torch.testing.assert_close(got, want, equal_nan=True)",
     ]
 
@@ -483,7 +483,7 @@ def _gradcheck(text: Text) -> list[str]:
         *wide,
         *_tried(
             [f"torch.autograd.gradcheck(lambda {leaves}: {text.got}, ({leaves},))"],
-            f'"gradcheck of {text.found.mismatch.where}: expected the finite differences, got", error',
+            f'"gradcheck of {text.finding.mismatch.where}: expected the finite differences, got", error',
         ),
     ]
 
@@ -506,7 +506,7 @@ def _fake(text: Text) -> list[str]:
         f"{text.all}, = [mode.from_tensor(one) for one in inputs()]",
         "with mode:",
         f"    got = {text.got}",
-        text.told(_facts("want"), _facts("got")),
+        text.message(_facts("want"), _facts("got")),
         f"raise SystemExit({_facts('want')} != {_facts('got')})",
     ]
 
@@ -524,16 +524,16 @@ def _symbolic(text: Text) -> list[str]:
         *_answering(text, "with mode:", f"    got = {text.got}"),
         "known = [(one.dtype, tuple(map(int, one.shape))) for one in listed(got)]",
         "right = [(one.dtype, tuple(one.shape)) for one in listed(want)]",
-        text.told("right", "[tuple(one.shape) for one in listed(got)]"),
+        text.message("right", "[tuple(one.shape) for one in listed(got)]"),
         "raise SystemExit(known != right)",
     ]
 
 
 def _compiled(backend: str, dynamic: bool) -> Body:
     def body(text: Text) -> list[str]:
-        if text.found.mismatch.where.startswith("gradient"):
-            made = f"compiled = torch.compile({text.operator}, backend={backend!r}, dynamic={dynamic})"
-            return [made, "", *_gradients(replace(text, operator="compiled", reference=text.operator))]
+        if text.finding.mismatch.where.startswith("gradient"):
+            line = f"compiled = torch.compile({text.operator}, backend={backend!r}, dynamic={dynamic})"
+            return [line, "", *_gradients(replace(text, operator="compiled", reference=text.operator))]
         return [
             "def program(" + text.all + "):",
             f"    return {text.got}",
@@ -544,7 +544,7 @@ def _compiled(backend: str, dynamic: bool) -> Body:
             f"want = [*listed(program({text.all})), {text.all}]",
             text.fresh,
             *_answering(text, f"got = [*listed(compiled({text.all})), {text.all}]"),
-            text.told("want", "got"),
+            text.message("want", "got"),
             "torch.testing.assert_close(got, want, equal_nan=True)",
         ]
 
@@ -560,20 +560,20 @@ def _vmap(text: Text) -> list[str]:
         "rows = [program(*parts) for parts in zip(*given)]",
         "want = torch.stack(rows) if torch.is_tensor(rows[0]) else [torch.stack(each) for each in zip(*rows)]",
         "got = torch.func.vmap(program)(*given)",
-        text.told("want", "got"),
+        text.message("want", "got"),
         "torch.testing.assert_close(got, want if torch.is_tensor(got) else type(got)(want), equal_nan=True)",
     ]
 
 
 def _autocast(text: Text) -> list[str]:
     low = [f"{name} = {name}.bfloat16() if {name}.dtype == torch.float32 else {name}" for name in text.floating]
-    fake = "which the fake kernel" in text.found.mismatch.detail
+    fake = "which the fake kernel" in text.finding.mismatch.detail
     lines = [text.fresh, 'with torch.autocast("cpu", torch.bfloat16):', f"    got = {text.got}"]
     if fake:
         lines = ["from torch._subclasses.fake_tensor import FakeTensorMode", "", *lines, "mode = FakeTensorMode()"]
         lines += [f"{text.all}, = [mode.from_tensor(one) for one in inputs()]"]
         lines += ['with mode, torch.autocast("cpu", torch.bfloat16):', f"    want = {text.got}"]
-        lines += [text.told(f"{text.of('want')}.dtype", f"{text.of('got')}.dtype")]
+        lines += [text.message(f"{text.of('want')}.dtype", f"{text.of('got')}.dtype")]
         return [*lines, f"raise SystemExit({text.of('want')}.dtype != {text.of('got')}.dtype)"]
     lines += [text.fresh, f"right = [{text.got}]", text.fresh]
     lines += ['with torch.autocast("cpu", torch.bfloat16):', f"    right.append({text.want})", text.fresh, *low]
@@ -586,13 +586,13 @@ def _autocast(text: Text) -> list[str]:
         "    except AssertionError:",
         "        return False",
         "",
-        text.told("right", "got"),
+        text.message("right", "got"),
         "raise SystemExit(not any(map(same, right)))",
     ]
 
 
 def _refusals(text: Text) -> list[str]:
-    check, where = text.found.check, text.found.mismatch.where
+    check, where = text.finding.check, text.finding.mismatch.where
     return [
         text.fresh,
         "try:",
@@ -605,7 +605,7 @@ def _refusals(text: Text) -> list[str]:
 
 
 def _death(text: Text) -> list[str]:
-    if text.found.check != "hang":
+    if text.finding.check != "hang":
         return [text.fresh, text.got]
     return [
         "import signal, time",
@@ -662,22 +662,22 @@ CARRIED = {
 """Functions of the harness that a script carries."""
 
 
-def headline(found: Found) -> str:
+def headline(finding: Found) -> str:
     """Return the difference as a sentence, with the name of its check."""
-    one = found.mismatch
+    one = finding.mismatch
     judged = one.oracle in (*_FACTS, "value", "storage")
-    told = sentence(one) if judged else f"{one.where}: expected {one.expected}, got {one.actual}"
-    told += f" ({one.detail})" if one.detail and not judged else ""
-    note = f" ({found.call.note})" if found.call.note else ""
-    return textwrap.shorten(f"{found.check}: {told}{note}", 300)
+    text = sentence(one) if judged else f"{one.where}: expected {one.expected}, got {one.actual}"
+    text += f" ({one.detail})" if one.detail and not judged else ""
+    note = f" ({finding.call.note})" if finding.call.note else ""
+    return textwrap.shorten(f"{finding.check}: {text}{note}", 300)
 
 
-def script(trial: Examination, found: Found) -> str:
+def script(trial: Examination, finding: Found) -> str:
     """Return the script of a difference. Its exit code is 1 if the operator is wrong. A call that no script can write
     has a script with the headline only."""
-    about = f'"""{inert(headline(found))}"""'
+    about = f'"""{inert(headline(finding))}"""'
     try:
-        program = program_of(found.call)
+        program = program_of(finding.call)
         env = make_inputs(program)
         lines = input_lines([*env.items()], stays=env) if env else []
     except (Unwritable, NoSource) as error:
@@ -686,17 +686,21 @@ def script(trial: Examination, found: Found) -> str:
     arguments = ", ".join([*map(render, step.args), *(f"{key}={render(value)}" for key, value in step.kwargs.items())])
     floating = tuple(name for name, one in env.items() if one.is_floating_point() or one.is_complex())
     reference = trial.reference
-    text = Text(trial.operator.text, reference.text, arguments, tuple(env), floating, found)
-    body = _batch(trial.batch)(text) if found.check == "batch" else BODIES.get(found.check, _value)(text)
-    carries = CARRIED.get(found.check, ())
+    text = Text(trial.operator.text, reference.text, arguments, tuple(env), floating, finding)
+    body = _batch(trial.batch)(text) if finding.check == "batch" else BODIES.get(finding.check, _value)(text)
+    carries = CARRIED.get(finding.check, ())
     uses_reference = any(reference.text in line for line in body)
     plain = tuple(line for line in reference.lines if line not in trial.operator.lines) if uses_reference else ()
     head = ["import os, sys, torch", 'sys.path.append("")  # modules in the current folder are found, too']
-    made = ["def inputs():", *(f"    {line}" for line in lines), f"    return {', '.join(env)}{',' * (len(env) == 1)}"]
+    definition = [
+        "def inputs():",
+        *(f"    {line}" for line in lines),
+        f"    return {', '.join(env)}{',' * (len(env) == 1)}",
+    ]
     body = [line.replace("EACH", str(trial.exact)) for line in body]
     body = (
         [line.replace(f"{text.all} = inputs()", f"{text.all}, = inputs()") for line in body] if len(env) == 1 else body
     )
     needed = [MARKER, carried(carries).strip("\n"), ""] if carries else []
-    parts = [about, *head, *trial.operator.lines, *plain, "", *needed, *(made if env else []), ""]
+    parts = [about, *head, *trial.operator.lines, *plain, "", *needed, *(definition if env else []), ""]
     return "\n".join([*parts, *body]).rstrip("\n") + "\n"

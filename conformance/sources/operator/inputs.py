@@ -100,11 +100,11 @@ class Description:
     sizes: Mapping[str, Range]
 
 
-def parse(given: Mapping[str, Any]) -> Description:
+def parse(texts: Mapping[str, Any]) -> Description:
     """Parse a description. Raises UsageError for text that is not understood, for unknown sizes, and for ranges that
     contradict themselves."""
-    sizes = {name: _size(name, str(text)) for name, text in dict(given.get(SIZES, {})).items()}
-    arguments = {name: _argument(name, text) for name, text in given.items() if name != SIZES}
+    sizes = {name: _size(name, str(text)) for name, text in dict(texts.get(SIZES, {})).items()}
+    arguments = {name: _argument(name, text) for name, text in texts.items() if name != SIZES}
     if not arguments:
         raise UsageError('the inputs describe no argument: write for example {"x": "float32[n]", "sizes": ...}')
     for name, alternatives in arguments.items():
@@ -169,10 +169,10 @@ def _range(text: str, where: str) -> Range:
     low, dots, high = text.partition("..")
     if not dots or not low.strip() or not high.strip():
         raise UsageError(f"{where} has the range {text.strip()!r}: write LOW..HIGH, for example 0..n-1")
-    made = Range(low.strip(), high.strip())
-    if not (*names_in(made.low), *names_in(made.high)) and evaluated(made.low, {}) > evaluated(made.high, {}):
+    result = Range(low.strip(), high.strip())
+    if not (*names_in(result.low), *names_in(result.high)) and evaluated(result.low, {}) > evaluated(result.high, {}):
         raise UsageError(f"{where} has the range {text.strip()}, which holds nothing")
-    return made
+    return result
 
 
 def _argument(name: str, text: Any) -> tuple[Alternative, ...]:
@@ -186,20 +186,20 @@ def _alternative(name: str, text: Any) -> Alternative:
     if not isinstance(text, str):
         return Value(text)
     text = text.strip()
-    if found := TENSOR.match(text):
-        dtypes = tuple(found["dtypes"].split("/"))
+    if match := TENSOR.match(text):
+        dtypes = tuple(match["dtypes"].split("/"))
         for dtype in dtypes:
             if dtype not in DTYPES:
                 raise UsageError(f"input {name!r} has the dtype {dtype!r}, which torch has not{nearest(dtype, DTYPES)}")
-        dims = _dims(found["dims"])
-        words = (found["range"] or "").split()
+        dims = _dims(match["dims"])
+        words = (match["range"] or "").split()
         word = words.pop() if words and words[-1] in WORDS else ""
         span = _range(" ".join(words), f"input {name!r}") if words else None
         if word and (span is None or len(dims) != 1):
             raise UsageError(f"input {name!r} is {word}, which needs a range and one dimension")
         return Tensor(dtypes, dims, span, word)
-    if found := NUMBER.match(text):
-        return Number(found["kind"], _range(found["range"] or ("0..8" if found["kind"] == "int" else "-2..2"), name))
+    if match := NUMBER.match(text):
+        return Number(match["kind"], _range(match["range"] or ("0..8" if match["kind"] == "int" else "-2..2"), name))
     try:
         return Value(ast.literal_eval(text))
     except (ValueError, SyntaxError):

@@ -46,8 +46,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _request(mark: pytest.Mark) -> Any:
     from conformance.sources.operator.examine import Request
 
-    given = {key: value for key, value in mark.kwargs.items() if value is not None}
-    return Request(mark.args[0], near=getattr(mark.args[0], "__module__", ""), **given)
+    options = {key: value for key, value in mark.kwargs.items() if value is not None}
+    return Request(mark.args[0], near=getattr(mark.args[0], "__module__", ""), **options)
 
 
 @functools.cache
@@ -69,10 +69,10 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
 
         judging = _judging(request.function)
         verdict = judging.verdict(name)
-        if verdict.excluded or not (verdict.found or verdict.compared):
+        if verdict.excluded or not (verdict.finding or verdict.compared):
             pytest.skip(verdict.reason)
-        if verdict.found is not None:
-            pytest.fail(script(judging.trial, minimized(judging.trial, verdict.found)), pytrace=False)
+        if verdict.finding is not None:
+            pytest.fail(script(judging.trial, minimized(judging.trial, verdict.finding)), pytrace=False)
         if text := unfinished([verdict]):
             warnings.warn(text, stacklevel=2)
 

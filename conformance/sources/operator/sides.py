@@ -32,9 +32,9 @@ Around = Callable[[Function, Call, Mapping[str, Any]], Any]
 SEED = 1234
 
 
-def plainly(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+def plainly(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Make the call."""
-    args, kwargs = call.arguments(given)
+    args, kwargs = call.arguments(inputs)
     return function(*args, **kwargs)
 
 
@@ -49,7 +49,7 @@ class Side:
 
     def inputs(self) -> tuple[dict[str, Any], Collection[int]]:
         """Return the inputs; none stays on the CPU."""
-        self.tree = dict(self.call.given)
+        self.tree = dict(self.call.values)
         if self.grad:
             self.tree = map_leaves(self.tree, _leaf)
         return self.tree, ()
@@ -66,13 +66,13 @@ class Side:
 
     def _transformed(self, transform: Transform) -> Function:
         """Return the transformed function. A target transforms functions of positional arguments."""
-        names, count, function = [*self.call.given][self.call.positional :], self.call.positional, self.function
+        names, count, function = [*self.call.values][self.call.positional :], self.call.positional, self.function
 
         def by_position(*parts: Any) -> Any:
             return function(*parts[:count], **dict(zip(names, parts[count:])))
 
-        made = transform(by_position)
-        return lambda *args, **kwargs: made(*args, *kwargs.values())
+        transformed = transform(by_position)
+        return lambda *args, **kwargs: transformed(*args, *kwargs.values())
 
 
 def _leaf(value: Any) -> Any:
@@ -113,9 +113,9 @@ class Guarded(Target):
 
     def send(self, tree: Any) -> Any:
         """Return the tree with its tensors on fenced storages; a tensor that occurs twice stays one object."""
-        found = {id(one): one for one in tensors(tree)}
-        made, self.fences = fenced([*found.values()], self.at_end, self.protection, self.gaps)
-        placed = dict(zip(found, made, strict=True))
+        originals = {id(one): one for one in tensors(tree)}
+        copies, self.fences = fenced([*originals.values()], self.at_end, self.protection, self.gaps)
+        placed = dict(zip(originals, copies, strict=True))
         return map_leaves(tree, lambda leaf: placed.get(id(leaf), leaf))
 
     @contextlib.contextmanager
@@ -131,32 +131,32 @@ class Guarded(Target):
 
 
 def differentiated(
-    function: Function, call: Call, given: Mapping[str, Any], lay: Callable[[torch.Tensor], torch.Tensor] | None = None
+    function: Function, call: Call, inputs: Mapping[str, Any], lay: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Any:
     """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
     their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
     it writes are results."""
-    leaves = {name: one for name, one in names_of_inputs(given).items() if one.requires_grad}
-    copies = map_leaves(dict(given), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
+    leaves = {name: one for name, one in names_of_inputs(inputs).items() if one.requires_grad}
+    copies = map_leaves(dict(inputs), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
     result = plainly(function, call, copies)
     written = [one for one in tensors(copies) if version_of(one) and not any(one is two for two in tensors(result))]
-    made = [one for one in (*tensors(result), *written) if one.is_floating_point() or one.is_complex()]
-    outputs = [one for one in made if one.requires_grad]
+    differentiable = [one for one in (*tensors(result), *written) if one.is_floating_point() or one.is_complex()]
+    outputs = [one for one in differentiable if one.requires_grad]
     if not outputs:
         return {"requires_grad": False}
-    drawn = [(torch.randint(-8, 9, one.shape) / 8).to(one.dtype) for one in made]
-    along = [lay(grad) if lay else grad for grad, one in zip(drawn, made, strict=True) if one.requires_grad]
+    drawn = [(torch.randint(-8, 9, one.shape) / 8).to(one.dtype) for one in differentiable]
+    along = [lay(grad) if lay else grad for grad, one in zip(drawn, differentiable, strict=True) if one.requires_grad]
     grads = torch.autograd.grad(outputs, [*leaves.values()], along, allow_unused=True)
-    found = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
-    return {"requires_grad": True, **found}
+    gradients = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
+    return {"requires_grad": True, **gradients}
 
 
 def along(layout: str, dense: bool) -> Around:
     """Return `differentiated` along cotangents in a layout, or along dense cotangents with the same values."""
 
     def lay(cotangent: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = laid_out(cotangent, layout)
-        return made.clone(memory_format=torch.contiguous_format) if dense else made
+        grad: torch.Tensor = laid_out(cotangent, layout)
+        return grad.clone(memory_format=torch.contiguous_format) if dense else grad
 
     return functools.partial(differentiated, lay=lay)
 
@@ -165,10 +165,10 @@ def _differentiable(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def names_of_inputs(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def names_of_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors among the inputs by name."""
-    found = {name: leaf for key, part in given.items() for name, leaf in names_of(part, key).items()}
-    return {name: leaf for name, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+    named = {name: leaf for key, part in inputs.items() for name, leaf in names_of(part, key).items()}
+    return {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
 
 
 def stacked(call: Call) -> Call:
@@ -177,47 +177,49 @@ def stacked(call: Call) -> Call:
     def two(leaf: Any) -> Any:
         return torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) if isinstance(leaf, torch.Tensor) else leaf
 
-    return call.on(map_leaves(dict(call.given), two))
+    return call.on(map_leaves(dict(call.values), two))
 
 
-def mapped(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+def mapped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
-    return torch.func.vmap(lambda *parts: plainly(function, call, _with(given, parts)))(*tensors(given))
+    return torch.func.vmap(lambda *parts: plainly(function, call, _with(inputs, parts)))(*tensors(inputs))
 
 
-def looped(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+def looped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Call the function on each entry of the first dimension, and stack the results."""
-    made = [plainly(function, call, _with(given, parts)) for parts in zip(*tensors(given), strict=True)]
-    return _joined(made, torch.stack)
+    rows = [plainly(function, call, _with(inputs, parts)) for parts in zip(*tensors(inputs), strict=True)]
+    return _joined(rows, torch.stack)
 
 
-def _with(given: Mapping[str, Any], parts: Any) -> dict[str, Any]:
+def _with(inputs: Mapping[str, Any], parts: Any) -> dict[str, Any]:
     rest = iter(parts)
-    made: dict[str, Any] = map_leaves(dict(given), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
-    return made
+    result: dict[str, Any] = map_leaves(
+        dict(inputs), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf
+    )
+    return result
 
 
-def _joined(made: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
-    rows = iter([join([*each]) for each in zip(*map(tensors, made), strict=True)])
-    return map_leaves(made[0], lambda leaf: next(rows) if isinstance(leaf, torch.Tensor) else leaf)
+def _joined(results: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    rows = iter([join([*each]) for each in zip(*map(tensors, results), strict=True)])
+    return map_leaves(results[0], lambda leaf: next(rows) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def under_autocast(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
+def under_autocast(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Make the call under autocast to bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
-        return plainly(function, call, given)
+        return plainly(function, call, inputs)
 
 
 def split(dims: Mapping[str, int]) -> Around:
     """Return a function that makes the call on each entry of these arguments' batch dimensions, and joins the results
     along their first dimension."""
 
-    def parts(function: Function, call: Call, given: Mapping[str, Any]) -> Any:
-        count = min(given[name].shape[dim] for name, dim in dims.items())
-        made = []
+    def parts(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+        count = min(inputs[name].shape[dim] for name, dim in dims.items())
+        rows = []
         for at in range(count):
-            one = {name: given[name].narrow(dim, at, 1) for name, dim in dims.items()}
-            made.append(plainly(function, call, {**given, **one}))
-        return _joined(made, torch.cat)
+            one = {name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()}
+            rows.append(plainly(function, call, {**inputs, **one}))
+        return _joined(rows, torch.cat)
 
     return parts

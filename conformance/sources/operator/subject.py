@@ -101,17 +101,17 @@ def named(path: str) -> Callable[..., Any]:
     if not colon:
         module, name = "torch", path.removeprefix("torch.")
     try:
-        found: Any = importlib.import_module(module)
+        result: Any = importlib.import_module(module)
     except Exception as error:  # a module of the user may raise anything
         said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         raise UsageError(f"module {module!r} cannot be imported ({said}); run it by hand to see why") from None
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"module {module!r} has no {name!r}{nearest(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{path} is no function: it is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(result, part):
+            raise UsageError(f"module {module!r} has no {name!r}{nearest(part, dir(result))}")
+        result = getattr(result, part)
+    if not callable(result):
+        raise UsageError(f"{path} is no function: it is a {type(result).__name__}")
+    return result  # type: ignore[no-any-return]
 
 
 def _overload(function: Any) -> Any:
@@ -128,16 +128,16 @@ def _signature(function: Any, overload: Any) -> inspect.Signature | None:
             return inspect.signature(function)
         except (TypeError, ValueError):  # a function of C++ may have none
             return None
-    made = []
+    parameters = []
     for one in overload._schema.arguments:
         kind = PARAMETER.KEYWORD_ONLY if one.kwarg_only else PARAMETER.POSITIONAL_OR_KEYWORD
-        made.append(
+        parameters.append(
             PARAMETER(one.name, kind, default=one.default_value if one.has_default_value() else PARAMETER.empty)
         )
-    usual = [one for one in made if one.kind is not PARAMETER.KEYWORD_ONLY]
+    usual = [one for one in parameters if one.kind is not PARAMETER.KEYWORD_ONLY]
     while any(a.default is not PARAMETER.empty and b.default is PARAMETER.empty for a, b in zip(usual, usual[1:])):
         usual = [one.replace(default=PARAMETER.empty) for one in usual]
-    return inspect.Signature([*usual, *(one for one in made if one.kind is PARAMETER.KEYWORD_ONLY)])
+    return inspect.Signature([*usual, *(one for one in parameters if one.kind is PARAMETER.KEYWORD_ONLY)])
 
 
 def _reached(function: Any, overload: Any, near: str, role: str, taken: frozenset[str]) -> tuple[tuple[str, ...], str]:

@@ -95,7 +95,7 @@ def run(target: str, case: Case) -> Result:
     with unit(case.id):
         step("examination")
         verdict = _judging(case.subject).verdict(case.variant)
-        if verdict.found is not None:
+        if verdict.finding is not None:
             return _failed(case, verdict).replace(seconds=time.perf_counter() - begin)
     if not verdict.compared:
         return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason)
@@ -107,9 +107,9 @@ def _failed(case: Case, verdict: Verdict) -> Result:
     from conformance.sources.operator.examine import inputs_shown
     from conformance.sources.operator.finding import minimized, script
 
-    assert verdict.found is not None
+    assert verdict.finding is not None
     trial = _judging(case.subject).trial
-    small = minimized(trial, verdict.found)
+    small = minimized(trial, verdict.finding)
     more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small)}
     failure = Failure.of(small.mismatch, **more)
     dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)

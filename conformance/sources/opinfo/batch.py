@@ -69,9 +69,9 @@ class RunningBatch:
     def __init__(
         self, calls: Sequence[Call], inputs: list[dict[str, Any]], target: Target, transform: Transform
     ) -> None:
-        self.calls, self.given, self.target, self.transform = calls, inputs, target, transform
+        self.calls, self.inputs, self.target, self.transform = calls, inputs, target, transform
         self.outcome: list[Execution] = []
-        self.made: list[Any] = []
+        self.results: list[Any] = []
 
     def signature(self, number: int) -> Hashable:
         """Return None: the target compiles each function anew."""
@@ -85,14 +85,14 @@ class RunningBatch:
             return [run(tree, _unchanged) for run, tree in zip(runs, trees, strict=True)]
 
         seeding.seed(self.target.device)
-        self.made = self.transform(function)(self.given)
+        self.results = self.transform(function)(self.inputs)
 
     def observe(self, target: Target) -> Observation:
         """Observe each call for the outcome. The batch itself has no observation."""
-        for call, given, made in zip(self.calls, self.given, self.made, strict=True):
-            answered = AnsweredCall(None, given, lambda made=made: made, call.tree)  # type: ignore[misc]
+        for call, inputs, result in zip(self.calls, self.inputs, self.results, strict=True):
+            answered = AnsweredCall(None, inputs, lambda result=result: result, call.tree)  # type: ignore[misc]
             answered.advance(1)
-            self.outcome.append(Execution((answered.observe(target),), outcome=made, inputs=given))
+            self.outcome.append(Execution((answered.observe(target),), outcome=result, inputs=inputs))
         return Observation()
 
 

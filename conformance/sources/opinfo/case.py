@@ -154,8 +154,8 @@ def _judge_measured(case: Case, target: Target, tally: _Tally) -> None:
         return
     for mismatch in exceeding(tally.measured, tally.measured.most, "aten ops on CPU and storages moved"):
         excess, call = tally.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
-        found = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
-        tally.fail(failure_of(case, target, call, found, Observation(), Observation()))
+        more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
+        tally.fail(failure_of(case, target, call, more, Observation(), Observation()))
 
 
 def _excused(tally: _Tally) -> bool:
@@ -245,8 +245,8 @@ def _compare(case: Case, target: Target, pairs: Sequence[tuple[Call, Execution]]
 
         def right(at: int, actual: Execution) -> bool:
             call, expected = pairs[at]
-            found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, target.oracles)
-            return not (found or arbitrated)
+            mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, target.oracles)
+            return not (mismatches or arbitrated)
 
         passed = batch.passing(pairs, target, lambda number, builds: note(first, TOGETHER, builds), right)
         tally.compared += len(passed)
@@ -273,18 +273,18 @@ def _compare_call(case: Case, target: Target, call: Call, expected: Execution, t
         tally.measure(call, bounded(actual.measured, most))
     # PyTorch does not define the content of operands after a refused call.
     oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
-    found, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
-    found = [one for one in found if not as_refused(call, expected.last, actual.last, one)]
-    if found and fault:
+    mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
+    mismatches = [one for one in mismatches if not as_refused(call, expected.last, actual.last, one)]
+    if mismatches and fault:
         return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
-    if not found and not reached:
+    if not mismatches and not reached:
         # Counted separately, and never a pass: torch CPU would be compared with itself.
         return tally.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
     tally.compared += 1
     tally.arbitrated += arbitrated
-    tally.failed += bool(found)
-    for mismatch in found:
+    tally.failed += bool(mismatches)
+    for mismatch in mismatches:
         if mismatch.oracle not in tally.failures:
             tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last))
     return None
@@ -313,8 +313,8 @@ def _run_related(case: Case, target: Target, call: Call, tally: _Tally, note: No
         ):
             tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
             detail = f"{first_line(error.text)}; {BROKEN.format(LAYOUT)}"
-            found = Mismatch("error", WHOLE, "no error", error.kind, detail)
-            return tally.fail(failure_of(case, target, call, found, Observation(), run.last))
+            wrong = Mismatch("error", WHOLE, "no error", error.kind, detail)
+            return tally.fail(failure_of(case, target, call, wrong, Observation(), run.last))
     try:
         program = program_of(case, call)
     except Unwritable as reason:
@@ -343,11 +343,11 @@ def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
 
 def _undeclared(target: Target, call: Call) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
-    found = tensors(call.tree)
-    if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in found):
+    inputs = tensors(call.tree)
+    if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in inputs):
         return "the target declares that it does not support sparse tensors"
     held = target.dtypes
-    missing = sorted({str(t.dtype).removeprefix("torch.") for t in found if held is not None and t.dtype not in held})
+    missing = sorted({str(t.dtype).removeprefix("torch.") for t in inputs if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
     if target.profile is not None and target.profile.operators:
@@ -359,7 +359,7 @@ def _undeclared(target: Target, call: Call) -> str:
     for trait in target.unsupported("trait") & {*TAGGED}:
         ops = Tagged(TAGGED[trait])
         Executor(_Inside(ops)).run(call)
-        if ops.found:
+        if ops.seen:
             return f"the target declares that it does not support {trait}"
     if not target.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
@@ -430,4 +430,4 @@ def depends_on_values(call: Call) -> bool:
     """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
     ops = Tagged(VALUE_DEPENDENT)
     Executor(_Watched(ops)).run(call)
-    return ops.found
+    return ops.seen

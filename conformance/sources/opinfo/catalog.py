@@ -61,12 +61,12 @@ def family(op: Any) -> str:
 def by_name() -> dict[tuple[str, str], Any]:
     """Return OpInfos by (name, overload). If several share a name, the second gets the suffix `#2`, and so on."""
     seen: Counter[tuple[str, str]] = Counter()
-    found = {}
+    result = {}
     for op in _op_db.ops:
         key = (op.name, op.variant_test_name)
         seen[key] += 1
-        found[op.name, op.variant_test_name + (f"#{seen[key]}" if seen[key] > 1 else "")] = op
-    return found
+        result[op.name, op.variant_test_name + (f"#{seen[key]}" if seen[key] > 1 else "")] = op
+    return result
 
 
 def find(case: Case) -> Any:
@@ -95,7 +95,7 @@ def _variants(op: Any) -> frozenset[str]:
 
 def entries(beside: bool = False) -> list[Entry]:
     """Return all entries of op_db for the planner; with `beside`, also the entries outside op_db."""
-    found = {**by_name(), **({(name, ""): op for name, op in overloads.infos().items()} if beside else {})}
+    ops = {**by_name(), **({(name, ""): op for name, op in overloads.infos().items()} if beside else {})}
     return [
         Entry(
             name,
@@ -105,7 +105,7 @@ def entries(beside: bool = False) -> list[Entry]:
             frozenset(map(dtype_name, op.supported_backward_dtypes("cpu"))),
             _variants(op),
         )
-        for (name, overload), op in found.items()
+        for (name, overload), op in ops.items()
     ]
 
 

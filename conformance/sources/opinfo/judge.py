@@ -90,7 +90,7 @@ class JudgedCall(OneAnswer):
         kept = {id(one) for one in inputs if one.layout is torch.strided and storage_key(one) in sample.kept}
         return not inputs or (bool(kept) and len(kept) == len(inputs))
 
-    def given(self) -> Collection[str]:
+    def names_of_inputs(self) -> Collection[str]:
         """Return the names of the arguments, except `out`."""
         return self.call.sample.tree.keys()
 
@@ -99,7 +99,7 @@ class JudgedCall(OneAnswer):
         sample, strided = self.call.sample, [one for one in tensors(self.call.tree) if one.layout is torch.strided]
         return Arguments(self.case.op, sample.input, sample.args, sample.kwargs, strided)
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the call's answer in float64."""
         return truth_of(self.call)
 

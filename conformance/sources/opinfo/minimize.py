@@ -71,20 +71,20 @@ def minimize(
                 reasons[answer.value or f"{type(answer.error).__name__}: {answer.error}"] += 1
     run.results = [_with(result, small.get(result.id)) for result in run.results]
     reasons["no time left"] += len(chosen) - len(small) - reasons.total()
-    told = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
-    if told:
-        run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({told})")
+    counts = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
+    if counts:
+        run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({counts})")
 
 
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
     """Return the first failure of each pattern and operator, by the id of its result."""
-    found: dict[tuple[str, str], tuple[str, Failure]] = {}
+    chosen: dict[tuple[str, str], tuple[str, Failure]] = {}
     for result in sorted(run.results, key=_plainest):
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
             if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where in (ON_CPU, ON_TARGET)):
-                found.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
-    return dict(found.values())
+                chosen.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
+    return dict(chosen.values())
 
 
 def _plainest(result: Result) -> tuple[Any, ...]:

@@ -52,10 +52,10 @@ def _attention(t: Make) -> tuple[Any, ...]:
 
 def _attended(t: Make) -> tuple[Any, ...]:
     """Return the arguments of the gradient of attention: its result's gradient, its arguments and its results."""
-    given = _attention(t)
+    inputs = _attention(t)
     with torch.no_grad():
-        made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(one.cpu() for one in given))
-    return t(1, 2, 5, 4), *given, *(one.to(given[0].device) for one in made), 0.0, False
+        outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(one.cpu() for one in inputs))
+    return t(1, 2, 5, 4), *inputs, *(one.to(inputs[0].device) for one in outputs), 0.0, False
 
 
 def _packed(t: Make, gates: int, states: Any) -> tuple[Any, ...]:

@@ -85,11 +85,11 @@ class Overload:
             outs = _outs(self.op, args, kwargs)
             if any(one is None for one in outs.values()):
                 continue  # the call does not return this result, so it cannot be written
-            given = {**kwargs, **outs}
+            named = {**kwargs, **outs}
             if not args:  # an entry's first argument is positional
-                first = next(iter(given), None)
-                args = (given.pop(first),) if first is not None else ()
-            yield sample_input(args[0], args[1:], given)
+                first = next(iter(named), None)
+                args = (named.pop(first),) if first is not None else ()
+            yield sample_input(args[0], args[1:], named)
 
     reference_inputs = sample_inputs
 
@@ -97,18 +97,18 @@ class Overload:
 @functools.cache
 def infos() -> dict[str, Any]:
     """Return the entries by name that the installed torch supports: foreach operators, then overloads."""
-    made: dict[str, Any] = {op.name: _narrowed(op) for op in foreach_op_db()}
+    result: dict[str, Any] = {op.name: _narrowed(op) for op in foreach_op_db()}
     for name, source in TABLE["calls"].items():
         op = overload(name)
         if op is not None:
-            made[PREFIX + name] = Overload(PREFIX + name, op, *source_of(op, source))
+            result[PREFIX + name] = Overload(PREFIX + name, op, *source_of(op, source))
     for name, source in TABLE["internals"].items():
         op = overload(name)
         if op is not None:
             dtypes, calls = source_of(op, source, crossed=True)
             distinct = functools.partial(of_distinct_modes, calls)
-            made[PREFIX + name] = Overload(PREFIX + name, op, dtypes, distinct, only=frozenset(CHANGED))
-    return made
+            result[PREFIX + name] = Overload(PREFIX + name, op, dtypes, distinct, only=frozenset(CHANGED))
+    return result
 
 
 def of_distinct_modes(calls: Callable[[torch.dtype], Iterator[Arguments]], dtype: torch.dtype) -> Iterator[Arguments]:
@@ -133,9 +133,9 @@ def _narrowed(foreach: Any) -> Any:
     near = next((op for op in op_db().ops if op.name == foreach.name.removeprefix("_foreach_")), None)
     if near is None:
         return foreach
-    made = copy.copy(foreach)
-    made.dtypes = {*foreach.dtypes} & {*near.dtypes}
-    return made
+    result = copy.copy(foreach)
+    result.dtypes = {*foreach.dtypes} & {*near.dtypes}
+    return result
 
 
 def overload(name: str) -> Any:
@@ -157,12 +157,12 @@ def source_of(
     if how == "row":
         return dtypes, lambda dtype: by_row(op, ROWS[rest], dtype)
     entry, _, below = rest.partition(" > ")
-    given = _entry(entry.removesuffix(" backward"))
+    below_entry = _entry(entry.removesuffix(" backward"))
     if how == "sample":
-        return dtypes & given.dtypes, lambda dtype: samples_of(op, given, dtype)
+        return dtypes & below_entry.dtypes, lambda dtype: samples_of(op, below_entry, dtype)
     backward = entry.endswith(" backward")
-    held = given.supported_backward_dtypes("cpu") if backward else given.dtypes
-    return dtypes & held, lambda dtype: calls_below(given, overload(below), dtype, backward, crossed)
+    held = below_entry.supported_backward_dtypes("cpu") if backward else below_entry.dtypes
+    return dtypes & held, lambda dtype: calls_below(below_entry, overload(below), dtype, backward, crossed)
 
 
 @functools.cache
@@ -200,10 +200,10 @@ def calls_below(
         for kwargs in _crossed(sample.kwargs, words):
             recorder = Recorder(below)
             with recorder, contextlib.suppress(*[Exception] * crossed):
-                made = entry.op(sample.input, *sample.args, **kwargs)
-                found = [one for one in leaves(made) if isinstance(one, torch.Tensor) and one.requires_grad]
-                if backward and found:
-                    torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+                result = entry.op(sample.input, *sample.args, **kwargs)
+                differentiable = [one for one in leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
+                if backward and differentiable:
+                    torch.autograd.backward(differentiable, [torch.ones_like(one) for one in differentiable])
             yield from recorder.calls[:CALLS_OF_A_SAMPLE]
 
 
@@ -218,8 +218,8 @@ def _crossed(kwargs: dict[str, Any], words: Sequence[tuple[str, Any]]) -> Iterat
 def _words(entry: Any, dtype: torch.dtype) -> list[tuple[str, Any]]:
     """Return the words and bools of the keyword arguments of an entry's samples."""
     drawn = _seeded(entry.sample_inputs_func(entry, MARKER, dtype, False))
-    found = [(name, value) for sample in drawn for name, value in sample.kwargs.items() if type(value) in (str, bool)]
-    return list(dict.fromkeys(found))
+    words = [(name, value) for sample in drawn for name, value in sample.kwargs.items() if type(value) in (str, bool)]
+    return list(dict.fromkeys(words))
 
 
 @dataclass
@@ -279,8 +279,8 @@ def _outs(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
     names = [argument.name for argument in op._schema.arguments if argument.is_out]
     if not names:
         return {}
-    made = functional(op)(*_copied(args), **_copied(kwargs))
-    wanted = list(made) if isinstance(made, (tuple, list)) and len(names) > 1 else [made]
+    result = functional(op)(*_copied(args), **_copied(kwargs))
+    wanted = list(result) if isinstance(result, (tuple, list)) and len(names) > 1 else [result]
 
     def sevens(one: Any) -> Any:
         return torch.full_like(one, 7).to(one.dtype) if isinstance(one, torch.Tensor) else one
@@ -318,8 +318,8 @@ def _positional(op: Any) -> list[Any]:
 
 def _keywords(op: Any, dtype: torch.dtype, turn: int) -> dict[str, Any]:
     """Return the required keyword arguments, and the device."""
-    asked = [one for one in op._schema.arguments if one.kwarg_only and not one.is_out]
-    needed = {one.name: one for one in asked if not one.has_default_value() or one.name == "device"}
+    wanted = [one for one in op._schema.arguments if one.kwarg_only and not one.is_out]
+    needed = {one.name: one for one in wanted if not one.has_default_value() or one.name == "device"}
     return {
         name: MARKER if name == "device" else _drawn(one, dtype, turn, place)
         for place, (name, one) in enumerate(needed.items())
@@ -339,8 +339,8 @@ def _drawn(argument: Any, dtype: torch.dtype, turn: int, place: int) -> Any:
     if argument.name == "scalars" and kind == "Tensor":  # every device expects these on the host
         return torch.tensor([2, 3], dtype=dtype)
     if kind in ("Tensor", "List[Tensor]"):
-        made = _filled(SHAPES[turn % len(SHAPES)], dtype, place)
-        return made if kind == "Tensor" else [made, made + 1]
+        tensor = _filled(SHAPES[turn % len(SHAPES)], dtype, place)
+        return tensor if kind == "Tensor" else [tensor, tensor + 1]
     among = DRAWN.get(kind)
     if among is None and kind.startswith("Optional"):
         return None
@@ -362,9 +362,9 @@ KERNELS = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunc
 
 def excluded(name: str) -> str:
     """Return why this overload is not called: the first matching reason, or a missing CPU kernel; else ""."""
-    found = next((reason for pattern, reason in _reasons() if pattern.search(name)), "")
-    if found:
-        return found
+    result = next((reason for pattern, reason in _reasons() if pattern.search(name)), "")
+    if result:
+        return result
     op, names = overload(name), [name]
     with contextlib.suppress(LookupError):
         names += [name_of(functional(op))] if op is not None else []

@@ -169,12 +169,12 @@ def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:
         return list(catalog)
     taken: dict[Entry, None] = {}
     for glob in globs:
-        found = [e for e in catalog if fnmatch.fnmatchcase(e.name, glob) or fnmatch.fnmatchcase(e.op, glob)]
-        if not found:
+        entries = [e for e in catalog if fnmatch.fnmatchcase(e.name, glob) or fnmatch.fnmatchcase(e.op, glob)]
+        if not entries:
             names = {entry.name for entry in catalog}
             near = nearest(glob, names) or nearest(glob.rpartition(".")[2], names)
             raise UsageError(f"no op in PyTorch's op_db matches {glob!r}{near}")
-        taken.update(dict.fromkeys(found))
+        taken.update(dict.fromkeys(entries))
     return list(taken)
 
 
@@ -191,7 +191,7 @@ VALUES = {"variant": options.variants_shown(), "suite": ", ".join(SUITES)}
 """Known values of the options that choose cases."""
 
 
-def asked(args: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
+def selections_of(args: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
     """Return the selections of these options. Raises UsageError.
 
     A suite comes first, narrowed to the given ops or samples; then one selection of the named dtypes; otherwise the

@@ -61,7 +61,7 @@ def _cases(config: pytest.Config) -> list[Any]:
     from conformance.sources.opinfo import isolation, plan
 
     args = config.option
-    selections, shard = plan.asked(args), args.shard
+    selections, shard = plan.selections_of(args), args.shard
     profile = profiles.of(args.target) or profiles.Profile()
     profile.activate()
     config.stash[EXPECTED] = expectations.expected(expectations.file_of(args, expectations.path_for(args.target)))

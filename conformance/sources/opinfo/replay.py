@@ -40,13 +40,13 @@ def replay(
             raise UsageError(f"{files[0]} has no case {name!r}{nearest(name, known)}")
         target = target or saved.target
     with mock.patch.dict(os.environ, {ONE_SAMPLE: index} if index else {}):
-        made = run(profiles.usual(target or "tiny", oracle), [selection])
-    results = [result for result in made.results if result.id == name]
+        repeated = run(profiles.usual(target or "tiny", oracle), [selection])
+    results = [result for result in repeated.results if result.id == name]
     if not results:
-        if not made.complete:
+        if not repeated.complete:
             return 130
-        raise UsageError(f"there is no case {name!r}{nearest(name, [result.id for result in made.results])}")
-    return show(_replayed(results[0], made.target, index))
+        raise UsageError(f"there is no case {name!r}{nearest(name, [result.id for result in repeated.results])}")
+    return show(_replayed(results[0], repeated.target, index))
 
 
 def selection_of(word: str, index: str) -> tuple[str, Selection]:

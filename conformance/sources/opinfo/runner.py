@@ -68,7 +68,7 @@ def run(
     listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None,
     started: Callable[[Run, int], None] = lambda run, planned: None,
     ended: Callable[[Result], None] = lambda result: None,
-    found: Callable[[Result], None] = lambda result: None,
+    on_result: Callable[[Result], None] = lambda result: None,
 ) -> Run:
     """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, the results so far.
 
@@ -84,28 +84,28 @@ def run(
     """
     begin = time.monotonic()
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    made = Run(target, started=at, identity=profiles.identity(target))
+    outcome = Run(target, started=at, identity=profiles.identity(target))
     try:
         with Cases(target, limits, jobs, place) as cases:
-            catalog, made.environment = cases.catalog(variants, plan.asks_beside(selections))
-            made.measures = cases.measures
+            catalog, outcome.environment = cases.catalog(variants, plan.asks_beside(selections))
+            outcome.measures = cases.measures
             listed(catalog)
             profile = profiles.of(target) or Profile()
             known = expectations.known_ops([entry.name for entry in catalog])
             refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
             unsupported = () if lacking else profile.unsupported("op")
-            asked, left_out = plan.without(plan.select(catalog, selections, shard), unsupported)
-            made.lacking = profile.table(left_out)
-            chosen = {case.id: case for case in asked}
-            started(made, len(chosen))
+            wanted, left_out = plan.without(plan.select(catalog, selections, shard), unsupported)
+            outcome.lacking = profile.table(left_out)
+            chosen = {case.id: case for case in wanted}
+            started(outcome, len(chosen))
             earlier = {result.id: result for result in finished if result.id in chosen}
             left = [case for case in chosen.values() if case.id not in earlier]
             again: list[Case] = []
 
             def take(result: Result) -> bool:
                 declared = expectations.judged(result, expected)
-                made.results.append(declared)
-                found(declared)
+                outcome.results.append(declared)
+                on_result(declared)
                 if reruns and declared.outcome in RERUN:
                     again.append(chosen[result.id])
                 return stop_at_first and declared.outcome in UNEXPECTED
@@ -117,43 +117,43 @@ def run(
             for result in () if failed else cases.run(ordered, until - time.monotonic() if limited else None):
                 ended(result)
                 failed = take(result)
-                made.calibration = cases.calibration
+                outcome.calibration = cases.calibration
                 late = time.monotonic() >= until - SHARE * seconds if limited else False
-                if failed or (late and any(one.outcome in RERUN for one in made.results)):
+                if failed or (late and any(one.outcome in RERUN for one in outcome.results)):
                     break
             if failed:
-                made.complete = len(made.results) == len(chosen)
-                made.notes.append("stopped at the first failure")
-            elif len(made.results) < len(chosen):
-                missing = len(chosen) - len(made.results)
-                made.notes.append(f"{missing} of {len(chosen)} cases not run, since the time was over")
+                outcome.complete = len(outcome.results) == len(chosen)
+                outcome.notes.append("stopped at the first failure")
+            elif len(outcome.results) < len(chosen):
+                missing = len(chosen) - len(outcome.results)
+                outcome.notes.append(f"{missing} of {len(chosen)} cases not run, since the time was over")
             for _ in range(0 if failed or time.monotonic() >= until else reruns):
                 flaky = {result.id for result in cases.run(again) if result.outcome is Outcome.PASS}
-                made.results = [result.flaky() if result.id in flaky else result for result in made.results]
+                outcome.results = [result.flaky() if result.id in flaky else result for result in outcome.results]
                 again = [case for case in again if case.id not in flaky]
         for layer in cases.without_backend:
-            failing = [chosen[result.id] for result in made.results if result.outcome in RERUN and not result.layer]
+            failing = [chosen[result.id] for result in outcome.results if result.outcome in RERUN and not result.layer]
             with (
                 Cases(layer, limits, min(jobs, len(failing)), place) if failing else contextlib.nullcontext() as others
             ):
                 there = {result.id: result for result in others.run(failing)} if others else {}
-            made.results = [
+            outcome.results = [
                 result.without_backend(layer, fail_on_torch_bugs)
                 if result.id in there and result.fails_as(there[result.id])
                 else result
-                for result in made.results
+                for result in outcome.results
             ]
-        minimize(made, chosen, limits, jobs, place, min(BUDGET, until - time.monotonic()))
+        minimize(outcome, chosen, limits, jobs, place, min(BUDGET, until - time.monotonic()))
     except KeyboardInterrupt:
-        made.complete, made.interrupted = False, signals.signal_number()
+        outcome.complete, outcome.interrupted = False, signals.signal_number()
     except TargetError as error:
-        if not made.results:
+        if not outcome.results:
             raise
-        made.complete = False
-        made.notes.append(str(error))
+        outcome.complete = False
+        outcome.notes.append(str(error))
     finally:
-        made.seconds = time.monotonic() - begin
-    return made
+        outcome.seconds = time.monotonic() - begin
+    return outcome
 
 
 # The command
@@ -179,7 +179,7 @@ class OpDb(Source):
     def prepare(self, session: Session) -> None:
         """Read the baseline, the declarations and the counts of workloads, and check the options."""
         args = session.args
-        plan.asked(args)
+        plan.selections_of(args)
         self.expected_file = expectations.file_of(args, expectations.path_for(session.spec))
         self.expected = expectations.expected(self.expected_file)
         self.baseline_file = args.baseline or report.baseline_for(session.spec)
@@ -196,7 +196,7 @@ class OpDb(Source):
         """Run the chosen cases under the progress bar. `--resume` continues an interrupted run from its journal."""
         args, profile, seen = session.args, session.profile, session.seen
         held = profile.dtypes if profile is not None else None
-        selections = plan.asked(args, held if held is not None or seen is None else seen.dtypes)
+        selections = plan.selections_of(args, held if held is not None or seen is None else seen.dtypes)
         identity = {
             "target": session.spec,
             "selection": list(map(str, selections)),
@@ -205,7 +205,7 @@ class OpDb(Source):
         }
         absent: list[str] = []
         with Journal(args.reports, identity, args.resume) as journal, shown(session.console) as view:
-            made = run(
+            outcome = run(
                 session.target,
                 selections=selections,
                 jobs=args.jobs,
@@ -223,50 +223,50 @@ class OpDb(Source):
                 listed=lambda catalog: absent.extend(check_names(self.expected_file, catalog)),
                 started=view.start,
                 ended=journal.add,
-                found=view.add,
+                on_result=view.add,
             )
             self.journal = journal
-        made.notes += absent
-        made.seconds = journal.seconds
-        made.environment["selection"] = _selection(args.suite, selections, args.shard)
-        made.budgets = self.counted
-        made.expectations = str(self.expected_file) if self.expected_file.exists() else ""
-        return made
+        outcome.notes += absent
+        outcome.seconds = journal.seconds
+        outcome.environment["selection"] = _selection(args.suite, selections, args.shard)
+        outcome.budgets = self.counted
+        outcome.expectations = str(self.expected_file) if self.expected_file.exists() else ""
+        return outcome
 
-    def declare(self, session: Session, made: Run) -> list[str]:
+    def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
-        done = expectations.declare(made, self.expected_file)
-        made.results = expectations.accept(made.results, expectations.expected(self.expected_file))
-        made.expectations = str(self.expected_file)
+        done = expectations.declare(run, self.expected_file)
+        run.results = expectations.accept(run.results, expectations.expected(self.expected_file))
+        run.expectations = str(self.expected_file)
         return done
 
-    def stale(self, session: Session, made: Run, seconds: float) -> tuple[list[Result], list[str]]:
+    def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
-        if not made.complete:
+        if not run.complete:
             return [], []
-        wanted = {row.operator for row in made.lacking}
+        wanted = {row.operator for row in run.lacking}
         there, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
         return [Result(name, "", DECLARED, "", Outcome.XPASS, reason=said) for name, said in there.items()], notes
 
-    def keep(self, session: Session, made: Run) -> None:
+    def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
-        late = any("not run, since the time" in note for note in made.notes)
-        if not session.resumable or (made.complete and not late):
+        late = any("not run, since the time" in note for note in run.notes)
+        if not session.resumable or (run.complete and not late):
             self.journal.discard()
-        if session.args.update_baseline and made.complete and made.results:
-            model.save(model.slim(_over(self.baseline, made)), self.baseline_file)
+        if session.args.update_baseline and run.complete and run.results:
+            model.save(model.slim(_over(self.baseline, run)), self.baseline_file)
             if self.counted:
                 model.write_atomic(self.baseline_file.parent / budgets.NAME, budgets.dumps(self.counted))
 
-    def summarize(self, session: Session, made: Run) -> None:
+    def summarize(self, session: Session, run: Run) -> None:
         """See `Source.summarize`."""
-        terminal.summarize(session.console, made)
+        terminal.summarize(session.console, run)
 
-    def nothing(self, session: Session, made: Run) -> str:
+    def nothing(self, session: Session, run: Run) -> str:
         """See `Source.nothing`."""
-        if not made.results and session.seconds < math.inf:
+        if not run.results and session.seconds < math.inf:
             return "the time was over before the first case had ended, so nothing was compared: give --minutes more"
-        return f"nothing was compared in {len(made.results)} cases, so nothing passed"
+        return f"nothing was compared in {len(run.results)} cases, so nothing passed"
 
 
 def parser() -> Parser:
@@ -318,11 +318,11 @@ def _narrowed(mine: Selection, usual: Selection) -> list[str]:
     return ops + ([mine.most] if mine.samples != usual.samples else [])
 
 
-def _over(baseline: Run | None, made: Run) -> Run:
+def _over(baseline: Run | None, run: Run) -> Run:
     """Return the new run, completed with the baseline's results for cases that it did not run."""
-    new = {result.id for result in made.results}
+    new = {result.id for result in run.results}
     rest = [result for result in baseline.results if result.id not in new] if baseline else []
-    return replace(made, results=[*made.results, *rest])
+    return replace(run, results=[*run.results, *rest])
 
 
 if __name__ == "__main__":

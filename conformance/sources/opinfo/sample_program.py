@@ -129,33 +129,33 @@ class _Names:
 
     def of_observation(self, outcome: Any, results: Collection[str]) -> dict[str, str]:
         """Return the program's names by the names in an observation of the call."""
-        found = {name: self.known[id(leaf)] for name, leaf in self.places.items() if id(leaf) in self.known}
+        names = {name: self.known[id(leaf)] for name, leaf in self.places.items() if id(leaf) in self.known}
         if results:
-            return found | dict(zip(names_of(outcome, RESULT), results, strict=True))
-        return found if outcome is None else {**found, RESULT: "step 1"}
+            return names | dict(zip(names_of(outcome, RESULT), results, strict=True))
+        return names if outcome is None else {**names, RESULT: "step 1"}
 
 
 def _results(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     """Return the result tensors by name, and the ending of the step's kind. Raises Unwritable."""
     if isinstance(outcome, torch.Tensor):
-        made, ending = {RESULT: outcome}, ""
+        named, ending = {RESULT: outcome}, ""
     elif isinstance(outcome, (tuple, list)) and outcome and all(isinstance(one, torch.Tensor) for one in outcome):
-        made, ending = {f"{RESULT}_{at}": one for at, one in enumerate(outcome)}, ".many"
+        named, ending = {f"{RESULT}_{at}": one for at, one in enumerate(outcome)}, ".many"
     elif tensors(outcome):
         raise Unwritable("a result that is no tensor or row of tensors")
     else:
-        made, ending = {}, ".query"
-    if any(one.layout is not torch.strided for one in made.values()):
+        named, ending = {}, ".query"
+    if any(one.layout is not torch.strided for one in named.values()):
         raise Unwritable("a sparse result")
-    return made, ending
+    return named, ending
 
 
 def _backward(case: Case, names: _Names, call: Call, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
     """Return the steps that differentiate the results with the cotangents of the call's last run."""
     if case.variant not in BACKWARD:
         return ()
-    found = [name for name, one in results.items() if one.requires_grad]
-    steps = [Step("backward", (tensor(name), tensor(names.name(one)))) for name, one in zip(found, call.draws.last)]
+    roots = [name for name, one in results.items() if one.requires_grad]
+    steps = [Step("backward", (tensor(name), tensor(names.name(one)))) for name, one in zip(roots, call.draws.last)]
     return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
 
 
@@ -192,7 +192,7 @@ def forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json])
 def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) -> Observation:
     """Return the call's observation under the program's names. The cotangents, which no call observes, are the
     program's."""
-    made = {
+    tensors = {
         names[name]: replace(one, alias=names.get(one.alias, one.alias))
         for name, one in seen.tensors.items()
         if name in names
@@ -200,10 +200,10 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     others = {names[name]: one for name, one in seen.others.items() if names.get(name, "").startswith("step ")}
     storages = {names[name]: one for name, one in seen.storages.items() if name in names}
     grads = {names[name]: one for name, one in seen.grads.items() if name in names}
-    more = {name: one for name, one in program.tensors.items() if name not in made}
+    more = {name: one for name, one in program.tensors.items() if name not in tensors}
     return replace(
         seen,
-        tensors={**made, **more},
+        tensors={**tensors, **more},
         others=others,
         storages={**storages, **{name: program.storages[name] for name in more if name in program.storages}},
         grads=grads,

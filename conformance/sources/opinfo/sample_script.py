@@ -84,12 +84,12 @@ def from_op_db(
         *[special] * (case.variant in TIERS),
         f"made = {'sent' if plain else 'moved'}(given, device{extra})",
     ]
-    given = ["input", "args", "kwargs"]
+    parameters = ["input", "args", "kwargs"]
     call = f"{CALLED.get(form, 'op.op')}(input, *args, **kwargs)"
     if case.variant == "out":
-        given, call = [*given, "out"], call.replace(")", ", out=out)")
-        *lines, made = out or ["with_gaps(op.op(made['input'], *made['args'], **made['kwargs']), device)"]
-        inputs += [*lines, f"made['out'] = {made}"]
+        parameters, call = [*parameters, "out"], call.replace(")", ", out=out)")
+        *lines, last = out or ["with_gaps(op.op(made['input'], *made['args'], **made['kwargs']), device)"]
+        inputs += [*lines, f"made['out'] = {last}"]
     around, process = AROUND.get(case.variant, ""), "sample.output_process_fn_grad"
     calls = f"{around}(program, given, {process})" if around else f"processed(program, given, {process})"
     if processed and around == "gradients":
@@ -124,8 +124,8 @@ def from_op_db(
     bug = Bug(
         [draw, carried((*helpers, *["unfolded"] * windows)), *wrapped],
         [*inputs, "return made"],
-        given,
-        f"def program({', '.join(given)}):\n    return {{'result': {call}}}",
+        parameters,
+        f"def program({', '.join(parameters)}):\n    return {{'result': {call}}}",
         "call" if processed else around,
     )
     return render(

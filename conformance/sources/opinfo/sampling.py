@@ -69,10 +69,10 @@ class KeptOnCpu(TorchFunctionMode):
             known = args[0].layout is torch.strided and storage_key(args[0]) in self.alive
             return result if known or result.type != "cpu" else MARKER
         if isinstance(result, torch.Tensor) and result.layout is torch.strided:
-            given = leaves((args, kwargs or {}))
-            if any(isinstance(leaf, torch.device) and leaf == MARKER for leaf in given):
+            values = leaves((args, kwargs or {}))
+            if any(isinstance(leaf, torch.device) and leaf == MARKER for leaf in values):
                 self.alive.pop(storage_key(result), None)
-            elif not any(isinstance(leaf, torch.Tensor) for leaf in given):
+            elif not any(isinstance(leaf, torch.Tensor) for leaf in values):
                 self.alive[storage_key(result)] = result
         return result
 
@@ -106,10 +106,10 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
                 item = next(drawn)
         except StopIteration:
             return
-        given = item.sample_input if variant == "error_inputs" else item
-        sample = Sample(index, given.input, tuple(given.args), dict(given.kwargs), set(mode.alive))
-        if given.output_process_fn_grad.__qualname__ != "SampleInput.__init__.<locals>.<lambda>":
-            sample.process = given.output_process_fn_grad
+        source = item.sample_input if variant == "error_inputs" else item
+        sample = Sample(index, source.input, tuple(source.args), dict(source.kwargs), set(mode.alive))
+        if source.output_process_fn_grad.__qualname__ != "SampleInput.__init__.<locals>.<lambda>":
+            sample.process = source.output_process_fn_grad
         if variant == "error_inputs":
             sample.error_type, sample.error_regex = item.error_type, item.error_regex
         if variant in TIERS:
@@ -140,21 +140,21 @@ def _changed(op: Any, variant: str, dtype: torch.dtype, layout: str) -> Iterator
                 continue
             seen.add(key)
             for change in arguments.table()[variant].get(kind, ()):
-                made = arguments.changed(base.tree, place, change)
-                if made is None or (variant == "refused_device" and len(tensors(base.tree)) < 2):
+                changed = arguments.changed(base.tree, place, change)
+                if changed is None or (variant == "refused_device" and len(tensors(base.tree)) < 2):
                     continue
                 kept = {*base.kept}
                 if not place:
-                    pairs = zip(tensors(base.tree), tensors(made[0]), strict=True)
+                    pairs = zip(tensors(base.tree), tensors(changed[0]), strict=True)
                     kept |= {storage_key(new) for old, new in pairs if _stays(old, base.kept)}
-                if isinstance(made[1], torch.Tensor) and (change.host or _stays(value, base.kept)):
-                    kept.add(storage_key(made[1]))
+                if isinstance(changed[1], torch.Tensor) and (change.host or _stays(value, base.kept)):
+                    kept.add(storage_key(changed[1]))
                 forms = ("", "inplace") if _has_inplace(op, place, change) else ("",)
                 for form, index in zip(forms, number):
                     if wanted is None or index == int(wanted):
                         origin = Origin(base.index, place, change, form)
-                        given = made[0]["input"], made[0]["args"], made[0]["kwargs"]
-                        yield Sample(index, *given, kept, base.process, origin=origin)
+                        tree = changed[0]["input"], changed[0]["args"], changed[0]["kwargs"]
+                        yield Sample(index, *tree, kept, base.process, origin=origin)
 
 
 def _has_inplace(op: Any, place: arguments.Place, change: arguments.Change) -> bool:
@@ -176,11 +176,11 @@ def _unchanged(op: Any, dtype: torch.dtype, layout: str) -> list[Sample]:
     if key not in _last:
         wanted = os.environ.pop(ONE_SAMPLE, None)
         try:
-            made = list(samples(op, "forward", dtype, layout, SEARCHED))
+            drawn = list(samples(op, "forward", dtype, layout, SEARCHED))
         finally:
             os.environ.update({ONE_SAMPLE: wanted} if wanted is not None else {})
         _last.clear()
-        _last[key] = made
+        _last[key] = drawn
     return _last[key]
 
 

@@ -88,8 +88,8 @@ def standalone(
     tree, sample, own_process = call.tree, call.sample, call.sample.process is not None
     notes = [f"Again: {again(case, target.spec, sample.index)}"]
     if program is not None:
-        found = [mismatch] if mismatch is not None else []
-        return program_script(program, target, found, [f"Case {program.note}", *notes], None, finding)
+        mismatches = [mismatch] if mismatch is not None else []
+        return program_script(program, target, mismatches, [f"Case {program.note}", *notes], None, finding)
     options = {
         **judged(terms.oracles or target.oracles - {"version"}, target.lacks),
         "undefined": str((*terms.undefined, "value of result") if own_process else terms.undefined),
@@ -127,19 +127,19 @@ def _kept(tensor: torch.Tensor, sample: Sample) -> bool:
 
 def _plain(tree: dict[str, Any]) -> bool:
     """Whether `.to(device)` preserves all properties of the tensors: each is dense and has a separate storage."""
-    found = tensors(tree)
+    parts = tensors(tree)
     dense = all(
         one.layout is torch.strided
         and one.is_contiguous()
         and one.untyped_storage().nbytes() == one.nbytes
         and not (one.is_conj() or one.is_neg() or one.is_meta)
-        for one in found
+        for one in parts
     )
-    alone = dense and len({storage_key(one) for one in found}) == len(found)
+    alone = dense and len({storage_key(one) for one in parts}) == len(parts)
     return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
 
 
 def _out_lines(out: Any, target: Target) -> list[str]:
-    made = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
-    names = ", ".join(name for name, _ in made)
-    return [*input_lines(made, lacks=target.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]
+    outs = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
+    names = ", ".join(name for name, _ in outs)
+    return [*input_lines(outs, lacks=target.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]

@@ -103,24 +103,24 @@ class Minimizer:
                 return NOT_SHOWN
             rest = tuple(one for one in verdict.mismatches if one is not first)
             verdict = replace(verdict, mismatches=(first, *rest))
-        made = failure_of_program(case, self.target, failure, program, verdict)
-        short = len(own_part(made.script).splitlines()) <= LONGEST_LINES
+        smaller = failure_of_program(case, self.target, failure, program, verdict)
+        short = len(own_part(smaller.script).splitlines()) <= LONGEST_LINES
         small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
-        return made if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
+        return smaller if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 
 
 def programs_of(case: Case, failure: Failure, target: Target, checked: bool = True) -> tuple[list[Program], str]:
     """Return the failing sample's calls as programs, and the reason if none of them can be written. A call that ends
     torch CPU's own process does not run; without `checked`, no call does."""
-    made, reason = list[Program](), "a sample without a call"
+    programs, reason = list[Program](), "a sample without a call"
     written = program_of if checked and failure.where != ON_CPU else unrun
     for call in _calls(case, failure.sample, target):
         if not call.note or failure.oracle in DEATHS or f"({call.note})" in failure.where:
             try:
-                made.append(written(case, call))
+                programs.append(written(case, call))
             except Unwritable as error:
                 reason = str(error)
-    return made, reason
+    return programs, reason
 
 
 def _calls(case: Case, index: int, target: Target) -> Iterator[Call]:

@@ -33,19 +33,21 @@ def faults(op: Any, call: Call, dtype: torch.dtype, expected: Execution) -> list
     """
     if op.name.removeprefix("ops.aten.").startswith(BEYOND):
         return []
-    made: dict[int, Any] = {}
-    inner = call.on(map_leaves(call.tree, lambda leaf: made.setdefault(id(leaf), _surrounded(leaf, call.sample.kept))))
+    copies: dict[int, Any] = {}
+    inner = call.on(
+        map_leaves(call.tree, lambda leaf: copies.setdefault(id(leaf), _surrounded(leaf, call.sample.kept)))
+    )
     again = Executor(reference()).run(inner)
-    found = []
+    mismatches = []
     for number, tensor in enumerate(tensors(again.inputs)):
         if _is_surrounded(tensor):
             flat = whole_storage(tensor.detach())
             beside = torch.cat([flat[:MARGIN], flat[-MARGIN:]])
             if not bool((beside == FILL).all()):
-                found.append(Mismatch("storage", f"tensor {number} of the call", "unchanged", "a write beside it"))
+                mismatches.append(Mismatch("storage", f"tensor {number} of the call", "unchanged", "a write beside it"))
     tolerance = catalog.tolerances(op, dtype)
     oracles = {"error", "structure", "dtype", "shape", *(("value",) if catalog.has_value(op) else ())}
-    return [*found, *compare(expected.last, again.last, oracles=oracles, tolerance=tolerance)]
+    return [*mismatches, *compare(expected.last, again.last, oracles=oracles, tolerance=tolerance)]
 
 
 def _surrounded(leaf: Any, kept: set[int]) -> Any:

@@ -26,9 +26,9 @@ MOST_CAUSES = 20
 """Limit on causes listed in the terminal; the page lists all."""
 
 
-def _show_causes(console: Console, made: Run) -> None:
+def _show_causes(console: Console, run: Run) -> None:
     """Print the causes of the failures, the worst first, each with its smallest example."""
-    causes = causes_of(result for result in made.results if result.outcome in UNEXPECTED and not result.layer)
+    causes = causes_of(result for result in run.results if result.outcome in UNEXPECTED and not result.layer)
     if not causes:
         return
     table = Table("cause", "cases", "operators", "smallest example", title="Failures by cause")
@@ -42,12 +42,12 @@ def _show_causes(console: Console, made: Run) -> None:
         console.print(f"and {len(causes) - MOST_CAUSES} more causes, on the page")
 
 
-def summarize(console: Console, made: Run) -> None:
+def summarize(console: Console, run: Run) -> None:
     """Print the number of cases by outcome, and the causes of the failures."""
-    counts = made.counts()
+    counts = run.counts()
     table = Table("outcome", "cases")
     for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
         table.add_row(Text(word, _STYLE[word]), str(counts[word]))
     console.print(table)
-    console.print(f"{escape_control_characters(made.title)}: {made.compared} samples in {made.seconds:.0f} s")
-    _show_causes(console, made)
+    console.print(f"{escape_control_characters(run.title)}: {run.compared} samples in {run.seconds:.0f} s")
+    _show_causes(console, run)

@@ -42,26 +42,26 @@ class Draws:
 
     def __init__(self) -> None:
         self.last: list[torch.Tensor] = []
-        self.given: Iterator[torch.Tensor] | None = None
+        self.replayed: Iterator[torch.Tensor] | None = None
 
     def start(self) -> None:
         """Begin a run of the call."""
-        self.last = self.last if self.given else []
+        self.last = self.last if self.replayed else []
 
     def __call__(self, like: torch.Tensor) -> torch.Tensor:
-        if self.given:
-            return next(self.given).to(like.dtype)
+        if self.replayed:
+            return next(self.replayed).to(like.dtype)
         self.last.append(torch.randn(like.shape, dtype=like.dtype))
         return self.last[-1].to(like.device)
 
     @contextlib.contextmanager
     def repeated(self) -> Iterator[None]:
         """Context in which runs of the call draw nothing and get the last run's tensors."""
-        self.given = iter(self.last)
+        self.replayed = iter(self.last)
         try:
             yield
         finally:
-            self.given = None
+            self.replayed = None
 
 
 Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -113,7 +113,7 @@ def draws_numbers(op: Any, sample: Sample) -> bool:
     tree = moved(sample.tree, reference().send, reference().device, sample.kept)
     with Tagged(DRAWS_NUMBERS) as seen:
         op.op(tree["input"], *tree["args"], **tree["kwargs"])
-    return seen.found
+    return seen.seen
 
 
 def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
@@ -129,17 +129,17 @@ def _function(op: Any, sample: Sample) -> Iterator[Call]:
     yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
-def _special(made: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sample) -> Iterator[Call]:
+def _special(calls_of: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sample) -> Iterator[Call]:
     if not sample.changed:
         raise Skip(NO_SPECIALS)
-    yield from made(op, sample)
+    yield from calls_of(op, sample)
 
 
 def _changed(op: Any, sample: Sample) -> Iterator[Call]:
     """Yield the call whose argument has been changed: of the function, or in place."""
     assert sample.origin is not None
-    made = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
-    yield from (replace(call, note=str(sample.origin)) for call in made)
+    calls = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
+    yield from (replace(call, note=str(sample.origin)) for call in calls)
 
 
 def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
@@ -167,8 +167,8 @@ def _out(op: Any, sample: Sample) -> Iterator[Call]:
     if not (isinstance(wanted, (tuple, list)) and wanted and all(isinstance(t, torch.Tensor) for t in wanted)):
         raise Skip("the result is no tensor or tuple of tensors, so there is nothing to give to out")
     for form in OUT_FORMS:
-        made = [_out_tensor(tensor, form) for tensor in wanted]
-        out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+        outs = [_out_tensor(tensor, form) for tensor in wanted]
+        out = outs[0] if isinstance(result, torch.Tensor) else tuple(outs)
         name = script.function_name(op)
         yield Call(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
 
@@ -206,10 +206,10 @@ def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
 
 
 def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
-    result, found = function(tree)
-    if found:
+    result, differentiable = function(tree)
+    if differentiable:
         seeding.seed()
-        torch.autograd.backward(found, list(map(drawn, found)))
+        torch.autograd.backward(differentiable, list(map(drawn, differentiable)))
         for tensor in tensors(tree):
             tensor.grad = with_memory(tensor.grad)
     return result
@@ -225,10 +225,10 @@ def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) ->
         return duals[-1]
 
     with forward_ad.dual_level():
-        _, found = function(map_leaves(tree, dual))
-        if not found:
+        _, outputs = function(map_leaves(tree, dual))
+        if not outputs:
             return []
-        gradients = torch.autograd.grad(found, duals, list(map(drawn, found)), allow_unused=True)
+        gradients = torch.autograd.grad(outputs, duals, list(map(drawn, outputs)), allow_unused=True)
         return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 

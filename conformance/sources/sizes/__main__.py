@@ -43,9 +43,9 @@ class Sizes(MeasuredCases):
         """See `MeasuredCases.rows`."""
         return [row.name for row in table.load()]
 
-    def worst(self, made: Run) -> Sequence[Result]:
+    def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`: those that use the largest part of the allowed memory."""
-        return made.footprints
+        return run.footprints
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""

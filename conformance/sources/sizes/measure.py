@@ -33,13 +33,13 @@ class Sized:
 
     def inputs(self) -> tuple[dict[str, Any], set[int]]:
         """Create the inputs; no input stays on the CPU."""
-        self.given = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
-        return self.given, set()
+        self.arguments = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
+        return self.arguments, set()
 
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
         """Begin the call on inputs that lie on the target, and release the inputs on the CPU. The call also reads the
         answers, so nothing is left to observe."""
-        self.given.clear()
+        self.arguments.clear()
         program = built(self.case.row, self.case.scale, target.device)[0]
         program = transform(program) if transform else program
         target.can_be_waited_for()  # tested before the call, whose own errors may come from a later wait
@@ -48,14 +48,14 @@ class Sized:
             backward = self.case.variant == "backward"
             self.side = calls.measured(program, inputs, backward, self.exact, target.synchronize)
 
-        return OneCall(self.case.id, inputs, call, lambda made, on: Observation())
+        return OneCall(self.case.id, inputs, call, lambda result, on: Observation())
 
 
 def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
     """Return the row's program for this device, and a function that creates its inputs on the CPU."""
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "pattern": calls.pattern, "device": device}
     names |= row.sizes(scale)
-    exec(f"{row.program()}\n\n{row.made()}", names)  # noqa: S102 - text of this package's own table
+    exec(f"{row.program()}\n\n{row.input_lines()}", names)  # noqa: S102 - text of this package's own table
     return names["program"], names["inputs"]
 
 

@@ -25,8 +25,8 @@ def standalone(case: Case, setup: str, finding: str) -> str:
         [
             f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
             *sizes,
-            carried(("pattern",)).strip("\n") if "pattern" in row.made() else "",
-            row.made(),
+            carried(("pattern",)).strip("\n") if "pattern" in row.input_lines() else "",
+            row.input_lines(),
             row.program(),
         ]
     )

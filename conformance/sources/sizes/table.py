@@ -55,11 +55,11 @@ class Row:
         *before, last = self.call.strip().splitlines()
         return "\n".join([*lines, *(f"    {line}" for line in [*before, f"return {last}"])])
 
-    def made(self) -> str:
+    def input_lines(self) -> str:
         """Return the source of the function `inputs`."""
         lines = [f"{name} = {text}" for name, text in self.inputs.items()]
-        given = f"return {{{', '.join(f'{name!r}: {name}' for name in self.inputs)}}}"
-        return "\n    ".join(["def inputs():", "torch.manual_seed(1234)", *lines, given])
+        last = f"return {{{', '.join(f'{name!r}: {name}' for name in self.inputs)}}}"
+        return "\n    ".join(["def inputs():", "torch.manual_seed(1234)", *lines, last])
 
     def sizes(self, scale: str) -> dict[str, int]:
         """Return the sizes by name, for the names that the row uses."""

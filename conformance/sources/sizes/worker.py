@@ -59,10 +59,10 @@ def judged(case: Case, setup: str, sides: tuple[Side, Side]) -> Result:
     from conformance.standalone.sizes import faults
 
     cpu, got = sides
-    found = faults(cpu, got)
-    told = tuple(Failure(*words, call=case.row.call) for words in found)
-    script = standalone(case, setup, f"{case.id}: {sentence(told[0])}") if told else ""
-    failures = tuple(replace(failure, script=script) for failure in told)
+    wrong = faults(cpu, got)
+    failed = tuple(Failure(*words, call=case.row.call) for words in wrong)
+    script = standalone(case, setup, f"{case.id}: {sentence(failed[0])}") if failed else ""
+    failures = tuple(replace(failure, script=script) for failure in failed)
     footprint = Footprint(cpu.held, got.peak, cpu.peak, round(got.seconds, 3), round(cpu.seconds, 3))
     outcome = Outcome.FAIL if failures else Outcome.PASS
     return case.result(outcome, samples=1, failed=len(failures[:1]), failures=failures, footprint=footprint)

@@ -49,27 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = device_target(args.target) if args.target else None
         console = Console(stderr=True)
         with _progress(console, args.script.name) as progress:
-            made = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
-            ended = _run_script(args.script, args.arguments, made)
-        made.attribute(0.0 if ended.signal else SECONDS)
-        run = made.run()
+            tracer = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
+            ended = _run_script(args.script, args.arguments, tracer)
+        tracer.attribute(0.0 if ended.signal else SECONDS)
+        run = tracer.run()
         run.command, run.environment = f"{parser.prog} {shlex.join(words)}", run.environment | machine()
         run.complete, run.interrupted = not ended.said, ended.signal
-        if not made.judged and not made.faults:
-            print(f"{parser.prog}: {ended.said or _nothing(args.script, made)}", file=sys.stderr)
+        if not tracer.judged and not tracer.faults:
+            print(f"{parser.prog}: {ended.said or _nothing(args.script, tracer)}", file=sys.stderr)
             return run.exit_code() if ended.signal else 2
-        if made.faults:
+        if tracer.faults:
             report.write(run, args.reports, None)  # kept if a smaller call ends this process
-            made.write_scripts(args.reports / "failures")
-            run.results = made.run().results
+            tracer.write_scripts(args.reports / "failures")
+            run.results = tracer.run().results
             scripts.confirm(run, Limits().unit, 0.0 if ended.signal else args.check_scripts, 1)
         report.write(run, args.reports, None)
-        for line in made.lines():
+        for line in tracer.lines():
             print(escape_control_characters(line))
         print(f"report: {args.reports / report.PAGES[TRACE]}")
         if ended.said:
             print(f"{parser.prog}: {ended.said}; the results so far are in the report", file=sys.stderr)
-        return run.exit_code() if made.faults or ended.signal or not ended.said else 2
+        return run.exit_code() if tracer.faults or ended.signal or not ended.said else 2
     except UserError as error:
         print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
         return 2

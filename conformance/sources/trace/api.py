@@ -124,9 +124,9 @@ class Trace:
             for fault in faults:
                 tally = self.mode.tallies[fault.group or fault.name, phase]
                 unit = f"calls of {fault.group}" if fault.group else "calls"
-                told = fault.told(self.loss)
+                text = fault.described(self.loss)
                 yield f"  {fault.name}, {fault.place}: {fault.place.code}".removesuffix(": ")
-                yield f"    {', '.join(filter(None, (told, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
+                yield f"    {', '.join(filter(None, (text, f'wrong in {fault.wrong} of {tally.judged} {unit}')))}"
                 yield f"    {sentence(fault.mismatch).partition('; ')[0]}"
                 if fault.file is not None:
                     yield f"    script: {fault.file}"
@@ -149,34 +149,36 @@ class Trace:
         """Return the results in the form of the reports: one case for each operator in each phase."""
         specs = [one.spec for one in self.mode.targets.values()]
         compilers = dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)
-        made = Run(",".join([*specs, *compilers]) or "none")
-        made.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
+        result = Run(",".join([*specs, *compilers]) or "none")
+        result.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
         parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
-        made.notes, made.started, made.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)
+        result.notes, result.started, result.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)
         for target in self.mode.targets.values():
-            made.environment |= target.environment()
-        return made
+            result.environment |= target.environment()
+        return result
 
     def _result(self, name: str, phase: str, tally: Tally) -> Result:
         faults = [one for one in self.mode.faults.ranked(phase) if (one.group or one.name) == name]
         op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
         family = name.partition(".")[0] if _OVERLOAD.fullmatch(name) else ""
-        made = Result(op, "", phase, TRACE, Outcome.PASS, overload, family, samples=tally.judged)
-        made = made.replace(arbitrated=tally.arbitrated)
+        result = Result(op, "", phase, TRACE, Outcome.PASS, overload, family, samples=tally.judged)
+        result = result.replace(arbitrated=tally.arbitrated)
         if faults:
             failures = tuple(map(self._failure, faults))
             wrong = sum(one.wrong for one in faults)
-            return made.replace(outcome=Outcome.FAIL, failed=wrong, failures=failures, samples=max(tally.judged, wrong))
+            return result.replace(
+                outcome=Outcome.FAIL, failed=wrong, failures=failures, samples=max(tally.judged, wrong)
+            )
         if not tally.judged:
             reason = next(iter(tally.unjudged), "the options exclude it")
-            return made.replace(outcome=Outcome.SKIP, skipped=tally.seen, reason=reason)
-        return made
+            return result.replace(outcome=Outcome.SKIP, skipped=tally.seen, reason=reason)
+        return result
 
     def _failure(self, fault: Fault) -> Failure:
         place = f"{fault.place}: {fault.place.code}"
         place = f"{fault.name}, {place}" if fault.group else place
-        told = ", ".join(filter(None, (place, fault.told(self.loss), counted(fault.wrong, "wrong call"))))
-        return Failure.of(fault.mismatch, call=told, script=fault.script)
+        text = ", ".join(filter(None, (place, fault.described(self.loss), counted(fault.wrong, "wrong call"))))
+        return Failure.of(fault.mismatch, call=text, script=fault.script)
 
 
 @contextlib.contextmanager
@@ -200,13 +202,13 @@ def trace(
 
     Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
     """
-    made = Trace(
+    tracer = Trace(
         device_target(target) if target else None, Options(every, tuple(operators), steps, divergence), progress
     )
-    with made.active():
-        yield made
-    made.attribute()
-    made.write_scripts()
+    with tracer.active():
+        yield tracer
+    tracer.attribute()
+    tracer.write_scripts()
 
 
 def device_target(spec: str) -> Target:

@@ -69,7 +69,7 @@ class TracedCall(OneAnswer):
     on_host: bool = False
     written: frozenset[str] = frozenset()
     wide: Execution | None = field(default=None, repr=False)
-    asked: bool = field(default=False, repr=False)
+    widened: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -104,15 +104,15 @@ class TracedCall(OneAnswer):
 
     @property
     def _dim(self) -> Any:
-        given = self.given_by_name()
-        return given.get("dim", -1)
+        arguments = self.given_by_name()
+        return arguments.get("dim", -1)
 
     def given_by_name(self) -> dict[str, Any]:
         """Return the arguments by the names of the schema."""
         names = [one.name for one in self.func._schema.arguments]
         return {**dict(zip(names, self.args)), **self.kwargs}
 
-    def given(self) -> Collection[str]:
+    def names_of_inputs(self) -> Collection[str]:
         """Return the names of the arguments."""
         return {*self.given_by_name()}
 
@@ -123,10 +123,10 @@ class TracedCall(OneAnswer):
         kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
         return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, leaves)
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64; None if it has none."""
-        if not self.asked:
-            self.asked, self.wide = True, self.widened_by(Float64Reference())
+        if not self.widened:
+            self.widened, self.wide = True, self.widened_by(Float64Reference())
         return self.wide
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
@@ -134,8 +134,8 @@ class TracedCall(OneAnswer):
         try:
             args, kwargs = reference.send((self.args, self.kwargs))
             args, kwargs = map_leaves((args, kwargs), widened_leaf)
-            made = self.func(*args, **kwargs)
-            return Execution((self._observed(args, kwargs, made, storage_key, _itself),))
+            result = self.func(*args, **kwargs)
+            return Execution((self._observed(args, kwargs, result, storage_key, _itself),))
         except Exception:  # torch CPU may have no kernel for float64
             return None
 
@@ -145,15 +145,15 @@ class TracedCall(OneAnswer):
         if self.written:
             args, kwargs = rebuild((args, kwargs), copied_to_host)
         try:
-            made = self.func(*args, **kwargs)
+            result = self.func(*args, **kwargs)
         except Exception as error:
             return Execution((Observation(error=Raised.of(error)),))
-        return Execution((self._observed(args, kwargs, made, storage_key, _itself),), outcome=made)
+        return Execution((self._observed(args, kwargs, result, storage_key, _itself),), outcome=result)
 
-    def by_device(self, args: Tree, kwargs: Tree, made: Tree, target: Target) -> Execution:
+    def by_device(self, args: Tree, kwargs: Tree, result: Tree, target: Target) -> Execution:
         """Return the device's answer, fetched. `args`, `kwargs` and `made` are on the device."""
         fetch = _empty_like if self.is_view else lambda tree: fetched(tree, target)
-        return Execution((self._observed(args, kwargs, made, target.key, fetch),), outcome=made)
+        return Execution((self._observed(args, kwargs, result, target.key, fetch),), outcome=result)
 
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between torch CPU's answer and the device's."""
@@ -164,15 +164,15 @@ class TracedCall(OneAnswer):
         return judgement._replace(mismatches=small_faults(self, want.last, got.last))
 
     def _observed(
-        self, args: Tree, kwargs: Tree, made: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
+        self, args: Tree, kwargs: Tree, result: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
     ) -> Observation:
         """Return the observation of results and written arguments, and of the storages of all arguments."""
-        given = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
-        return observed(given, names_of(made, RESULT), self.written, not self.is_view, key, fetch)
+        inputs = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
+        return observed(inputs, names_of(result, RESULT), self.written, not self.is_view, key, fetch)
 
 
 def observed(
-    given: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, torch.Tensor],
     results: Mapping[str, Any],
     written: Collection[str],
     content: bool,
@@ -181,15 +181,15 @@ def observed(
 ) -> Observation:
     """Return the observation of results and of the `written` arguments, and of the storages of all arguments if their
     `content` counts. `key` tells storages apart, and `fetch` copies a tree to the CPU."""
-    found = {**given, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
-    host = fetch(found)
+    tensors = {**inputs, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
+    host = fetch(tensors)
     first: dict[int, str] = {}
     seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         alias, value = first.setdefault(key(tensor), name), host[name].detach()
-        if name in given and content:
+        if name in inputs and content:
             storages.setdefault(alias, whole_storage(value))
-        if name in given and name.partition("[")[0] not in written:
+        if name in inputs and name.partition("[")[0] not in written:
             continue
         geometry = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
         seen[name] = Seen(value, tensor.dtype, *geometry, contiguity(tensor), alias, False, None, tensor.device.type)
@@ -225,13 +225,13 @@ assert NEEDS_CONTENT <= METADATA_ONLY
 def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target) -> TracedCall:
     """Return the call with its inputs fetched. Raises TypeError for tensors without strides."""
     written = frozenset(one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
-    made = TracedCall(func, args, dict(kwargs), written=written)
-    leaves = leaves_by_name(made.given_by_name())
-    made.on_host = not leaves or any(one.device.type == "cpu" for one in leaves.values())
-    made.on_host |= "cpu" in str(kwargs.get("device", ""))
-    fetch = _empty_like if made.is_view else lambda tree: fetched(tree, target)
-    made.args, made.kwargs = map_leaves(fetch((made.args, made.kwargs)), on_cpu)
-    return made
+    result = TracedCall(func, args, dict(kwargs), written=written)
+    leaves = leaves_by_name(result.given_by_name())
+    result.on_host = not leaves or any(one.device.type == "cpu" for one in leaves.values())
+    result.on_host |= "cpu" in str(kwargs.get("device", ""))
+    fetch = _empty_like if result.is_view else lambda tree: fetched(tree, target)
+    result.args, result.kwargs = map_leaves(fetch((result.args, result.kwargs)), on_cpu)
+    return result
 
 
 def fetched(tree: Tree, target: Target) -> Tree:
@@ -246,9 +246,9 @@ def fetched(tree: Tree, target: Target) -> Tree:
     return rebuild(tree, move, flatten=target.flatten)
 
 
-def leaves_by_name(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def leaves_by_name(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of the arguments by name."""
-    leaves = (pair for name, value in given.items() for pair in names_of(value, name).items())
+    leaves = (pair for name, value in inputs.items() for pair in names_of(value, name).items())
     return {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 

@@ -67,11 +67,11 @@ class GraphCall(OneAnswer):
         """Rounding may dominate a result."""
         return Terms(rules=(LARGE,))
 
-    def given(self) -> Sequence[str]:
+    def names_of_inputs(self) -> Sequence[str]:
         """Return the names of the inputs."""
         return self.names
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the graph's answer in float64; None if it has none."""
         return self.widened_by(Float64Reference())
 
@@ -89,15 +89,15 @@ class GraphCall(OneAnswer):
         random = Tagged(TAGGED["random numbers"])
         try:
             with torch.random.fork_rng(devices=[]), random:
-                made = self._run(self.graph, args, cotangents)
+                result = self._run(self.graph, args, cotangents)
         except Exception as error:
             return Execution((Observation(error=Raised.of(error)),))
-        self.draws = random.found
-        return made
+        self.draws = random.seen
+        return result
 
-    def of(self, given: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
+    def of(self, inputs: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
         """Return the answer of the compiled graph, fetched."""
-        return Execution((observed(given, results, (), True, target.key, lambda tree: fetched(tree, target)),))
+        return Execution((observed(inputs, results, (), True, target.key, lambda tree: fetched(tree, target)),))
 
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between the two answers."""
@@ -107,31 +107,31 @@ class GraphCall(OneAnswer):
         return judgement._replace(mismatches=small_faults(self, want.last, got.last))
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
-        given = dict(zip(self.names, args))
+        named = dict(zip(self.names, args))
         if cotangents is None:
             with torch.no_grad():
                 results = names_of(graph(*args), RESULT)
         else:
-            results = gradients(graph, given, self.wanted, cotangents)
-        leaves = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+            results = gradients(graph, named, self.wanted, cotangents)
+        leaves = {name: one for name, one in named.items() if isinstance(one, torch.Tensor)}
         inputs = leaves if cotangents is None else {}
         return Execution((observed(inputs, results, (), True, storage_key, lambda tree: tree),), outcome=results)
 
 
 def gradients(
-    function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str], cotangents: Sequence[Any]
+    function: Callable[..., Any], inputs: Mapping[str, Any], wanted: frozenset[str], cotangents: Sequence[Any]
 ) -> dict[str, Any]:
     """Return the gradients of the wanted inputs of a function, by name."""
     with torch.enable_grad():
-        leaves = {name: given[name].detach().requires_grad_() for name in given if name in wanted}
-        inner = [leaves[name].clone() if name in leaves else value for name, value in given.items()]
-        made = [*names_of(function(*inner), RESULT).values()]
-        pairs = [(one, by) for one, by in zip(made, cotangents) if by is not None and one.requires_grad]
+        leaves = {name: inputs[name].detach().requires_grad_() for name in inputs if name in wanted}
+        inner = [leaves[name].clone() if name in leaves else value for name, value in inputs.items()]
+        results = [*names_of(function(*inner), RESULT).values()]
+        pairs = [(one, by) for one, by in zip(results, cotangents) if by is not None and one.requires_grad]
         if not pairs or not leaves:
             return {}
         outputs, by = zip(*pairs)
-        found = torch.autograd.grad(outputs, [*leaves.values()], by, allow_unused=True)
-    return {f"gradient of {name}": one for name, one in zip(leaves, found) if one is not None}
+        grads = torch.autograd.grad(outputs, [*leaves.values()], by, allow_unused=True)
+    return {f"gradient of {name}": one for name, one in zip(leaves, grads) if one is not None}
 
 
 @dataclass
@@ -187,13 +187,13 @@ class Compiled:
             names = [node.name for node in kept.graph.nodes if node.op == "placeholder"]
             with self.mode.paused():
                 target = reference() if device == "cpu" else self.mode.target(device)
-            made = Graph(
+            captured = Graph(
                 len(self.graphs) + 1, kept, _with_constants(kept, on_cpu), names,
                 lambda graph, inputs: original(wrapper, graph, inputs, **options),
                 str(getattr(wrapper, "compiler_name", "a compiler")), target,
             )  # fmt: skip
-            self.graphs.append(made)
-            return lambda *args: self._call(made, compiled, args)
+            self.graphs.append(captured)
+            return lambda *args: self._call(captured, compiled, args)
 
         return compile_graph
 
@@ -211,37 +211,37 @@ class Compiled:
         if call is None:
             with self.mode.paused():
                 return compiled(*args)
-        given, seen = list(args), _Backward(self, graph, call)
+        inputs, seen = list(args), _Backward(self, graph, call)
         if torch.is_grad_enabled():
             with self.mode.paused():
-                given = [seen.watched(name, one) for name, one in zip(graph.names, args)]
+                inputs = [seen.watched(name, one) for name, one in zip(graph.names, args)]
         with self.mode.paused():
-            made = compiled(*given)
-            self._judge(graph, call, dict(zip(graph.names, args)), names_of(made, RESULT), FORWARD)
+            result = compiled(*inputs)
+            self._judge(graph, call, dict(zip(graph.names, args)), names_of(result, RESULT), FORWARD)
             if self.mode.divergence is not None:
-                self.mode.divergence.forget(tensors((list(args), made)))
-            seen.outputs(made)
-        return made
+                self.mode.divergence.forget(tensors((list(args), result)))
+            seen.outputs(result)
+        return result
 
     def _judge(
-        self, graph: Graph, call: GraphCall, given: Mapping[str, Any], results: Mapping[str, Any], phase: str
+        self, graph: Graph, call: GraphCall, values: Mapping[str, Any], results: Mapping[str, Any], phase: str
     ) -> None:
         tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
-        inputs = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+        inputs = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
         want = call.by_cpu()
         if want.last.error is not None:
             tally.unjudged[f"torch CPU raises {want.last.error.kind}: {want.last.error.text}"[:120]] += 1
             return
         got = call.of(inputs, results, graph.device)
-        found, arbitrated = call.judged(want, got, graph.device)
+        mismatches, arbitrated = call.judged(want, got, graph.device)
         tally.judged += 1
         tally.arbitrated += arbitrated
-        if found:
-            fault = Fault(graph.name, phase, graph.place, found[0], None, graph.device, graph.name, graph.compiler)
+        if mismatches:
+            fault = Fault(graph.name, phase, graph.place, mismatches[0], None, graph.device, graph.name, graph.compiler)
             _, fault = graph.wrong.setdefault(phase, (call, fault))
             fault.wrong += 1
             there = {name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}
-            self.mode.faults.measure(fault, found, want, got, there)
+            self.mode.faults.measure(fault, mismatches, want, got, there)
             self.mode.faults.attach(self.mode.outside)
         self.progress()
 
@@ -253,8 +253,8 @@ class Compiled:
             for graph in self.graphs:
                 for call, fault in graph.wrong.values():
                     search = Search(graph, call, fault, until)
-                    for found in search.faults():
-                        self.mode.faults.insert(found)
+                    for inner in search.faults():
+                        self.mode.faults.insert(inner)
                     if search.untried:
                         self.notes.append(f"{search.untried} nodes of {graph.name} not compiled alone: time was over")
 
@@ -266,7 +266,7 @@ class _Backward:
     def __init__(self, compiled: Compiled, graph: Graph, call: GraphCall) -> None:
         self.compiled, self.graph, self.call = compiled, graph, call
         self.cotangents: list[Any] = []
-        self.made: dict[str, torch.Tensor] = {}
+        self.outputs_of_graph: dict[str, torch.Tensor] = {}
         self.wanted: set[str] = set()
 
     def watched(self, name: str, one: Any) -> Any:
@@ -278,9 +278,9 @@ class _Backward:
         view.register_hook(lambda grad: self._arrived(name, grad))
         return view
 
-    def outputs(self, made: Any) -> None:
+    def outputs(self, result: Any) -> None:
         """Note the gradients of the outputs as they arrive."""
-        leaves = [*names_of(made, RESULT).values()]
+        leaves = [*names_of(result, RESULT).values()]
         self.cotangents = [None] * len(leaves)
         for at, leaf in enumerate(leaves):
             if self.wanted and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -312,9 +312,9 @@ class Search:
         """Return a fault for each node that is wrong by itself; else one for the last node of the shortest wrong
         beginning; else one for the whole graph. Wrong gradients of a graph with wrong results may follow from these, so
         only nodes count whose own gradient is wrong."""
-        found = list(self._alone())
-        if found or (self.fault.phase == BACKWARD and FORWARD in self.graph.wrong):
-            return found
+        result = list(self._alone())
+        if result or (self.fault.phase == BACKWARD and FORWARD in self.graph.wrong):
+            return result
         node = self._beginning()
         if node is None:
             return [replace(self.fault, name=f"{self.graph.name} by {self.graph.compiler}")]
@@ -324,11 +324,11 @@ class Search:
         """Compile each node by itself on the inputs that it has in eager torch CPU."""
         values: dict[torch.fx.Node, Any] = {}
         backward = self.fault.phase == BACKWARD
-        given = iter(rebuild(self.call.args, copied_to_host))
+        inputs = iter(rebuild(self.call.args, copied_to_host))
         originals = {node.name: node for node in self.graph.original.graph.nodes}
         for node in self.graph.right.graph.nodes:
             if node.op == "placeholder":
-                value = next(given)
+                value = next(inputs)
                 if isinstance(value, torch.Tensor):  # no leaf, so that a node may write it
                     value = value.clone() if backward and value.requires_grad else value.detach()
                 values[node] = value
@@ -383,24 +383,24 @@ class Search:
             return None
         if backward:
             with torch.no_grad():
-                made = [*names_of(right(*rebuild(copies, copied_to_host)), RESULT).values()]
-            call.cotangents = [_cotangent(one) for one in made]
+                outputs = [*names_of(right(*rebuild(copies, copied_to_host)), RESULT).values()]
+            call.cotangents = [_cotangent(one) for one in outputs]
             want = call.by_cpu()
         device = self.graph.device
-        given, cotangents = device.send((rebuild(copies, copied_to_host), call.cotangents))
+        sent, cotangents = device.send((rebuild(copies, copied_to_host), call.cotangents))
         compiled = torch.compile(original, backend=self.graph.backend, dynamic=False)
         try:
             if backward:
-                results, inputs = gradients(compiled, dict(zip(names, given)), wanted, cotangents), dict[str, Any]()
+                results, inputs = gradients(compiled, dict(zip(names, sent)), wanted, cotangents), dict[str, Any]()
             else:
                 with torch.no_grad():
-                    results = names_of(compiled(*given), RESULT)
-                inputs = {name: one for name, one in zip(names, given) if isinstance(one, torch.Tensor)}
-            found = call.judged(want, call.of(inputs, results, device), device).mismatches
+                    results = names_of(compiled(*sent), RESULT)
+                inputs = {name: one for name, one in zip(names, sent) if isinstance(one, torch.Tensor)}
+            mismatches = call.judged(want, call.of(inputs, results, device), device).mismatches
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return Mismatch("error", "the whole run", "no error", type(error).__name__, text[:300])
-        return found[0] if found else None
+        return mismatches[0] if mismatches else None
 
 
 def name_of(node: torch.fx.Node) -> str:
@@ -432,20 +432,20 @@ def _inputs_of(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> list
 
 def _only(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.GraphModule:
     """Return a graph with this node alone, whose inputs are those of the node."""
-    made = torch.fx.Graph()
-    known = {one: made.placeholder(one.name) for one in node.all_input_nodes}
-    made.output((made.node_copy(node, known.__getitem__),))
-    return torch.fx.GraphModule(graph, made)
+    alone = torch.fx.Graph()
+    known = {one: alone.placeholder(one.name) for one in node.all_input_nodes}
+    alone.output((alone.node_copy(node, known.__getitem__),))
+    return torch.fx.GraphModule(graph, alone)
 
 
 def _until(graph: torch.fx.GraphModule, last: torch.fx.Node) -> torch.fx.GraphModule:
     """Return the beginning of a graph up to this node, which returns the node's value."""
-    made, known = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    part, known = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for node in graph.graph.nodes:
         if node.op == "placeholder" or (node.op != "output" and (not known or last not in known)):
-            known[node] = made.node_copy(node, known.__getitem__)
-    made.output((known[last],))
-    return torch.fx.GraphModule(graph, made)
+            known[node] = part.node_copy(node, known.__getitem__)
+    part.output((known[last],))
+    return torch.fx.GraphModule(graph, part)
 
 
 def place_of(node: torch.fx.Node) -> Place:
@@ -462,8 +462,8 @@ def place_of(node: torch.fx.Node) -> Place:
 
 def _with_constants(graph: torch.fx.GraphModule, other: Callable[[Any], Any]) -> torch.fx.GraphModule:
     """Return a copy of the graph with other constants. A backend may change the original."""
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    for node in made.graph.nodes:
+    result = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in result.graph.nodes:
         node.args, node.kwargs = map_leaves((tuple(node.args), dict(node.kwargs)), other)
-    made.recompile()
-    return made
+    result.recompile()
+    return result

@@ -105,17 +105,17 @@ class Divergence:
         self.number += 1
         if self.parting is not None:
             return
-        args, kwargs, made = device
+        args, kwargs, outcome = device
         pairs = list(zip(leaves((args, dict(kwargs))), leaves((call.args, call.kwargs)), strict=True))
         mine = {id(one): self._shadow(one, copy, call, target) for one, copy in pairs if _is_on(one, target)}
-        results = {name: one for name, one in names_of(made, RESULT).items() if isinstance(one, torch.Tensor)}
+        results = {name: one for name, one in names_of(outcome, RESULT).items() if isinstance(one, torch.Tensor)}
         bound = max((one.bound for one in mine.values()), default=0.0)
         if not call.is_view:
             free = call.draws or call.func.overloadpacket in UNWRITTEN
             sides = None if free else self._run(call, pairs, mine)
             self._keep(results, sides, got, target, mine)
-            given = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).given_by_name())
-            written = {name: one for name, one in given.items() if name.partition("[")[0] in call.written}
+            inputs = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).given_by_name())
+            written = {name: one for name, one in inputs.items() if name.partition("[")[0] in call.written}
             if sides is None:
                 self._follow_device(written, got)
             else:
@@ -130,15 +130,15 @@ class Divergence:
         if known is not None and not known.storage.expired() and known.narrow.dtype is one.dtype:
             return known
         flat = whole_storage(fetched(one.detach(), target) if call.is_view else copy.detach()).clone()
-        made = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
-        self.shadows[key] = made
-        return made
+        result = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+        self.shadows[key] = result
+        return result
 
     def _run(
         self, call: TracedCall, pairs: Sequence[tuple[Any, Any]], mine: Mapping[int, Shadow]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Make the call on both shadows, and return the results by name; None if torch CPU cannot make it."""
-        made = []
+        sides = []
         try:
             for wide in (False, True):
                 values = iter(
@@ -146,10 +146,10 @@ class Divergence:
                     for one, copy in pairs
                 )
                 args, kwargs = map_leaves((call.args, call.kwargs), lambda leaf: next(values))  # noqa: B023
-                made.append(names_of(call.func(*args, **kwargs), RESULT))
+                sides.append(names_of(call.func(*args, **kwargs), RESULT))
         except Exception:  # torch CPU may have no kernel for float64; the results start again from the device's content
             return None
-        return made[0], made[1]
+        return sides[0], sides[1]
 
     def _keep(
         self, results: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]] | None,
@@ -162,12 +162,12 @@ class Divergence:
             if not _is_on(one, target) or (key in self.shadows and id(self.shadows[key]) in known):
                 continue
             flat = whole_storage(got.tensors[name].value).clone()
-            made = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+            shadow = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
             if sides is not None:
                 for side, wide in zip(sides, (False, True)):
                     if isinstance(side.get(name), torch.Tensor):
-                        _over(made, got.tensors[name].value, wide).copy_(side[name])
-            self.shadows[key] = made
+                        _over(shadow, got.tensors[name].value, wide).copy_(side[name])
+            self.shadows[key] = shadow
 
     def _follow_device(self, written: Mapping[str, torch.Tensor], got: Observation) -> None:
         """Give the shadows of written arguments the device's content."""
@@ -204,8 +204,8 @@ def _is_on(one: Any, target: Target) -> bool:
 def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
     """Return a tensor on a shadow with the geometry of another tensor."""
     flat = shadow.wide if wide else shadow.narrow
-    made = torch.empty(0, dtype=flat.dtype)
-    return made.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
+    view = torch.empty(0, dtype=flat.dtype)
+    return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
 def _error(one: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:

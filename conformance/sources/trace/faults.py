@@ -63,7 +63,7 @@ class Fault:
         assert self.effect is not None
         return self.effect / abs(loss) if loss else self.effect
 
-    def told(self, loss: float | None) -> str:
+    def described(self, loss: float | None) -> str:
         """Return the size of the error in words."""
         if self.effect is not None:
             part = f" ({self.share(loss):.2g} of it)" if loss else ""
@@ -75,28 +75,28 @@ class Fault:
 class Faults:
     """The faults of a trace. `loss` is the value of the last scalar root of a backward pass."""
 
-    found: dict[tuple[str, str, Place], Fault] = field(default_factory=dict)
+    by_key: dict[tuple[str, str, Place], Fault] = field(default_factory=dict)
     loss: float | None = None
     _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
     @property
     def in_order(self) -> list[Fault]:
         """The faults, the earliest first."""
-        return [*self.found.values()]
+        return [*self.by_key.values()]
 
     def ranked(self, phase: str) -> list[Fault]:
         """Return the faults of a phase, the worst first."""
-        return sorted((one for one in self.found.values() if one.phase == phase), key=lambda one: one.rank(self.loss))
+        return sorted((one for one in self.by_key.values() if one.phase == phase), key=lambda one: one.rank(self.loss))
 
     def all(self) -> list[Fault]:
         """Return all faults, by phase, the worst of each first."""
         return [one for phase in PHASES for one in self.ranked(phase)]
 
-    def add(self, call: TracedCall, phase: str, place: Place, target: Target, found: Iterable[Mismatch]) -> Fault:
+    def add(self, call: TracedCall, phase: str, place: Place, target: Target, mismatches: Iterable[Mismatch]) -> Fault:
         """Add a wrong call and return its fault."""
-        first = next(iter(found))
+        first = next(iter(mismatches))
         key = call.name, phase, place
-        fault = self.found.setdefault(key, Fault(*key, first, call, target))
+        fault = self.by_key.setdefault(key, Fault(*key, first, call, target))
         fault.wrong += 1
         if fault.call is None or call.size < fault.call.size:
             fault.call = call
@@ -104,17 +104,22 @@ class Faults:
 
     def insert(self, fault: Fault) -> None:
         """Add a fault that is complete, or join it with that of the same operator, phase and line."""
-        known = self.found.setdefault((fault.name, fault.phase, fault.place), fault)
+        known = self.by_key.setdefault((fault.name, fault.phase, fault.place), fault)
         if known is not fault:
             known.wrong = max(known.wrong, fault.wrong)
             known.error = max(known.error, fault.error)
 
     def measure(
-        self, fault: Fault, found: Iterable[Mismatch], want: Execution, got: Execution, there: dict[str, torch.Tensor]
+        self,
+        fault: Fault,
+        mismatches: Iterable[Mismatch],
+        want: Execution,
+        got: Execution,
+        there: dict[str, torch.Tensor],
     ) -> None:
         """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
         of the call on the device, by name."""
-        for one in found:
+        for one in mismatches:
             right, wrong = (subject(one, side.last) for side in (want, got))
             if one.oracle not in VALUES or right is None or wrong is None or right.shape != wrong.shape:
                 fault.error = math.inf

@@ -123,30 +123,30 @@ class Tracing(TorchDispatchMode):
             tally.unjudged[_line(error)] += 1
             return func(*args, **kwargs)
         try:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except Exception as error:
             with contextlib.suppress(Exception):  # the script gets the device's error, whatever the judge does
                 got = Execution((Observation(error=Raised.of(error)),))
                 self._judge(call, got, {}, target, tally, place, phase)
             raise
         try:
-            got = call.by_device(args, kwargs, made, target)
+            got = call.by_device(args, kwargs, result, target)
         except Exception as error:
             tally.unjudged[_line(error)] += 1
-            return made
+            return result
         there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
-        there |= {name: leaf for name, leaf in names_of(made, "result").items() if isinstance(leaf, torch.Tensor)}
+        there |= {name: leaf for name, leaf in names_of(result, "result").items() if isinstance(leaf, torch.Tensor)}
         with without_modes():  # those of a device act on torch CPU, too
             try:
                 if judged:
                     self._judge(call, got, there, target, tally, place, phase)
                 if self.divergence is not None:
-                    device = args, kwargs, made
+                    device = args, kwargs, result
                     self.divergence.follow(call, device, got.last, target, place, phase, self.faults.in_order)
             except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
                 tally.unjudged[_line(error)] += 1
         call.wide = None
-        return made
+        return result
 
     def _judge(
         self, call: TracedCall, got: Execution, there: dict[str, torch.Tensor], target: Target, tally: Tally,
@@ -158,12 +158,12 @@ class Tracing(TorchDispatchMode):
             same = got.last.error is not None
             tally.unjudged["both raise" if same else f"torch CPU raises {_line(want.last.error)}"] += 1
             return
-        found, arbitrated = call.judged(want, got, target)
+        mismatches, arbitrated = call.judged(want, got, target)
         tally.judged += 1
         tally.arbitrated += arbitrated
-        if found:
-            fault = self.faults.add(call, phase, place, target, found)
-            self.faults.measure(fault, found, want, got, there)
+        if mismatches:
+            fault = self.faults.add(call, phase, place, target, mismatches)
+            self.faults.measure(fault, mismatches, want, got, there)
         self.progress(self)
 
     def selects(self, name: str, tally: Tally) -> bool:

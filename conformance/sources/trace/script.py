@@ -34,7 +34,7 @@ TRIALS, SECONDS = 150, 10.0
 
 def scripted(fault: Fault) -> str:
     """Return the script of a wrong call, minimized. If no script shows it, return a comment with the reason."""
-    call, found = fault.call, fault.mismatch
+    call, mismatch = fault.call, fault.mismatch
     reason = "the call alone is right on other values of the same sizes"
     try:
         if call is None:
@@ -48,15 +48,15 @@ def scripted(fault: Fault) -> str:
                 return _smallest(program, verdict, target)
     except (Unwritable, TargetError) as error:
         reason = str(error)
-    return f'"""{fault.name}: {found.oracle} of {found.where}"""\n# No script: {reason}.\n'
+    return f'"""{fault.name}: {mismatch.oracle} of {mismatch.where}"""\n# No script: {reason}.\n'
 
 
 def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
     leaves = leaves_by_name(call.given_by_name()) if isinstance(call, TracedCall) else dict(_arguments(call))
-    inputs, args, given = as_inputs(leaves, call.args, call.kwargs)
+    inputs, args, named = as_inputs(leaves, call.args, call.kwargs)
     inputs = {name: leaf.detach() for name, leaf in inputs.items()}
-    step = _step(call, args, given) if isinstance(call, TracedCall) else _node_step(call, args, given)
+    step = _step(call, args, named) if isinstance(call, TracedCall) else _node_step(call, args, named)
     for make in inputs_of, _drawn:
         try:
             yield Program(*make(inputs), (step,), rules=(LARGE,))
@@ -102,14 +102,14 @@ def _arguments(call: NodeCall) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"x{at}", leaf
 
 
-def _drawn(given: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
+def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
     """Return inputs of the same geometry. Floating storages get drawn values; others keep theirs. Raises
     NotAnInput."""
-    small = {name: one for name, one in given.items() if not one.is_floating_point()}
+    small = {name: one for name, one in tensors.items() if not one.is_floating_point()}
     storages, inputs = inputs_of(small)
-    drawn, numbers = [*storages], {storage_key(one): made.storage for one, made in zip(small.values(), inputs)}
-    made = {one.name: one for one in inputs}
-    for name, one in given.items():
+    drawn, numbers = [*storages], {storage_key(one): by_name.storage for one, by_name in zip(small.values(), inputs)}
+    by_name = {one.name: one for one in inputs}
+    for name, one in tensors.items():
         if name in small:
             continue
         flat = whole_storage(one)
@@ -119,8 +119,8 @@ def _drawn(given: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tupl
             numbers[storage_key(one)] = len(drawn)
             drawn.append(Storage(dtype_name(one.dtype), flat.numel(), {"seed": len(drawn)}))
         geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
-        made[name] = Input(name, numbers[storage_key(one)], dtype_name(one.dtype), *geometry)
-    return tuple(drawn), tuple(made[name] for name in given)
+        by_name[name] = Input(name, numbers[storage_key(one)], dtype_name(one.dtype), *geometry)
+    return tuple(drawn), tuple(by_name[name] for name in tensors)
 
 
 def _wrong(program: Program, target: Target) -> Verdict | None:
@@ -138,12 +138,12 @@ def _smallest(program: Program, verdict: Verdict, target: Target) -> str:
 
     def fails(candidate: Program) -> bool:
         nonlocal small
-        found = _wrong(candidate, target)
-        if found is None or found.mismatches[0].oracle != oracle:
+        verdict = _wrong(candidate, target)
+        if verdict is None or verdict.mismatches[0].oracle != oracle:
             return False
-        small = candidate, found
+        small = candidate, verdict
         return True
 
     reduce_program(program, fails, TRIALS, CALL_PASSES, time.time() + SECONDS)
-    best, found = small
-    return script(replace(best, note=""), target, found.mismatches, bad_step=1)
+    best, judged = small
+    return script(replace(best, note=""), target, judged.mismatches, bad_step=1)

@@ -34,7 +34,7 @@ MOVES = 2
 class Widened(Protocol):
     """A call that torch CPU can run in float64."""
 
-    def in_float64(self, found: Sequence[Mismatch], expected: Observation) -> Execution | None:
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64; None if it has none."""
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
@@ -72,17 +72,17 @@ def small_faults(call: Widened, want: Observation, got: Observation) -> list[Mis
         rtol, atol = tolerance_of(expected.dtype)
         tolerance = {str(expected.dtype).removeprefix("torch."): (rtol, atol * largest)}
         sides = (replace(side, tensors={name: side.tensors[name]}, storages={}, others={}) for side in (want, got))
-        found = compare(*sides, oracles={"value"}, tolerance=tolerance)
-        if found and not _rounded(call, name, found, want, there.value, largest):
-            faults += found
+        mismatches = compare(*sides, oracles={"value"}, tolerance=tolerance)
+        if mismatches and not _rounded(call, name, mismatches, want, there.value, largest):
+            faults += mismatches
     return faults
 
 
 def _rounded(
-    call: Widened, name: str, found: Sequence[Mismatch], want: Observation, got: torch.Tensor, largest: float
+    call: Widened, name: str, mismatches: Sequence[Mismatch], want: Observation, got: torch.Tensor, largest: float
 ) -> bool:
     """Whether rounding explains the device's error, or float64 cannot decide."""
-    truth = call.in_float64(found, want)
+    truth = call.in_float64(mismatches, want)
     right = _value(truth, name)
     if truth is None or right is None or right.shape != got.shape:
         return True

@@ -43,7 +43,7 @@ class TestVersions:
     def test_what_is_gone_is_named(self):
         """A missing symbol is named in one sentence."""
         with pytest.raises(TorchError, match=r"has no torch\._C\._gone, which the device needs: `pip install"):
-            torch_compat.found("torch._C:_gone")
+            torch_compat.lookup("torch._C:_gone")
 
 
 class TestRows:

@@ -134,7 +134,7 @@ class TestParts:
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: pair)
         shard = Shard(Plan("mutant:view is stale", reports=tmp_path), 0, 20, "named")
         findings = run_shard(shard).findings
-        assert {shard.found(one.number, one.part) for one in findings} == {*(tmp_path / "failures").glob("found-*")}
+        assert {shard.path_of(one.number, one.part) for one in findings} == {*(tmp_path / "failures").glob("found-*")}
 
 
 LIAR = "class:tests.planted.liars.ValueDevice"

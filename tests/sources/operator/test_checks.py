@@ -52,7 +52,7 @@ def judged(given: dict, **changes) -> dict[str, Verdict]:
 
 
 def wrong(made: dict[str, Verdict]) -> list[str]:
-    return [name for name, one in made.items() if one.found is not None]
+    return [name for name, one in made.items() if one.finding is not None]
 
 
 @alone
@@ -148,7 +148,7 @@ class TestTime:
         request = Request(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
         budget = Budget.of(request)
         made = [*verdicts(examination(request), request, budget)]
-        assert [one.check for one in made if one.found] == ["hang", "hang"] and budget.left <= BUDGET - 40.0
+        assert [one.check for one in made if one.finding] == ["hang", "hang"] and budget.left <= BUDGET - 40.0
 
     def test_checks_one_by_one_share_a_budget(self, monkeypatch):
         """The pytest marker and the command judge check by check."""
@@ -267,7 +267,7 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
     described = {"inputs": "float32[3]", "given": "float32[3]"}
     request = Request(double, reference=reference, inputs=described, checks=["gradients"])
     trial = examination(request)
-    (found,) = (one.found for one in verdicts(trial, request) if one.found)
+    (found,) = (one.finding for one in verdicts(trial, request) if one.finding)
     ended = standalone(script(trial, found))
     assert ended.returncode == 1 and "gradients of " in ended.stdout, ended.stderr
 

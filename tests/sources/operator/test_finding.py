@@ -21,7 +21,7 @@ def smallest(name: str):
     """The examination of a lie, and its difference in a smaller call."""
     request = Request(**{**LIES[name], "checks": [name]}, near="tests.planted.kernels")
     trial = examination(request)
-    (found,) = [one.found for one in verdicts(trial, request) if one.check == name]
+    (found,) = [one.finding for one in verdicts(trial, request) if one.check == name]
     return trial, minimized(trial, found)
 
 
@@ -62,13 +62,13 @@ def test_a_correct_operator_passes_the_script(name, right, standalone):
 def test_a_value_is_shrunk_to_one_element():
     """A lie about every element needs one."""
     _, found = smallest("values")
-    assert [one.numel() for one in tensors(found.call.given)] == [1]
+    assert [one.numel() for one in tensors(found.call.values)] == [1]
 
 
 def test_a_layout_stays_one():
     """A smaller call of the kind `layouts` still has an input with strides or an offset."""
     _, found = smallest("layouts")
-    (x,) = tensors(found.call.given)
+    (x,) = tensors(found.call.values)
     assert x.numel() <= 4 and not (x.is_contiguous() and not x.storage_offset())
 
 
@@ -84,7 +84,7 @@ def test_an_input_with_a_name_of_the_script(standalone):
 
     request = Request(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
     trial = examination(request)
-    (found,) = (one.found for one in verdicts(trial, replace(request, checks=["values"])) if one.found)
+    (found,) = (one.finding for one in verdicts(trial, replace(request, checks=["values"])) if one.finding)
     ended = standalone(script(trial, found))
     assert ended.returncode == 1 and "values of " in ended.stdout, ended.stderr
 
@@ -95,17 +95,17 @@ class TestProgram:
     def test_a_call_survives(self):
         """A call as a program and back has the same arguments."""
         args, kwargs = call_of(program_of(self.CALL), self.CALL).arguments()
-        assert torch.equal(args[0], self.CALL.given["x"]) and args[1] == (3,) and kwargs == {"y": None, "by": 0.5}
+        assert torch.equal(args[0], self.CALL.values["x"]) and args[1] == (3,) and kwargs == {"y": None, "by": 0.5}
 
     def test_lengths_shrink_in_tuples_too(self):
         """A length is cut in each tensor and tuple that has it."""
-        made = [call_of(one, self.CALL).given for one in smaller_lengths(program_of(self.CALL))]
+        made = [call_of(one, self.CALL).values for one in smaller_lengths(program_of(self.CALL))]
         assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in made]
 
     def test_two_lengths_shrink_together(self):
         """A length may be a multiple of another one, so both are halved."""
         call = Call("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
-        made = [call_of(one, call).given for one in smaller_lengths(program_of(call))]
+        made = [call_of(one, call).values for one in smaller_lengths(program_of(call))]
         assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in made]
 
     def test_an_argument_without_a_text(self):

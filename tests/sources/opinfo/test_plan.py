@@ -86,12 +86,12 @@ class TestPlan:
         from conformance.sources.opinfo.runner import parser
 
         with pytest.raises(errors.UsageError, match=text):
-            plan.asked(parser().parse_args(words.split()))
+            plan.selections_of(parser().parse_args(words.split()))
 
     def asked(self, words: str, held: tuple[str, ...] | None = None) -> list[tuple[tuple[str, ...], int | None]]:
         from conformance.sources.opinfo.runner import parser
 
-        return [(each.dtypes, each.samples) for each in plan.asked(parser().parse_args(words.split()), held)]
+        return [(each.dtypes, each.samples) for each in plan.selections_of(parser().parse_args(words.split()), held)]
 
     def test_the_usual_dtypes(self) -> None:
         """The default has float32 and the target's other usual dtypes with fewer samples. Regression test: a run of
@@ -116,7 +116,7 @@ class TestPlan:
         """--op and --samples restrict every selection of a suite."""
         from conformance.sources.opinfo.runner import parser
 
-        chosen = plan.asked(parser().parse_args("--suite main --op add --samples all".split()))
+        chosen = plan.selections_of(parser().parse_args("--suite main --op add --samples all".split()))
         assert {(each.ops, each.samples) for each in chosen} == {(("add",), None)}
 
     def test_the_longest_case_begins_first(self) -> None:

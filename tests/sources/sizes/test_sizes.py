@@ -51,7 +51,7 @@ class TestTable:
     def test_rows(self):
         """Each row is a valid program of its inputs with known sizes only, and names are unique."""
         for row in load():
-            compile(f"{row.program()}\n{row.made()}", row.name, "exec")
+            compile(f"{row.program()}\n{row.input_lines()}", row.name, "exec")
             assert row.sizes("large").keys() == row.sizes("small").keys() <= SCALES["large"].keys()
             assert hasattr(torch, row.dtype)
         assert len({row.name for row in load()}) == len(load())
