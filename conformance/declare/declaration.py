@@ -240,7 +240,7 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
     declared twice. `known` are the names that exist, by key of the scope.
 
     Declarations for another torch cannot be checked with the installed one, and are not."""
-    checked = [one for one in declarations if one.subject is subject and one.holds]
+    checked = [declaration for declaration in declarations if declaration.subject is subject and declaration.holds]
     problems = unknown(checked, known)
     seen: set[tuple[str, ...]] = set()
     for one in checked:
@@ -264,7 +264,7 @@ def read(path: Path | str, subjects: Sequence[str] = (CASES, FINDINGS)) -> list[
 
 def dumps(declarations: Iterable[Declaration], head: str) -> str:
     """Return a file of these declarations, sorted, so that it changes only where declarations change."""
-    ordered = sorted(declarations, key=lambda one: (one.subject, one.toml()))
+    ordered = sorted(declarations, key=lambda declaration: (declaration.subject, declaration.toml()))
     return "\n".join([head, *(one.toml() for one in ordered)])
 
 
@@ -313,11 +313,11 @@ def declared(path: Path, data: Mapping[str, Any], lines: list[str], subjects: Se
         raise ReportError(f"{path}: 'declare' must be written as [[declare]] entries.")
     heads = heads if len(heads) == len(tables) else [0] * len(tables)
     declarations = [_declaration(path, lines, head, table) for table, head in zip(tables, heads, strict=True)]
-    for one in declarations:
-        if one.subject not in subjects:
+    for declaration in declarations:
+        if declaration.subject not in subjects:
             raise ReportError(
-                f"{one.where}: declarations of {one.subject} do not belong in this file, which is about "
-                f"{' and '.join(subjects)}."
+                f"{declaration.where}: declarations of {declaration.subject} do not belong in this file, which is "
+                f"about {' and '.join(subjects)}."
             )
     return declarations
 

@@ -81,14 +81,14 @@ def apply(run: Run, declarations: Sequence[Declaration], file: Path | str) -> Ru
     not."""
     results = [judged(result, declarations) for result in run.results]
     shown = {one for result in run.results if result.finding for one in declarations if one.covers(result)}
-    missing = [one for one in declarations if one not in shown and due(one, run)]
+    missing = [declaration for declaration in declarations if declaration not in shown and due(declaration, run)]
     changes = {"expectations": str(file)} if shown or missing else {}
     return dataclasses.replace(run, results=[*results, *map(_missing, missing)], **changes)  # type: ignore[arg-type]
 
 
 def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
     """Return the result with a declared failure as XFAIL, and a declared failure that passed as XPASS."""
-    covering = [one for one in declarations if one.covers(result)]
+    covering = [declaration for declaration in declarations if declaration.covers(result)]
     if result.finding is not None:
         return _known(result, covering, Outcome.XFAIL).replace(layer="") if covering else result
     if not covering or result.outcome in (Outcome.XFAIL, Outcome.XPASS):
@@ -105,7 +105,9 @@ def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
 
 
 def _known(result: Result, declarations: Sequence[Declaration], outcome: Outcome) -> Result:
-    where, why = ("; ".join(dict.fromkeys(getattr(one, key) for one in declarations)) for key in ("where", "why"))
+    where, why = (
+        "; ".join(dict.fromkeys(getattr(declaration, key) for declaration in declarations)) for key in ("where", "why")
+    )
     return result.replace(outcome=outcome, reason=why, declared=where)
 
 
@@ -144,8 +146,8 @@ def declare(run: Run, path: Path, reason: str = "") -> list[str]:
 
 def update(declarations: Sequence[Declaration], run: Run, reason: str = "") -> tuple[list[Declaration], list[str]]:
     """Return the declarations with the run's failures added and its passes removed, and the changes in words."""
-    cases = [one for one in declarations if one.subject is CASES]
-    programs = [one for one in declarations if one.subject is not CASES]
+    cases = [declaration for declaration in declarations if declaration.subject is CASES]
+    programs = [declaration for declaration in declarations if declaration.subject is not CASES]
     cases, done = _update_cases(cases, run, reason) if run.cases else (cases, [])
     programs, more = _update_programs(programs, run, reason) if run.drawn else (programs, [])
     return [*cases, *programs], [*done, *more]
@@ -157,22 +159,26 @@ def _update_cases(declarations: Sequence[Declaration], run: Run, reason: str) ->
     results = {result.id: result for result in run.cases}
     kept: list[Declaration] = []
     done: list[str] = []
-    for one in declarations:
-        covered = [result for result in results.values() if one.covers(result)]
-        failing = [r for r in covered if r.outcome in BROKEN and any(map(one.names, r.oracles))]
-        skipped = [r for r in covered if r.outcome is Outcome.SKIP and one.names(NOT_COMPARED)]
-        short = [r for r in covered if r.outcome is Outcome.PASS and r.samples + r.skipped < one.scope.samples]
+    for declaration in declarations:
+        covered = [result for result in results.values() if declaration.covers(result)]
+        failing = [r for r in covered if r.outcome in BROKEN and any(map(declaration.names, r.oracles))]
+        skipped = [r for r in covered if r.outcome is Outcome.SKIP and declaration.names(NOT_COMPARED)]
+        short = [r for r in covered if r.outcome is Outcome.PASS and r.samples + r.skipped < declaration.scope.samples]
         if len(failing) + len(skipped) + len(short) == len(covered):
-            kept.append(one)
+            kept.append(declaration)
             continue
-        done.append(f"removed: {one}, which no longer fails everywhere in its scope")
+        done.append(f"removed: {declaration}, which no longer fails everywhere in its scope")
         for result in failing:
-            narrowed = _of_case(result, tuple(filter(one.names, result.oracles)), one.reason)
-            kept.append(dataclasses.replace(one, scope=narrowed.scope, property=narrowed.property))
+            narrowed = _of_case(result, tuple(filter(declaration.names, result.oracles)), declaration.reason)
+            kept.append(dataclasses.replace(declaration, scope=narrowed.scope, property=narrowed.property))
     for result in results.values():
         if result.outcome not in BROKEN or (result.layer and result.outcome is Outcome.XFAIL):
             continue
-        oracles = tuple(o for o in result.oracles if not any(one.covers(result) and one.names(o) for one in kept))
+        oracles = tuple(
+            o
+            for o in result.oracles
+            if not any(declaration.covers(result) and declaration.names(o) for declaration in kept)
+        )
         if oracles:
             kept.append(_of_case(result, oracles, reason or unexplained(result)))
             done.append(f"added: {result.id} ({', '.join(oracles)})")
@@ -213,8 +219,14 @@ def _update_programs(declarations: Sequence[Declaration], run: Run, reason: str)
     Three kinds are not added: flaky findings, faults of the harness, and findings without a known cause because they
     are not shrunk. Declare a flaky finding by hand."""
     known = apply(run, declarations, "").results
-    kept = [one for one in declarations if not due(one, run) or any(map(one.covers, run.results))]
-    done = [f"removed: {one}, which no program showed" for one in declarations if one not in kept]
+    kept = [
+        declaration
+        for declaration in declarations
+        if not due(declaration, run) or any(map(declaration.covers, run.results))
+    ]
+    done = [
+        f"removed: {declaration}, which no program showed" for declaration in declarations if declaration not in kept
+    ]
     fresh: dict[str, list[tuple[Result, Finding]]] = {}
     for result in known:
         finding = result.finding
@@ -259,7 +271,7 @@ def without_cases(declarations: Sequence[Declaration], catalog: Sequence[Any]) -
     """Return one sentence for each declaration whose names exist but which covers no case of op_db. An op may have lost
     a dtype or a variant. `catalog` is a list of the planner's entries."""
     problems = []
-    for one in (one for one in declarations if one.holds and one.subject is CASES):
+    for one in (declaration for declaration in declarations if declaration.holds and declaration.subject is CASES):
         for glob in one.scope.op:
             ops = [op for op in catalog if among(op.name, (glob,))]
             if ops and not any(_has_case(op, one.scope) for op in ops):
@@ -276,9 +288,11 @@ def known_ops(installed: Sequence[str]) -> list[str]:
 def absent(declarations: Sequence[Declaration], installed: Sequence[str]) -> list[str]:
     """Return a sentence that counts the declarations whose ops are all absent from the installed op_db, or nothing."""
     skipped = [
-        one
-        for one in declarations
-        if one.holds and one.subject is CASES and not any(fnmatch.filter(installed, glob) for glob in one.scope.op)
+        declaration
+        for declaration in declarations
+        if declaration.holds
+        and declaration.subject is CASES
+        and not any(fnmatch.filter(installed, glob) for glob in declaration.scope.op)
     ]
     if not skipped:
         return []

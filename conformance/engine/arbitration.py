@@ -92,9 +92,9 @@ def _between(
     """Whether each element lies between the truth and the runs with moved intermediate results, within the
     tolerances."""
     others = [subject(mismatch, observation) for observation in swayed]
-    if not others or right.is_complex() or any(one is None or one.shape != right.shape for one in others):
+    if not others or right.is_complex() or any(other is None or other.shape != right.shape for other in others):
         return False
-    reached = torch.stack([right.double(), *(one.to(right.dtype).double() for one in others if one is not None)])
+    reached = torch.stack([right.double(), *(other.to(right.dtype).double() for other in others if other is not None)])
     low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
     rtol, atol = tolerance_of(right.dtype, tolerance)
     slack, here = atol + rtol * right.double().abs(), got.double()

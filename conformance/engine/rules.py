@@ -56,7 +56,7 @@ class Arguments:
     @property
     def finite(self) -> bool:
         """Whether no input has an infinite element or a nan."""
-        return all(bool(one.isfinite().all()) for one in self.tensors)
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors)
 
     @property
     def dim(self) -> int:

@@ -56,7 +56,7 @@ class Accesses(TorchDispatchMode):
                 if isinstance(tensor, torch.Tensor):
                     self._add(tensor, written)
         result = func(*args, **kwargs)
-        self.dtypes |= {one.dtype for one in tree_leaves(result) if isinstance(one, torch.Tensor)}
+        self.dtypes |= {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
         return result
 
     def _add(self, tensor: torch.Tensor, writes: bool) -> None:
@@ -97,17 +97,17 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
 
 def _words(args: Iterable[Json]) -> Iterator[str]:
     """Yield the words in the arguments of a function of `definitions`, which name the Python code that it runs."""
-    for one in args:
-        yield from one.split() if isinstance(one, str) else _words(one) if isinstance(one, list) else ()
+    for arg in args:
+        yield from arg.split() if isinstance(arg, str) else _words(arg) if isinstance(arg, list) else ()
 
 
 def _to_inputs(inputs: list[Access], accesses: list[Access]) -> Iterator[str]:
     """Yield `inputs` if two inputs share a storage, and `outside` for an access to a storage beyond its inputs."""
-    storages = [one.storage for one in inputs]
+    storages = [tensor.storage for tensor in inputs]
     if len({*storages}) < len(storages):
         yield "inputs"
     for storage in {*storages}:
-        own = [one for one in inputs if one.storage == storage]
+        own = [tensor for tensor in inputs if tensor.storage == storage]
         first, last = min(one.first for one in own), max(one.last for one in own)
         if any(one.storage == storage and (one.first < first or one.last > last) for one in accesses):
             yield "outside"

@@ -52,14 +52,14 @@ def culprit(program: Program, target: Target, first: Mismatch) -> str:
     deepest = sorted(watching.depths, key=lambda name: -watching.depths[name])
     for operator in deepest[:MOST_TRIED]:
         verdict = _Replacing(target, key, operator).judged(program)
-        if not (_wrong(verdict, first) or any(one.oracle == "error" for one in verdict.mismatches)):
+        if not (_wrong(verdict, first) or any(mismatch.oracle == "error" for mismatch in verdict.mismatches)):
             return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
     return ""
 
 
 def _wrong(verdict: Verdict, first: Mismatch) -> bool:
     """Whether a verdict has a difference like the first one. Torch CPU's answer may have other strides."""
-    return any(one.oracle == first.oracle for one in verdict.mismatches)
+    return any(mismatch.oracle == first.oracle for mismatch in verdict.mismatches)
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def as_inputs(
     def marker(leaf: torch.Tensor) -> Json:
         return tensor(known[id(leaf)])
 
-    return inputs, [encoded(one, marker) for one in args], {key: encoded(one, marker) for key, one in kwargs.items()}
+    return inputs, [encoded(arg, marker) for arg in args], {key: encoded(one, marker) for key, one in kwargs.items()}
 
 
 def on_host(value: torch.Tensor) -> Json:

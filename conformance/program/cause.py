@@ -79,7 +79,7 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
     written = _written(op, step)
-    spoilt = [one.where.partition("[")[0] for one in verdict.mismatches if one.oracle == "value"]
+    spoilt = [mismatch.where.partition("[")[0] for mismatch in verdict.mismatches if mismatch.oracle == "value"]
     if wrong == "value" and spoilt and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
         wrong = "aliasing"  # the step's results are right, but another tensor is wrong
     if fails is not None and written:

@@ -67,7 +67,7 @@ def _smallest(names: Sequence[str], mended: Callable[[Sequence[str]], bool]) -> 
 
 def _shows(verdict: Verdict, first: Mismatch) -> bool:
     """Whether a verdict has a difference like the first one: its oracle, for an error also its type and gist."""
-    return any(one.oracle == first.oracle and _error(one) == _error(first) for one in verdict.mismatches)
+    return any(mismatch.oracle == first.oracle and _error(mismatch) == _error(first) for mismatch in verdict.mismatches)
 
 
 def _error(one: Mismatch) -> tuple[str, ...]:

@@ -143,7 +143,10 @@ def _broken(
     mismatches = judge(
         subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles
     ).mismatches
-    return [replace(one, detail="; ".join(filter(None, (one.detail, BROKEN.format(name))))) for one in mismatches], want
+    return [
+        replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, BROKEN.format(name)))))
+        for mismatch in mismatches
+    ], want
 
 
 def _without_other_strides(seen: Observation, other: Observation) -> Observation:

@@ -75,7 +75,9 @@ class Seen:
     @property
     def pure(self) -> bool:
         """Whether the step is plain, writes nothing, and returns memory of its own."""
-        own = {storage_key(one) for one in self.results.values()}.isdisjoint(map(storage_key, self.reads.values()))
+        own = {storage_key(result) for result in self.results.values()}.isdisjoint(
+            map(storage_key, self.reads.values())
+        )
         return self.plain and not self.written and bool(self.results) and own and not APART.search(self.step.op)
 
     def storages(self) -> set[int]:

@@ -151,7 +151,9 @@ def judge_program(
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
         where = f"step {execution.failed_step}"
-        mismatches = [replace(one, where=where) if one.oracle == "error" else one for one in mismatches]
+        mismatches = [
+            replace(mismatch, where=where) if mismatch.oracle == "error" else mismatch for mismatch in mismatches
+        ]
     measured = bounded(execution.measured, expected.bound)
     before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
     mismatches += exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")

@@ -28,7 +28,11 @@ class Cause:
     @property
     def operators(self) -> tuple[str, ...]:
         """The operators with this cause, each once."""
-        return tuple(dict.fromkeys(base_operator(one.finding.op if one.finding else one.name) for one in self.results))
+        return tuple(
+            dict.fromkeys(
+                base_operator(result.finding.op if result.finding else result.name) for result in self.results
+            )
+        )
 
     @property
     def title(self) -> str:
@@ -44,8 +48,8 @@ class Cause:
         """The numbers of results by kind: `3 findings, 12 op_db cases`. The cases of a command with a table of its own,
         such as the operators of a script, are just cases."""
         kinds = Counter(
-            "finding" if one.finding is not None else "case" if one.layout in TABLES else "op_db case"
-            for one in self.results
+            "finding" if result.finding is not None else "case" if result.layout in TABLES else "op_db case"
+            for result in self.results
         )
         return ", ".join(counted(kinds[kind], kind) for kind in ("finding", "op_db case", "case") if kinds[kind])
 
@@ -63,7 +67,7 @@ def pattern_of_result(result: Result) -> str:
     if not result.failures:
         return ""
     wrong, first = min(
-        ((shown_by(one), one) for one in result.failures),
+        ((shown_by(failure), failure) for failure in result.failures),
         key=lambda pair: severity(result.replace(failures=(pair[1],))),
     )
     return pattern_of(first, wrong, result.name)

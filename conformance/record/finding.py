@@ -157,10 +157,16 @@ def answers(differences: Iterable[Any]) -> frozenset[tuple[Any, ...]]:
     For an error, the detail is reduced to its gist, since the text may differ from run to run."""
     return frozenset(
         (
-            *(one.oracle, one.where, getattr(one, "sample", 0), one.expected, one.actual),
-            gist(one.detail) if one.oracle == "error" else one.detail,
+            *(
+                difference.oracle,
+                difference.where,
+                getattr(difference, "sample", 0),
+                difference.expected,
+                difference.actual,
+            ),
+            gist(difference.detail) if difference.oracle == "error" else difference.detail,
         )
-        for one in differences
+        for difference in differences
     )
 
 

@@ -183,7 +183,7 @@ class Result(Named):
     @property
     def scripted(self) -> Failure | None:
         """The first failure with a script: the script that is run before the result is listed."""
-        return next((one for one in self.failures if one.script), None)
+        return next((failure for failure in self.failures if failure.script), None)
 
     @property
     def script_mark(self) -> str:
@@ -247,7 +247,7 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     come after the others. In each of these two groups, findings whose script was not run come behind the others, and
     findings whose script does not show its headline come last."""
     finding = result.finding
-    seen = [shown_by(one) for one in result.failures]
+    seen = [shown_by(failure) for failure in result.failures]
     if finding and finding.property:
         seen = [finding.property]
     elif finding and finding.oracle != "error":
@@ -354,8 +354,8 @@ class Run:
         """The finding that every program shows at the move of its inputs, or None. With such a finding, no step of any
         program ran."""
         programs = self.drawn.compared if self.drawn else 0
-        all_alike = (one for one in self.findings if one.finding and one.finding.op == MOVE
-                     and one.finding.count == programs and one.outcome in UNEXPECTED)  # fmt: skip
+        all_alike = (finding for finding in self.findings if finding.finding and finding.finding.op == MOVE
+                     and finding.finding.count == programs and finding.outcome in UNEXPECTED)  # fmt: skip
         return next(all_alike, None)
 
     @property

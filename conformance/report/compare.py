@@ -143,7 +143,7 @@ def _together(
     """Sentences about the cases that both runs passed: their measures that are shares, and their time. Also a change,
     if the later run is much slower."""
     facts: list[str] = []
-    for measure in (one for one in measures if one.rise is Rise.REGRESSION and one.group):
+    for measure in (measure for measure in measures if measure.rise is Rise.REGRESSION and measure.group):
         counted = [pair for pair in pairs if all(measure.name in one.measurements.counts for one in pair)]
         if counted:
             group = [one.name for one in measures if one.group == measure.group]

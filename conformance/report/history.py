@@ -91,7 +91,7 @@ def trends(path: Path, run: Run) -> list[Trend]:
             (run.title, run.environment.get("selection", ""), LONGEST),
         ).fetchall()[::-1]
     result = []
-    watched = [(one.unit, (one.name,), -1) for one in run.measures if one.rise is Rise.REGRESSION]
+    watched = [(measure.unit, (measure.name,), -1) for measure in run.measures if measure.rise is Rise.REGRESSION]
     rows = [dict(zip(row.keys(), row, strict=True)) for row in cursor]
     for label, columns, good in (*LINES[:-1], *watched, *LINES[-1:]):
         values = tuple(sum(row[c] for c in columns) for row in rows if all(row.get(c) is not None for c in columns))

@@ -91,7 +91,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "details": _details(results),
         "command": escape_control_characters(again),
         "table": bool(run.table),
-        "measures": [{**vars(one), "watched": one.rise is Rise.REGRESSION} for one in run.measures],
+        "measures": [{**vars(measure), "watched": measure.rise is Rise.REGRESSION} for measure in run.measures],
         "whole": whole,
     }
 
@@ -184,7 +184,7 @@ def render(
 def _parts(run: Run) -> dict[str, list[tuple[str, int, int]]]:
     """(operator, count, cases) by the unit of each measure that is counted by operator, most cases first."""
     tables, counts = {}, run.measured.parts
-    for measure in (one for one in run.measures if counts.get(one.name)):
+    for measure in (measure for measure in run.measures if counts.get(measure.name)):
         cases = Counter(op for result in run.results for op in result.measurements.parts.get(measure.name, ()))
         rows = [(op, count, cases[op]) for op, count in counts[measure.name].items()]
         tables[measure.unit] = sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
@@ -207,7 +207,10 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
     varied = [part for part in range(3) if len({column[part] for column in columns}) > 1] or [0]
     families = sorted({family for family, _ in cells})
     rows = [
-        {"family": family, "cells": [_cell(family, one, cells.get((family, one), Counter())) for one in columns]}
+        {
+            "family": family,
+            "cells": [_cell(family, column, cells.get((family, column), Counter())) for column in columns],
+        }
         for family in families
     ]
     labels = [" ".join(column[part] for part in varied) for column in columns]

@@ -120,7 +120,7 @@ def page(target: str, samples: Sequence[Sample], now: float, groups: Sequence[Ca
     for label, name in (("cells of coverage", "cells"), ("distinct causes", "causes"), ("workers", "workers")):
         values = tuple(float(getattr(one, name)) for one in thin)
         lines += [Trend(label, values, 0)] if len(values) > 1 else []
-    newest = next((one for one in samples if one.causes == last.causes), last)
+    newest = next((sample for sample in samples if sample.causes == last.causes), last)
     facts = {
         "programs": f"{last.programs:,}",
         "programs/s, now": f"{rates[-1]:.1f}" if rates else "-",

@@ -50,7 +50,9 @@ def junit(run: Run) -> str:
             tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
             shown = _element(case, tag, type=result.outcome, message=_headline(result))
             shown.text = _xml(
-                "\n\n".join(f"{sentence(one)}\n{one}\n{one.call}\n\n{one.script}" for one in result.failures)
+                "\n\n".join(
+                    f"{sentence(failure)}\n{failure}\n{failure.call}\n\n{failure.script}" for failure in result.failures
+                )
             )
         elif result.outcome in (Outcome.SKIP, Outcome.XFAIL):
             kind = {"type": "known"} if result.outcome is Outcome.XFAIL else {}

@@ -140,7 +140,7 @@ def masked(run: Run) -> list[str]:
 
 def not_shrunk(run: Run) -> list[str]:
     """The number of findings not shrunk because the time was over; empty if there are none."""
-    late = sum(one.finding.pattern.startswith(NOT_SHRUNK.format("")) for one in run.findings if one.finding)
+    late = sum(finding.finding.pattern.startswith(NOT_SHRUNK.format("")) for finding in run.findings if finding.finding)
     why = "since the run was interrupted: --resume goes on" if run.interrupted else "since the time was over"
     more = "" if run.interrupted else ": give more --minutes"
     return [f"{counted(late, 'finding')} not shrunk, {why}{more}"] if late else []
@@ -203,7 +203,10 @@ def measured(run: Run) -> Iterator[tuple[str, int, int, str]]:
     """Yield the measures of a run that have a total: the page's filter for them, the count, the total, and the rest of
     a sentence. For a measure whose rise is a regression and that nothing bounds, the count is the number of passing
     cases without it."""
-    sums, passed = run.measured.counts, [one.measurements for one in run.results if one.outcome is Outcome.PASS]
+    sums, passed = (
+        run.measured.counts,
+        [result.measurements for result in run.results if result.outcome is Outcome.PASS],
+    )
     for measure in run.measures:
         if measure.rise is Rise.REGRESSION and measure.name not in MEASURED:
             plain = sum(one.get(measure.name) == 0 for one in passed)

@@ -76,7 +76,7 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) ->
     for one in run.unexpected:
         if one.finding is None and one.script_mark and not one.alone.startswith(NOT_RUN):
             say(f"{one.id}: {one.remark}")
-    excused = [one for one in run.cases if one.layer]
+    excused = [case for case in run.cases if case.layer]
     if excused:
         console.rule(WITHOUT_BACKEND)
         for one in excused:

@@ -103,7 +103,7 @@ def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) 
     note in each result what they do there. After `seconds` no further script starts."""
     until, began = time.monotonic() + seconds, time.monotonic()
     shown: dict[str, dict[str, str]] = {}
-    for result in _in_order(one for one in run.results if one.alone == SHOWS):
+    for result in _in_order(result for result in run.results if result.alone == SHOWS):
         first = result.scripted
         assert first is not None  # a result whose script has run
         for python, version in pythons.items():
@@ -131,7 +131,7 @@ def _in_order(results: Iterable[Result]) -> Iterator[Result]:
         (new if result.outcome in UNEXPECTED else others).append(result)
     for each in new, others:
         for examples in itertools.zip_longest(*(cause.results for cause in causes_of(each))):
-            yield from (one for one in examples if one is not None)
+            yield from (example for example in examples if example is not None)
 
 
 def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks | None) -> str:

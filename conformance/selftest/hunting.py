@@ -97,7 +97,7 @@ class PlantedFaults(MeasuredCases):
 
     def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`: the faults that need the most programs."""
-        return sorted((one for one in run.results if one.reason), key=lambda one: -one.samples)
+        return sorted((result for result in run.results if result.reason), key=lambda result: -result.samples)
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""
@@ -105,7 +105,7 @@ class PlantedFaults(MeasuredCases):
 
     def summarize(self, session: Session, run: Run) -> None:
         """Print the number of faults found and the medians, too."""
-        caught = [one for one in run.results if one.outcome is Outcome.PASS]
+        caught = [result for result in run.results if result.outcome is Outcome.PASS]
         if caught:
             median = statistics.median(one.samples for one in caught)
             session.print(f"{len(caught)} of {len(run.results)} found; median {median:g} programs")

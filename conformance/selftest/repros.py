@@ -92,13 +92,13 @@ def _answers(function: Callable[..., Any], calls: list[list[Any]], names: Mappin
             continue
         state = names["state"]() if "state" in names else None
         results = [one for one in (result if isinstance(result, tuple) else (result,)) if one is not None]
-        tensors = [one for one in results if isinstance(one, torch.Tensor)]
+        tensors = [result for result in results if isinstance(result, torch.Tensor)]
         seen.append([_kept(one) for one in [*results, *inputs, state]])
         for one in tensors:
             if one.dtype.is_floating_point and not one.requires_grad:
                 with suppress(RuntimeError):  # elements of an expanded result share memory
                     one.add_(1)
-        seen.append([_kept(one) for one in inputs])
+        seen.append([_kept(tensor) for tensor in inputs])
     return seen
 
 

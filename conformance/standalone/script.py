@@ -351,7 +351,7 @@ def defined(text: str) -> frozenset[str]:
 def _stored(node: ast.AST) -> list[str]:
     """Return the names that a statement assigns."""
     names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-    return [one.id for one in names if isinstance(one.ctx, ast.Store)]
+    return [name.id for name in names if isinstance(name.ctx, ast.Store)]
 
 
 @functools.cache

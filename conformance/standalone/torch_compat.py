@@ -540,14 +540,14 @@ class SymbolicResults:
             value = n.node.expr.subs(known)
             return int(value) if value.is_number else None
 
-        return [(one.dtype, tuple(map(length, one.shape))) for one in self.results]
+        return [(result.dtype, tuple(map(length, result.shape))) for result in self.results]
 
 
 def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]) -> SymbolicResults:
     """Call the function on fake tensors whose sizes are symbols, and return the metadata of its results."""
     shapes = lookup("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
     mode = lookup("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
-    fakes = [mode.from_tensor(one.detach(), static_shapes=False) for one in inputs]
+    fakes = [mode.from_tensor(tensor.detach(), static_shapes=False) for tensor in inputs]
     with mode:
         results = function(*fakes)
     return SymbolicResults(fakes, results, [guard.expr for guard in shapes.guards])

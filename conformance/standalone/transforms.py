@@ -300,7 +300,7 @@ def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
 def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
     """Differentiate with forward-mode derivatives along each element of each input that requires grad."""
     saved, state = copied(inputs), torch.get_rng_state()
-    shapes = [torch.zeros(one.shape, dtype=one.dtype) for one in unique(inputs) if one.requires_grad]
+    shapes = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in unique(inputs) if tensor.requires_grad]
 
     def run(tree: Any, tangents: list[torch.Tensor]) -> Any:
         leaf = [one for one in unique(tree) if one.requires_grad]
@@ -331,7 +331,7 @@ def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
         return forward_ad.unpack_dual(leaf).primal if isinstance(leaf, torch.Tensor) else leaf
 
     with forward_ad.dual_level():
-        return map_leaves(run(inputs, [one + 1 for one in shapes]), primal), pull
+        return map_leaves(run(inputs, [shape + 1 for shape in shapes]), primal), pull
 
 
 def wide(tensor: torch.Tensor) -> torch.dtype:

@@ -209,7 +209,7 @@ def _where(k: DrawContext) -> Step | None:
 
 def _joined(k: DrawContext) -> Step | None:
     name = k.pick(_has_rows)
-    others = [] if name is None else [one for one in k.dtypes if one != dtype_name(k[name].dtype)]
+    others = [] if name is None else [dtype for dtype in k.dtypes if dtype != dtype_name(k[name].dtype)]
     if name is None or not others:
         return None
     parts = [tensor(name), k.constant(k[name].size(), getattr(torch, k.choice(others)))]

@@ -377,12 +377,12 @@ def _factors(d: Draw, known: Sequence[str]) -> list[Wanted]:
     dtype, rows, inner = _dtype(d, ("float32", "float64", "int64"), known), d.choice((4, 8, 3)), d.choice((6, 2, 5))
     columns = rows if d.chance(1, 2) else d.choice((2, 7))
     seeds = [{"seed": d.integer(0, 99)} for _ in range(3)]
-    return [Wanted(dtype, (rows, inner), seeds[0]), *(Wanted(dtype, (inner, columns), one) for one in seeds[1:])]
+    return [Wanted(dtype, (rows, inner), seeds[0]), *(Wanted(dtype, (inner, columns), seed) for seed in seeds[1:])]
 
 
 def _rearranged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     x, *others = names
-    products = [_made(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(one), local=True) for one in others]
+    products = [_made(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(other), local=True) for other in others]
     name = _made(k, offer, f"{REARRANGED}:add", *map(tensor, products), local=True)
     if k.chance(2, 3):
         name = _made(k, offer, f"{REARRANGED}:t", tensor(name), local=True)

@@ -56,7 +56,7 @@ def _with_number(k: DrawContext, names: list[str]) -> Json:
 def _paired(k: DrawContext, name: str) -> Given:
     """Draw a list, and a list with an operand for each of its tensors."""
     names = _list(k, name)
-    return Given([_tensors(names), [_operand(k, k[one]) for one in names]])
+    return Given([_tensors(names), [_operand(k, k[name]) for name in names]])
 
 
 def _scaled(k: DrawContext, name: str) -> Given:
@@ -94,7 +94,7 @@ def _exchanged(k: DrawContext, name: str) -> Given | None:
 
 def _added_to_all(k: DrawContext, name: str) -> Given:
     names = _list(k, name)
-    dtype = min((k[one] for one in names), key=lambda one: category(one.dtype)).dtype
+    dtype = min((k[name] for name in names), key=lambda one: category(one.dtype)).dtype
     return Given([_tensors(names), k.constant((), dtype)])
 
 

@@ -57,11 +57,11 @@ RECORDED_KINDS = {
 
 
 FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
-    "_chunk_cat": lambda args, kwargs: any(one.dim() == 0 for one in args[0]),
+    "_chunk_cat": lambda args, kwargs: any(arg.dim() == 0 for arg in args[0]),
     **dict.fromkeys(("median", "nanmedian", "masked.median"), lambda args, kwargs: _repeats(args[0])),
     "narrow_copy": lambda args, kwargs: "out" in kwargs,
     **dict.fromkeys(("nn.functional.avg_pool3d", "nn.functional.gelu"), lambda args, kwargs: _gappy(kwargs.get("out"))),
-    "native_group_norm": lambda args, kwargs: any(one is not None and not one.is_contiguous() for one in args[1:3]),
+    "native_group_norm": lambda args, kwargs: any(arg is not None and not arg.is_contiguous() for arg in args[1:3]),
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
         lambda args, kwargs: "out" in kwargs and not args[0].is_contiguous(),

@@ -34,7 +34,7 @@ def _dims(k: DrawContext, t: torch.Tensor) -> list[Json]:
 def _advanced(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a list or tensor of indices for one dimension. Indices may repeat and be negative."""
     dim = k.integer(0, t.dim() - 1)
-    at = [one - t.size(dim) if k.chance(1, 4) else one for one in k.indices(t.size(dim), k.integer(1, 3))]
+    at = [index - t.size(dim) if k.chance(1, 4) else index for index in k.indices(t.size(dim), k.integer(1, 3))]
     return [index_of(dim, at if k.chance(1, 2) else tensor_of(at))]
 
 

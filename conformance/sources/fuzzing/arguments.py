@@ -132,7 +132,7 @@ def _error(step: Step, shadow: Shadow) -> str | None:
     except Exception as error:
         return type(error).__name__ if "INTERNAL ASSERT" not in str(error) else None
     results = result if isinstance(result, (tuple, list)) else [result]
-    tensors = [one for one in results if isinstance(one, torch.Tensor)]
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
     if any(one.is_meta for one in tensors):
         return None
     return "" if not step.out or len(tensors) == len(results) == len(step.out) else None

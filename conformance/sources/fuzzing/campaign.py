@@ -153,7 +153,7 @@ class Campaign:
     def _enough_of(self, group: Group) -> bool:
         """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
         finding = group.finding
-        alike = (one for one in self.groups if one.shrunk and one.finding.pattern == finding.pattern)
+        alike = (group for group in self.groups if group.shrunk and group.finding.pattern == finding.pattern)
         return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
@@ -361,7 +361,7 @@ class Campaign:
     def add(self, finding: FailingProgram) -> None:
         """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
         finding with the lowest program number, in whatever order findings arrive."""
-        alike = (one for one in self.groups if one.finding.layer == finding.layer)
+        alike = (group for group in self.groups if group.finding.layer == finding.layer)
         group = next((one for one in alike if finding.group in one.found_as), None)
         if group is None:
             group = Group(finding, {finding.number}, {finding.group})
@@ -418,7 +418,7 @@ class Campaign:
     def _of_cause(self, finding: FailingProgram) -> Group | None:
         """The shrunk group with this finding's cause, if there is one."""
         cause = finding.cause()
-        return next((one for one in self.groups if cause and one.shrunk and one.finding.cause() == cause), None)
+        return next((group for group in self.groups if cause and group.shrunk and group.finding.cause() == cause), None)
 
     def _of_all(self, group: Group) -> bool:
         """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""

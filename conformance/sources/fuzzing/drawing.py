@@ -512,7 +512,7 @@ class Drawing:
 
 def families_of(family: str) -> dict[str, list[Op]]:
     """The rows of this family and of views, each once."""
-    return {one: [op for op in OPS.values() if op.family == one] for one in dict.fromkeys((family, "view"))}
+    return {fromkey: [op for op in OPS.values() if op.family == fromkey] for fromkey in dict.fromkeys((family, "view"))}
 
 
 def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:

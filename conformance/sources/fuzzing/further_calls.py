@@ -59,7 +59,7 @@ def _changed(program: Program, topic: str, rng: random.Random, target: Target) -
     """Return the program with one call with a change of this topic; None if no change that was tried has a meaning."""
     candidates = [*CHANGES[topic](program, rng)]
     rng.shuffle(candidates)
-    return next((one for one in candidates[:TRIED] if has_meaning(one, target)), None)
+    return next((candidate for candidate in candidates[:TRIED] if has_meaning(candidate, target)), None)
 
 
 def _other_values(program: Program, rng: random.Random) -> Call | None:

@@ -110,7 +110,7 @@ def _placed(
         name = _name(first + len(inputs))
         wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
         inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
-    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [one.name for one in inputs]), len(results))
+    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [tensor.name for tensor in inputs]), len(results))
 
 
 @functools.cache
@@ -206,12 +206,12 @@ class Operators:
         NeedsLacking."""
         op, step, operands = opinfo(key), call.step, list(call.operands)
         if variant == OUT:
-            targets = [_target(d, one, self.dtypes) for one in call.results]
+            targets = [_target(d, result, self.dtypes) for result in call.results]
             markers = [{"t": f"#{len(operands) + k}"} for k in range(len(targets))]
             operands += targets
             step = replace(step, kwargs={**step.kwargs, "out": markers[0] if len(markers) == 1 else {"tuple": markers}})
-        result_dtypes = {one.dtype for one in call.results} & {*NAMED}
-        if not {one.dtype for one in operands} | result_dtypes <= {*self.dtypes}:
+        result_dtypes = {result.dtype for result in call.results} & {*NAMED}
+        if not {operand.dtype for operand in operands} | result_dtypes <= {*self.dtypes}:
             return None
         distinct = undefined.needs_distinct(op.name)
         classes = DISTINCT if distinct else LAYOUTS
@@ -301,7 +301,10 @@ def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: in
         if place == at or (every and one.dtype == before):
             operands[place] = replace(one, dtype=to, values=tuple(_number(value, to) for value in one.values))
     step = replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
-    places = [(one, laid_out(d, one.size, d.choice(DISTINCT) if d.chance(1, 3) else "contiguous")) for one in operands]
+    places = [
+        (operand, laid_out(d, operand.size, d.choice(DISTINCT) if d.chance(1, 3) else "contiguous"))
+        for operand in operands
+    ]
     planned = _placed(step, places, d, (topic, "", "", to), call.results, False, first)
     shadow = Shadow(Program(planned.storages, planned.inputs))
     try:

@@ -114,7 +114,7 @@ def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
                 calls.append(_call(key, variant, sample))
             except Unwritable:
                 continue
-    small = [one for one in calls if sum(len(operand.values) for operand in one.operands) <= SMALL]
+    small = [call for call in calls if sum(len(operand.values) for operand in call.operands) <= SMALL]
     return tuple(small if len(small) > 1 else calls)
 
 

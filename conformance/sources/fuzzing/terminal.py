@@ -46,7 +46,9 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
         if heading and results:
             console.rule(heading, characters="=")
         for shown, cause in enumerate(causes_of(results)):
-            members = [(one, groups[one.finding.title()]) for one in cause.results if one.finding is not None]
+            members = [
+                (result, groups[result.finding.title()]) for result in cause.results if result.finding is not None
+            ]
             _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
     done, drawn = running.result, run.drawn
     measured = "".join(

@@ -141,14 +141,14 @@ class FailingProgram:
         """The difference with the property of the cause."""
         if not self.mismatches:
             return Mismatch(self.property, self.op or "the program", "an answer", self.said)
-        of_property = (one for one in self.mismatches if shown_by(one) == self.property)
+        of_property = (mismatch for mismatch in self.mismatches if shown_by(mismatch) == self.property)
         return next(of_property, self.mismatches[0])
 
     @functools.cached_property
     def differences(self) -> tuple[Mismatch, ...]:
         """The differences in report order: first the one with the property of the cause."""
         first = self.difference
-        return (first, *(one for one in self.mismatches if one is not first)) if self.mismatches else ()
+        return (first, *(mismatch for mismatch in self.mismatches if mismatch is not first)) if self.mismatches else ()
 
     @functools.cached_property
     def pattern(self) -> str:
@@ -291,7 +291,7 @@ def _keep(shard: Shard, result: ShardResult, finding: FailingProgram) -> None:
     program."""
     keep(shard.path_of(finding.number, finding.part), json.dumps(finding.to_json()))
     place = (finding.number, finding.part)
-    result.findings = [*(one for one in result.findings if (one.number, one.part) != place), finding]
+    result.findings = [*(finding for finding in result.findings if (finding.number, finding.part) != place), finding]
 
 
 def _unjudged(finding: FailingProgram) -> int:
@@ -396,7 +396,11 @@ described = functools.cache(describe_target)
 
 def exhausted(verdict: Verdict) -> bool:
     """Whether the target ran out of memory."""
-    return any(out_of_memory(f"{one.actual} {one.detail}") for one in verdict.mismatches if one.oracle == "error")
+    return any(
+        out_of_memory(f"{mismatch.actual} {mismatch.detail}")
+        for mismatch in verdict.mismatches
+        if mismatch.oracle == "error"
+    )
 
 
 def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> FailingProgram:
@@ -422,7 +426,7 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> FailingProgram:
     """A crash or a hang in this step, with the program up to it. Step 0 is the move of the inputs; the number after the
     last step is the observation."""
-    where = [MOVE, *(one.op for one in program.steps), "the observation"][step]
+    where = [MOVE, *(step.op for step in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return FailingProgram(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 

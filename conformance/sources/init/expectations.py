@@ -92,7 +92,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
         return _explain_finding(name if " / " in name else "::".join(rest), path)
     wanted = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
     cases = [one for one in expectations.expected(path) if one.subject is CASES]
-    matching = [one for one in cases if one.scope.selects({"op": name, **wanted})]
+    matching = [case for case in cases if case.scope.selects({"op": name, **wanted})]
     _print(matching, options.case)
     names = [] if matching else [entry.name for entry in _catalog()]
     if names and name not in names:
@@ -102,14 +102,14 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 def _explain_finding(signature: str, path: Path) -> int:
     programs = [one for one in read(path) if one.subject is FINDINGS]
-    _print([one for one in programs if one.describes(from_title(signature))], signature)
+    _print([program for program in programs if program.describes(from_title(signature))], signature)
     return 0
 
 
 def _print(declarations: Sequence[Declaration], subject: str) -> None:
     """Print declarations as they are in their files, with their places, and their number."""
-    for one in declarations:
-        print(f"# {one.where}\n{one.toml()}")
+    for declaration in declarations:
+        print(f"# {declaration.where}\n{declaration.toml()}")
     print(f"{len(declarations)} {'entry' if len(declarations) == 1 else 'entries'} for {subject}")
 
 

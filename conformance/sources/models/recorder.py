@@ -223,9 +223,9 @@ def letters(func: Any, kwargs: Any, result: Any) -> str:
     if first is not None and first.alias_info is not None and first.alias_info.is_write:
         return IN_PLACE
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
-    if any(isinstance(one, (tuple, list)) and tensors(one) for one in parts):
+    if any(isinstance(part, (tuple, list)) and tensors(part) for part in parts):
         raise Unwritable("a list within the results")
-    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in parts):
+    if any(isinstance(part, torch.Tensor) and part.layout is not torch.strided for part in parts):
         raise Unwritable("a sparse result")
-    word = "".join(TENSOR if isinstance(one, torch.Tensor) else NOTHING for one in parts)
+    word = "".join(TENSOR if isinstance(part, torch.Tensor) else NOTHING for part in parts)
     return f"{SEVERAL}{word}" if isinstance(result, (tuple, list)) else word

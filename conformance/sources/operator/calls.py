@@ -158,13 +158,13 @@ def _usable(leaf: Any) -> bool:
 
 
 def _any_empty(call: Call) -> bool:
-    return any(not one.numel() for one in tensors(call.values))
+    return any(not tensor.numel() for tensor in tensors(call.values))
 
 
 def _sorted(call: Call) -> Call:
     """Return a sampled call under the kind that its sizes say."""
     inputs = tensors(call.values)
-    kind = EMPTY if _any_empty(call) else SCALARS if any(not one.dim() for one in inputs) else ""
+    kind = EMPTY if _any_empty(call) else SCALARS if any(not tensor.dim() for tensor in inputs) else ""
     return replace(call, kind=kind or SAMPLED)
 
 
@@ -174,7 +174,7 @@ def _add(plan: Plan, call: Call, accepts: Accepts) -> bool:
         return False
     if any(call.note == other.note for other in plan.of(call.kind) if call.note and call.kind in (EMPTY, BLOCKS)):
         return False
-    if sum(one.numel() for one in tensors(call.values)) > LARGEST or not accepts(call):
+    if sum(tensor.numel() for tensor in tensors(call.values)) > LARGEST or not accepts(call):
         return False
     plan.calls.append(call)
     return True
@@ -211,7 +211,7 @@ def _shapes(calls: Iterable[Call]) -> list[Call]:
     """Return one call of each number of dimensions."""
     by_dims: dict[tuple[int, ...], Call] = {}
     for call in calls:
-        by_dims.setdefault(tuple(one.dim() for one in tensors(call.values)), call)
+        by_dims.setdefault(tuple(tensor.dim() for tensor in tensors(call.values)), call)
     return [*by_dims.values()][:3]
 
 
@@ -225,8 +225,8 @@ def _stretched(call: Call, size: int) -> Call | None:
     """Return the call with its last length, in every tensor and tuple that has it, replaced by a size. The values are
     a sample of the call's values. None if an index could leave its range."""
     inputs = tensors(call.values)
-    length = next((one.shape[-1] for one in inputs if one.dim() and one.shape[-1] > 1), None)
-    if length is None or any(length in one.shape and not one.dtype.is_floating_point for one in inputs):
+    length = next((tensor.shape[-1] for tensor in inputs if tensor.dim() and tensor.shape[-1] > 1), None)
+    if length is None or any(length in tensor.shape and not tensor.dtype.is_floating_point for tensor in inputs):
         return None
     drawn = torch.Generator().manual_seed(size)
 
@@ -256,14 +256,18 @@ def from_description(description: Description, operator: Operator, accepts: Acce
     if operator.signature is not None:
         parameters = operator.signature.parameters
         unknown = [name for name in names if name not in parameters]
-        if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             known = ", ".join(parameters)
             raise UsageError(f"{operator.name} has no argument {unknown[0]!r}: its arguments are {known}")
         names.sort(key=lambda name: [*parameters].index(name) if name in parameters else len(parameters))
         plain = [
             name for name in names if name in parameters and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
         ]
-        needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+        needed = [
+            parameter.name
+            for parameter in parameters.values()
+            if parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL
+        ]
         if missing := [name for name in needed if name not in names]:
             raise UsageError(f"{operator.name} needs the argument {missing[0]!r}, which the inputs do not describe")
         gap = next((at for at, name in enumerate(parameters) if at >= len(plain) or name != plain[at]), len(plain))
@@ -295,7 +299,7 @@ Sizes = dict[str, int]
 def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
     """Yield the kind, the sizes, the number of the choice of alternatives, and the tier of special values."""
     rng = random.Random(0)
-    most = max((len(one) for one in description.arguments.values()), default=1)
+    most = max((len(argument) for argument in description.arguments.values()), default=1)
     if not description.sizes:
         yield from ((SAMPLED, {}, choice, "") for choice in range(2 * max(most, 2)))
     for choice in range(MOST[SAMPLED] if description.sizes else 0):
@@ -385,7 +389,7 @@ def _special(call: Call, description: Description, tier: str) -> Call | None:
         for name, value in call.values.items()
         if isinstance(value, torch.Tensor)
         and value.is_floating_point()
-        and not any(isinstance(one, Tensor) and one.range for one in description.arguments[name])
+        and not any(isinstance(argument, Tensor) and argument.range for argument in description.arguments[name])
     ]
     values = dict(call.values)
     for dtype in {values[name].dtype for name in free}:

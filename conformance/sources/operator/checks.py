@@ -199,13 +199,13 @@ class AgainstReference(OneAnswer):
     ) -> Sequence[Observation]:
         """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
         another order, so its error depends on the size of the terms that the reference adds."""
-        dtypes = [one.dtype for one in tensors(self.call.values) if one.is_floating_point()]
+        dtypes = [tensor.dtype for tensor in tensors(self.call.values) if tensor.is_floating_point()]
         if not dtypes:
             return ()
         narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         targets = [Swayed(narrow, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
         runs = [observed(self.reference, self.call, target, self.around, self.grad) for target in targets]
-        return runs if all(one.error is None for one in runs) else ()
+        return runs if all(run.error is None for run in runs) else ()
 
     def differences(self, want: Observation, got: Observation, oracles: Collection[str]) -> list[Mismatch]:
         """Return the mismatches between the reference and the operator."""
@@ -264,7 +264,7 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
 def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Observation, Observation]:
     """Return both sides with the results in the least precise dtype of the inputs, if each result has the dtype of an
     input: PyTorch promises no other dtype for inputs of several dtypes."""
-    dtypes = {one.dtype for one in tensors(call.values) if one.is_floating_point()}
+    dtypes = {tensor.dtype for tensor in tensors(call.values) if tensor.is_floating_point()}
     if not dtypes:
         return want, got
     coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
@@ -338,7 +338,7 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
         values = [one.value for one in seen if one is not None and one.shape == high.shape]
         if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
             continue
-        off = [errors(one, high.value, torch.zeros(()), values[0].dtype, trial.exact) for one in values]
+        off = [errors(value, high.value, torch.zeros(()), values[0].dtype, trial.exact) for value in values]
         if beyond(off[1], off[0]):
             most, cpu = float(off[1].max()), float(off[0].max())
             texts = f"at most {shown(limit(cpu))} ulp", f"{shown(most)} ulp", f"torch CPU {shown(cpu)} ulp"
@@ -421,7 +421,7 @@ def _need_derivative(trial: Examination) -> None:
 
 def gradients(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
-    if not any(one.is_floating_point() or one.is_complex() for one in tensors(call.values)):
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(call.values)):
         raise NotJudged("no input has a gradient")
     _need_derivative(trial)
     want = observed(trial.reference.function, call, None, differentiated, True)
@@ -469,7 +469,7 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
     want = observed(trial.reference.function, call, None, differentiated, True)
     if want.error is None and want.others.get("result['requires_grad']"):
         raise NotJudged("the reference has gradients to compare with")
-    if sum(one.numel() for one in tensors(call.values)) > 200:
+    if sum(tensor.numel() for tensor in tensors(call.values)) > 200:
         return
 
     def wide(leaf: Any) -> Any:
@@ -477,7 +477,7 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
         return leaf.detach().double().requires_grad_() if floating else leaf
 
     inputs = map_leaves(dict(call.values), wide)
-    leaves = [one for one in tensors(inputs) if one.requires_grad]
+    leaves = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
     if not leaves or call.kind not in (kinds.SAMPLED, kinds.SCALARS):
         return
 
@@ -485,7 +485,7 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
         rest = iter(parts)
         copies = map_leaves(inputs, lambda leaf: next(rest).clone() if any(leaf is one for one in leaves) else leaf)
         results = tensors(plainly(trial.operator.function, call, copies))
-        return tuple(one for one in results if one.requires_grad)
+        return tuple(result for result in results if result.requires_grad)
 
     try:
         if not function(*leaves):
@@ -547,7 +547,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
     guards hold, at the sizes of other calls."""
     _need_fake(trial)
     others = [one for one in trial.plan.of(kinds.SAMPLED, kinds.BLOCKS) if _alike(call, one)][:8]
-    real = [observed(trial.operator.function, one) for one in (call, *others)]
+    real = [observed(trial.operator.function, other) for other in (call, *others)]
     if real[0].error is not None:
         return
     try:

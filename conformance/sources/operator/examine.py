@@ -167,11 +167,11 @@ def _refused(entry: Any, operator: Operator) -> list[Call]:
     if entry.error_inputs_func is None:
         return []
     calls = []
-    for one in entry.error_inputs("cpu"):
-        sample = one.sample_input
+    for tensor in entry.error_inputs("cpu"):
+        sample = tensor.sample_input
         bound = operator.bound((sample.input, *sample.args), sample.kwargs)
         if bound is not None:
-            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(one.error_regex)))
+            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(tensor.error_regex)))
     return calls
 
 
@@ -200,7 +200,7 @@ def verdicts(trial: Examination, request: Request, budget: Budget | None = None)
         if name in procedures:
             begin, share = processor_time(), budget.share(name)
             results = [*_verdicts(trial, name, procedures[name], request, share)]
-            waited = request.seconds if any(one.finding and one.check == "hang" for one in results) else 0.0
+            waited = request.seconds if any(result.finding and result.check == "hang" for result in results) else 0.0
             budget.left -= processor_time() - begin + waited
             yield from results
 
@@ -239,7 +239,7 @@ class Judging:
         if procedure not in self.known:
             wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
             results = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
-            self.known[procedure] = {one.check: one for one in results}
+            self.known[procedure] = {result.check: result for result in results}
         return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
 
 
@@ -317,7 +317,7 @@ def _outcome(check: str, compared: int, late: int, reason: str) -> Verdict:
 
 def unfinished(results: Iterable[Verdict]) -> str:
     """Return the checks without a difference that compared fewer inputs than planned; "" if there is none."""
-    return "; ".join(f"{one.check}: {one.reason}" for one in results if one.late and not one.finding)
+    return "; ".join(f"{result.check}: {result.reason}" for result in results if result.late and not result.finding)
 
 
 Item = Found | tuple[str, str]
@@ -379,6 +379,7 @@ def inputs_shown(call: Call) -> str:
     import torch
 
     texts = [
-        f"{str(one.dtype)[6:]}{list(one.shape)}" if torch.is_tensor(one) else repr(one) for one in leaves(call.values)
+        f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" if torch.is_tensor(leaf) else repr(leaf)
+        for leaf in leaves(call.values)
     ]
     return ", ".join(texts) + (f" ({call.note})" if call.note else "")

@@ -128,14 +128,14 @@ def _keeps(call: Call, before: Call) -> bool:
     """Whether a call still has what its kind is about."""
     inputs = tensors(call.values)
     if before.kind == kinds.EMPTY:
-        return any(not one.numel() for one in inputs)
+        return any(not tensor.numel() for tensor in inputs)
     if before.kind == kinds.SCALARS:
-        return any(not one.dim() for one in inputs)
+        return any(not tensor.dim() for tensor in inputs)
     if before.kind == kinds.STRIDED:
-        return any(not one.is_contiguous() or one.storage_offset() for one in inputs)
+        return any(not tensor.is_contiguous() or tensor.storage_offset() for tensor in inputs)
     if before.kind == kinds.MIXED:
-        return len({one.dtype for one in inputs}) >= len({one.dtype for one in tensors(before.values)})
-    return all(one.numel() for one in inputs) or any(not one.numel() for one in tensors(before.values))
+        return len({tensor.dtype for tensor in inputs}) >= len({tensor.dtype for tensor in tensors(before.values)})
+    return all(tensor.numel() for tensor in inputs) or any(not tensor.numel() for tensor in tensors(before.values))
 
 
 def smaller_lengths(program: Program) -> Iterator[Program]:
@@ -249,7 +249,7 @@ def _value(text: Text) -> list[str]:
         return [*ends, f"raise SystemExit({fact.format(want)} != {fact.format(got)})"]
     tolerance = "" if call.rtol is None else f", rtol={call.rtol}, atol={call.atol}"
     if call.kind == kinds.MIXED:  # PyTorch promises no dtype
-        dtypes = {one.dtype for one in tensors(call.values) if one.is_floating_point()}
+        dtypes = {tensor.dtype for tensor in tensors(call.values) if tensor.is_floating_point()}
         coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         ends.append(f"want, got = {want}.to({coarse}), {got}.to({coarse})")
         want, got = "want", "got"

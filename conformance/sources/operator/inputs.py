@@ -108,9 +108,13 @@ def parse(texts: Mapping[str, Any]) -> Description:
     if not arguments:
         raise UsageError('the inputs describe no argument: write for example {"x": "float32[n]", "sizes": ...}')
     for name, alternatives in arguments.items():
-        for one in alternatives:
-            dims = one.dims if isinstance(one, (Tensor, Lengths)) else ()
-            ends = (one.range.low, one.range.high) if isinstance(one, (Tensor, Number)) and one.range else ()
+        for alternative in alternatives:
+            dims = alternative.dims if isinstance(alternative, (Tensor, Lengths)) else ()
+            ends = (
+                (alternative.range.low, alternative.range.high)
+                if isinstance(alternative, (Tensor, Number)) and alternative.range
+                else ()
+            )
             for used in [used for text in (*dims, *ends) for used in names_in(text)]:
                 if used not in sizes:
                     raise UsageError(

@@ -113,7 +113,7 @@ class Guarded(Target):
 
     def send(self, tree: Any) -> Any:
         """Return the tree with its tensors on fenced storages; a tensor that occurs twice stays one object."""
-        originals = {id(one): one for one in tensors(tree)}
+        originals = {id(tensor): tensor for tensor in tensors(tree)}
         copies, self.fences = fenced([*originals.values()], self.at_end, self.protection, self.gaps)
         placed = dict(zip(originals, copies, strict=True))
         return map_leaves(tree, lambda leaf: placed.get(id(leaf), leaf))
@@ -139,7 +139,9 @@ def differentiated(
     leaves = {name: one for name, one in names_of_inputs(inputs).items() if one.requires_grad}
     copies = map_leaves(dict(inputs), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
     result = plainly(function, call, copies)
-    written = [one for one in tensors(copies) if version_of(one) and not any(one is two for two in tensors(result))]
+    written = [
+        tensor for tensor in tensors(copies) if version_of(tensor) and not any(tensor is two for two in tensors(result))
+    ]
     differentiable = [one for one in (*tensors(result), *written) if one.is_floating_point() or one.is_complex()]
     outputs = [one for one in differentiable if one.requires_grad]
     if not outputs:

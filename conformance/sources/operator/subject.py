@@ -56,7 +56,7 @@ class Operator:
         """The arguments that the schema declares as written; None for a plain function, which declares nothing."""
         if self.schema is None:
             return None
-        infos = ((one.name, one.alias_info) for one in self.schema.arguments)
+        infos = ((argument.name, argument.alias_info) for argument in self.schema.arguments)
         return frozenset(name for name, info in infos if info is not None and info.is_write)
 
     @property
@@ -129,15 +129,19 @@ def _signature(function: Any, overload: Any) -> inspect.Signature | None:
         except (TypeError, ValueError):  # a function of C++ may have none
             return None
     parameters = []
-    for one in overload._schema.arguments:
-        kind = PARAMETER.KEYWORD_ONLY if one.kwarg_only else PARAMETER.POSITIONAL_OR_KEYWORD
+    for argument in overload._schema.arguments:
+        kind = PARAMETER.KEYWORD_ONLY if argument.kwarg_only else PARAMETER.POSITIONAL_OR_KEYWORD
         parameters.append(
-            PARAMETER(one.name, kind, default=one.default_value if one.has_default_value() else PARAMETER.empty)
+            PARAMETER(
+                argument.name, kind, default=argument.default_value if argument.has_default_value() else PARAMETER.empty
+            )
         )
-    usual = [one for one in parameters if one.kind is not PARAMETER.KEYWORD_ONLY]
+    usual = [parameter for parameter in parameters if parameter.kind is not PARAMETER.KEYWORD_ONLY]
     while any(a.default is not PARAMETER.empty and b.default is PARAMETER.empty for a, b in zip(usual, usual[1:])):
-        usual = [one.replace(default=PARAMETER.empty) for one in usual]
-    return inspect.Signature([*usual, *(one for one in parameters if one.kind is PARAMETER.KEYWORD_ONLY)])
+        usual = [argument.replace(default=PARAMETER.empty) for argument in usual]
+    return inspect.Signature(
+        [*usual, *(parameter for parameter in parameters if parameter.kind is PARAMETER.KEYWORD_ONLY)]
+    )
 
 
 def _reached(function: Any, overload: Any, near: str, role: str, taken: frozenset[str]) -> tuple[tuple[str, ...], str]:
@@ -171,7 +175,7 @@ def _imports(function: Any) -> list[str]:
     while left:
         code = left.pop()
         used |= {*code.co_names}
-        left += [one for one in code.co_consts if inspect.iscode(one)]
+        left += [const for const in code.co_consts if inspect.iscode(const)]
     names = sorted(name for name in used - {"torch"} if name in function.__globals__)
     return [f"from {_importable(function.__module__)} import {', '.join(names)}"] if names else []
 

@@ -274,7 +274,7 @@ def _compare_call(case: Case, target: Target, call: Call, expected: Execution, t
     # PyTorch does not define the content of operands after a refused call.
     oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
     mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
-    mismatches = [one for one in mismatches if not as_refused(call, expected.last, actual.last, one)]
+    mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
     if mismatches and fault:
         return tally.skip(fault, excused=True)
     reached = _reached(actual, error is not None, tally)
@@ -368,7 +368,7 @@ def _undeclared(target: Target, call: Call) -> str:
 
 def transfers(seen: Observation) -> int:
     """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
-    fetched = {one.alias for one in seen.tensors.values()}
+    fetched = {tensor.alias for tensor in seen.tensors.values()}
     return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
 
 

@@ -87,7 +87,9 @@ class JudgedCall(OneAnswer):
                 leaf == "cpu" or (isinstance(leaf, torch.device) and leaf != MARKER)
             ):
                 return True
-        kept = {id(one) for one in inputs if one.layout is torch.strided and storage_key(one) in sample.kept}
+        kept = {
+            id(tensor) for tensor in inputs if tensor.layout is torch.strided and storage_key(tensor) in sample.kept
+        }
         return not inputs or (bool(kept) and len(kept) == len(inputs))
 
     def names_of_inputs(self) -> Collection[str]:
@@ -96,7 +98,10 @@ class JudgedCall(OneAnswer):
 
     def arguments(self) -> Arguments:
         """Return the arguments of the call."""
-        sample, strided = self.call.sample, [one for one in tensors(self.call.tree) if one.layout is torch.strided]
+        sample, strided = (
+            self.call.sample,
+            [tensor for tensor in tensors(self.call.tree) if tensor.layout is torch.strided],
+        )
         return Arguments(self.case.op, sample.input, sample.args, sample.kwargs, strided)
 
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:

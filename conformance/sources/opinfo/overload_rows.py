@@ -54,8 +54,8 @@ def _attended(t: Make) -> tuple[Any, ...]:
     """Return the arguments of the gradient of attention: its result's gradient, its arguments and its results."""
     inputs = _attention(t)
     with torch.no_grad():
-        outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(one.cpu() for one in inputs))
-    return t(1, 2, 5, 4), *inputs, *(one.to(inputs[0].device) for one in outputs), 0.0, False
+        outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(tensor.cpu() for tensor in inputs))
+    return t(1, 2, 5, 4), *inputs, *(output.to(inputs[0].device) for output in outputs), 0.0, False
 
 
 def _packed(t: Make, gates: int, states: Any) -> tuple[Any, ...]:

@@ -83,7 +83,7 @@ class Overload:
         bounds = (0, None) if only is None else (int(only), int(only) + 1)
         for args, kwargs in itertools.islice(self.calls(dtype), *bounds):
             outs = _outs(self.op, args, kwargs)
-            if any(one is None for one in outs.values()):
+            if any(out is None for out in outs.values()):
                 continue  # the call does not return this result, so it cannot be written
             named = {**kwargs, **outs}
             if not args:  # an entry's first argument is positional
@@ -124,7 +124,7 @@ def of_distinct_modes(calls: Callable[[torch.dtype], Iterator[Arguments]], dtype
 def mode_of(tree: Any) -> tuple[str, ...]:
     """Return the mode of a call: its arguments beside tensors and floats, and the ranks of its tensors."""
     return tuple(
-        str(one.dim() if isinstance(one, torch.Tensor) else one) for one in leaves(tree) if type(one) is not float
+        str(leaf.dim() if isinstance(leaf, torch.Tensor) else leaf) for leaf in leaves(tree) if type(leaf) is not float
     )
 
 
@@ -201,7 +201,9 @@ def calls_below(
             recorder = Recorder(below)
             with recorder, contextlib.suppress(*[Exception] * crossed):
                 result = entry.op(sample.input, *sample.args, **kwargs)
-                differentiable = [one for one in leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
+                differentiable = [
+                    leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+                ]
                 if backward and differentiable:
                     torch.autograd.backward(differentiable, [torch.ones_like(one) for one in differentiable])
             yield from recorder.calls[:CALLS_OF_A_SAMPLE]
@@ -268,9 +270,11 @@ def functional(op: Any) -> Any:
 def types(op: Any) -> list[str]:
     """Return the types of its arguments, without out= arguments and those for the result's dtype, layout and device."""
     return [
-        str(one.type)
-        for one in op._schema.arguments
-        if not (one.is_out or (one.kwarg_only and one.name in ("dtype", "layout", "device", "pin_memory")))
+        str(argument.type)
+        for argument in op._schema.arguments
+        if not (
+            argument.is_out or (argument.kwarg_only and argument.name in ("dtype", "layout", "device", "pin_memory"))
+        )
     ]
 
 
@@ -313,12 +317,12 @@ def by_row(op: Any, row: Callable[[Any], tuple[Any, ...]], dtype: torch.dtype) -
 
 
 def _positional(op: Any) -> list[Any]:
-    return [one for one in op._schema.arguments if not one.is_out and not one.kwarg_only]
+    return [argument for argument in op._schema.arguments if not argument.is_out and not argument.kwarg_only]
 
 
 def _keywords(op: Any, dtype: torch.dtype, turn: int) -> dict[str, Any]:
     """Return the required keyword arguments, and the device."""
-    wanted = [one for one in op._schema.arguments if one.kwarg_only and not one.is_out]
+    wanted = [argument for argument in op._schema.arguments if argument.kwarg_only and not argument.is_out]
     needed = {one.name: one for one in wanted if not one.has_default_value() or one.name == "device"}
     return {
         name: MARKER if name == "device" else _drawn(one, dtype, turn, place)
@@ -368,7 +372,7 @@ def excluded(name: str) -> str:
     op, names = overload(name), [name]
     with contextlib.suppress(LookupError):
         names += [name_of(functional(op))] if op is not None else []
-    if not all(any(has_kernel(f"aten::{one}", key) for key in KERNELS) for one in names):
+    if not all(any(has_kernel(f"aten::{name}", key) for key in KERNELS) for name in names):
         return "without a kernel for the CPU, whose answer is the reference"
     return ""
 

@@ -153,7 +153,7 @@ def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
 
 def asks_beside(selections: Iterable[Selection]) -> bool:
     """Whether a selection has a glob for entries outside op_db."""
-    return any(is_beside(*one.ops) for one in selections)
+    return any(is_beside(*selection.ops) for selection in selections)
 
 
 def is_beside(*globs: str) -> bool:

@@ -70,9 +70,9 @@ def _replayed(result: Result, target: str, index: str) -> Replayed:
     if result.outcome is Outcome.PASS:
         return Replayed(name, target, f"sample {index}" if index else f"all {result.samples} samples")
     about = [
-        f"{one.oracle} of {one.where} in sample {one.sample}: expected {one.expected}, got {one.actual}"
-        + (f" ({one.detail})" if one.detail else "")
-        for one in result.failures
+        f"{failure.oracle} of {failure.where} in sample {failure.sample}: expected {failure.expected}, "
+        f"got {failure.actual}" + (f" ({failure.detail})" if failure.detail else "")
+        for failure in result.failures
     ]
-    script = next((one.script for one in result.failures if one.script), "")
+    script = next((failure.script for failure in result.failures if failure.script), "")
     return Replayed(name, target, "", str(result.outcome), about, script)

@@ -119,7 +119,7 @@ def run(
                 failed = take(result)
                 outcome.calibration = cases.calibration
                 late = time.monotonic() >= until - SHARE * seconds if limited else False
-                if failed or (late and any(one.outcome in RERUN for one in outcome.results)):
+                if failed or (late and any(result.outcome in RERUN for result in outcome.results)):
                     break
             if failed:
                 outcome.complete = len(outcome.results) == len(chosen)

@@ -129,13 +129,13 @@ def _plain(tree: dict[str, Any]) -> bool:
     """Whether `.to(device)` preserves all properties of the tensors: each is dense and has a separate storage."""
     parts = tensors(tree)
     dense = all(
-        one.layout is torch.strided
-        and one.is_contiguous()
-        and one.untyped_storage().nbytes() == one.nbytes
-        and not (one.is_conj() or one.is_neg() or one.is_meta)
-        for one in parts
+        part.layout is torch.strided
+        and part.is_contiguous()
+        and part.untyped_storage().nbytes() == part.nbytes
+        and not (part.is_conj() or part.is_neg() or part.is_meta)
+        for part in parts
     )
-    alone = dense and len({storage_key(one) for one in parts}) == len(parts)
+    alone = dense and len({storage_key(part) for part in parts}) == len(parts)
     return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
 
 

@@ -98,10 +98,10 @@ class Minimizer:
         case, failure, verdict = self.case, self.failure, Verdict()
         if failure.oracle not in DEATHS:
             verdict = self.trials.judged(program, self.trials.progress.best, locate=True)
-            first = next((one for one in verdict.mismatches if self._alike(program, one)), None)
+            first = next((mismatch for mismatch in verdict.mismatches if self._alike(program, mismatch)), None)
             if first is None:
                 return NOT_SHOWN
-            rest = tuple(one for one in verdict.mismatches if one is not first)
+            rest = tuple(mismatch for mismatch in verdict.mismatches if mismatch is not first)
             verdict = replace(verdict, mismatches=(first, *rest))
         smaller = failure_of_program(case, self.target, failure, program, verdict)
         short = len(own_part(smaller.script).splitlines()) <= LONGEST_LINES

@@ -65,7 +65,7 @@ class Trace:
     @property
     def devices(self) -> list[str]:
         """The types of the devices and the names of the compilers that the trace has seen."""
-        return [*self.mode.targets, *dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)]
+        return [*self.mode.targets, *dict.fromkeys(f"compile:{graph.compiler}" for graph in self.compiled.graphs)]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -147,8 +147,8 @@ class Trace:
 
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
-        specs = [one.spec for one in self.mode.targets.values()]
-        compilers = dict.fromkeys(f"compile:{one.compiler}" for one in self.compiled.graphs)
+        specs = [target.spec for target in self.mode.targets.values()]
+        compilers = dict.fromkeys(f"compile:{graph.compiler}" for graph in self.compiled.graphs)
         result = Run(",".join([*specs, *compilers]) or "none")
         result.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
         parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
@@ -165,7 +165,7 @@ class Trace:
         result = result.replace(arbitrated=tally.arbitrated)
         if faults:
             failures = tuple(map(self._failure, faults))
-            wrong = sum(one.wrong for one in faults)
+            wrong = sum(fault.wrong for fault in faults)
             return result.replace(
                 outcome=Outcome.FAIL, failed=wrong, failures=failures, samples=max(tally.judged, wrong)
             )

@@ -109,7 +109,7 @@ class TracedCall(OneAnswer):
 
     def given_by_name(self) -> dict[str, Any]:
         """Return the arguments by the names of the schema."""
-        names = [one.name for one in self.func._schema.arguments]
+        names = [argument.name for argument in self.func._schema.arguments]
         return {**dict(zip(names, self.args)), **self.kwargs}
 
     def names_of_inputs(self) -> Collection[str]:
@@ -214,7 +214,7 @@ class NodeCall:
     @property
     def size(self) -> int:
         """Number of elements of the inputs."""
-        return sum(one.numel() for one in tensors((self.args, self.kwargs)))
+        return sum(tensor.numel() for tensor in tensors((self.args, self.kwargs)))
 
 
 NEEDS_CONTENT = frozenset(getattr(torch.ops.aten, name) for name in ("lift_fresh", "_unsafe_view", "set_"))
@@ -224,10 +224,12 @@ assert NEEDS_CONTENT <= METADATA_ONLY
 
 def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target) -> TracedCall:
     """Return the call with its inputs fetched. Raises TypeError for tensors without strides."""
-    written = frozenset(one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
+    written = frozenset(
+        argument.name for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write
+    )
     result = TracedCall(func, args, dict(kwargs), written=written)
     leaves = leaves_by_name(result.given_by_name())
-    result.on_host = not leaves or any(one.device.type == "cpu" for one in leaves.values())
+    result.on_host = not leaves or any(leaf.device.type == "cpu" for leaf in leaves.values())
     result.on_host |= "cpu" in str(kwargs.get("device", ""))
     fetch = _empty_like if result.is_view else lambda tree: fetched(tree, target)
     result.args, result.kwargs = map_leaves(fetch((result.args, result.kwargs)), on_cpu)

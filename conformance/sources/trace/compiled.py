@@ -183,7 +183,9 @@ class Compiled:
             kept = _with_constants(graph, lambda leaf: leaf)
             with self.mode.paused():
                 compiled = original(wrapper, graph, inputs, **options)
-            device = next((one.device.type for one in tensors(list(inputs)) if one.device.type != "cpu"), "cpu")
+            device = next(
+                (tensor.device.type for tensor in tensors(list(inputs)) if tensor.device.type != "cpu"), "cpu"
+            )
             names = [node.name for node in kept.graph.nodes if node.op == "placeholder"]
             with self.mode.paused():
                 target = reference() if device == "cpu" else self.mode.target(device)
@@ -375,7 +377,7 @@ class Search:
         names = [node.name for node in right.graph.nodes if node.op == "placeholder"]
         backward = self.fault.phase == BACKWARD
         copies = rebuild(map_tensors(list(args), torch.Tensor.detach), copied_to_host)
-        differentiable = (isinstance(one, torch.Tensor) and one.requires_grad for one in args)
+        differentiable = (isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
         wanted = frozenset(name for name, one in zip(names, differentiable) if backward and one)
         call = GraphCall(right, copies, names, wanted)
         want = call.by_cpu()
@@ -384,7 +386,7 @@ class Search:
         if backward:
             with torch.no_grad():
                 outputs = [*names_of(right(*rebuild(copies, copied_to_host)), RESULT).values()]
-            call.cotangents = [_cotangent(one) for one in outputs]
+            call.cotangents = [_cotangent(output) for output in outputs]
             want = call.by_cpu()
         device = self.graph.device
         sent, cotangents = device.send((rebuild(copies, copied_to_host), call.cotangents))

@@ -119,9 +119,9 @@ class Faults:
     ) -> None:
         """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
         of the call on the device, by name."""
-        for one in mismatches:
-            right, wrong = (subject(one, side.last) for side in (want, got))
-            if one.oracle not in VALUES or right is None or wrong is None or right.shape != wrong.shape:
+        for mismatch in mismatches:
+            right, wrong = (subject(mismatch, side.last) for side in (want, got))
+            if mismatch.oracle not in VALUES or right is None or wrong is None or right.shape != wrong.shape:
                 fault.error = math.inf
                 continue
             kind = torch.complex128 if right.is_complex() or wrong.is_complex() else torch.float64
@@ -129,7 +129,7 @@ class Faults:
             norm = float(error.norm())
             relative = norm / float(right.norm()) if norm else 0.0
             fault.error = max(fault.error, math.inf if math.isnan(relative) else relative)
-            tensor = there.get(one.where)
+            tensor = there.get(mismatch.where)
             if tensor is None or tensor.shape != error.shape or fault.phase == BACKWARD:
                 continue
             if tensor.is_leaf and tensor.grad is not None:

@@ -82,7 +82,7 @@ class Tracing(TorchDispatchMode):
     @property
     def judged(self) -> int:
         """Number of judged calls."""
-        return sum(one.judged for one in self.tallies.values())
+        return sum(tally.judged for tally in self.tallies.values())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

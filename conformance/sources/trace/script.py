@@ -108,7 +108,7 @@ def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tu
     small = {name: one for name, one in tensors.items() if not one.is_floating_point()}
     storages, inputs = inputs_of(small)
     drawn, numbers = [*storages], {storage_key(one): by_name.storage for one, by_name in zip(small.values(), inputs)}
-    by_name = {one.name: one for one in inputs}
+    by_name = {tensor.name: tensor for tensor in inputs}
     for name, one in tensors.items():
         if name in small:
             continue
