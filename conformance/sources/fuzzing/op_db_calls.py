@@ -134,7 +134,7 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
             answer = op.op(sample.input, *sample.args, **sample.kwargs)
     except Exception as error:
         raise Unwritable(str(error)) from error
-    if random_numbers.found:
+    if random_numbers.seen:
         raise Unwritable("it draws random numbers")
     many = isinstance(answer, (tuple, list))
     results = list(answer) if many else [answer]

@@ -292,7 +292,7 @@ class TestWhatIsResumed:
         words = ("--target", "cpu", "--programs", "5", "--without", "op_db", "--reports", str(tmp_path))
         assert main(words) == 0
         program = Drawing().numbered(0, 3)
-        other = SHARD.found(3).name.replace("found--", "found-another-")
+        other = SHARD.path_of(3).name.replace("found--", "found-another-")
         left = tmp_path / "failures" / other
         left.write_text(json.dumps(FailingProgram(FAIL, 0, 3, "value / slice", program).to_json()))
         assert main([*words, "--resume"]) == 0

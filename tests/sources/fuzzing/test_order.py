@@ -71,7 +71,7 @@ class TestOrder:
         made = campaign(tmp_path)
         made._note_progress()
         for finding in FOUND:
-            (Shard(made.plan, finding.number, 1, made.name).found(finding.number)).write_text(
+            (Shard(made.plan, finding.number, 1, made.name).path_of(finding.number)).write_text(
                 json.dumps(finding.to_json())
             )
             made.add(finding)
