@@ -120,6 +120,23 @@ class TestRefused:
     def test_a_folder_that_is_not_there(self, cache: Path, tmp_path: Path, capsys) -> None:
         assert "No such file" in self.refused(capsys, "export", tmp_path / "none" / "pack")
 
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "arguments are required: JOB"),
+            (["inf"], "choose from 'info', 'export', 'import', 'prune'"),
+            (["info", "--all"], "unrecognized arguments: --all"),
+        ],
+    )
+    def test_bad_usage(self, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The message was formerly preceded by a usage text."""
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(words)
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.startswith("conformance cache: ")
+        assert error.count("\n") == 1
+
 
 class TestDamaged:
     """A damaged or locked cache file is reported in one sentence. It was formerly a traceback of sqlite3."""
