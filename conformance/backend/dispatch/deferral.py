@@ -101,7 +101,7 @@ class Prepared:
         self.index = context.index
         self.fresh = not targets
         self.results = Results(self.outs, present, structure, self.index) if self.fresh else None
-        collector = _Found()
+        collector = _Collector()
         self.args, self.kwargs = (
             collector.template(tuple(args)),
             {k: collector.template(v, k) for k, v in kwargs.items()},
@@ -162,7 +162,7 @@ class Prepared:
         return variant, context.rehearsed
 
 
-class _Found:
+class _Collector:
     """Templates of arguments, with tensors and floats numbered in the order of the key."""
 
     def __init__(self) -> None:
@@ -385,7 +385,7 @@ class Whole:
 
     def __init__(self, name: str, kernel: Callable[..., Any], args: Any, results: Any, writes: Sequence[int]) -> None:
         """`writes` are the places of the tensor arguments that it changes."""
-        collector = _Found()
+        collector = _Collector()
         self.name, self.kernel, self.args, self.writes = name, kernel, collector.template(tuple(args)), writes
         self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
         self.results = Results(self.outs, [True] * len(self.outs), type(results), results[0].device.index or 0)

@@ -27,7 +27,7 @@ from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
 from conformance.run.worker_log import log_file
-from conformance.sources.init.init import Found, investigate
+from conformance.sources.init.init import Investigation, investigate
 
 FLAGS = ("target", "env", "minutes", "limit", "memory", "output", "force", "starting", "jobs")
 USUAL = {"minutes": 30.0, "limit": 120.0, "memory": 8.0, "output": Path(profiles.NAME), "starting": 180.0}
@@ -68,46 +68,42 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
     with log_file(args.output.with_suffix(".log"), option="--output") as file:
-        trials = investigate(
+        investigation = investigate(
             args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=log)
         )
-    if trials.probe is not None:
-        terminal.probed(console, args.target, trials.probe)
-    late = sum(trial.said == LATE for trial in trials.of(Outcome.UNTRIED))
-    written = trials.profile(environment, args.memory, args.output)
+    if investigation.probe is not None:
+        terminal.probed(console, args.target, investigation.probe)
+    late = sum(trial.said == LATE for trial in investigation.of(Outcome.UNTRIED))
+    written = investigation.profile(environment, args.memory, args.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
         f"{shlex.join(['conformance', 'init', *words])}",
-        f"with {', '.join(f'{name} {value}' for name, value in trials.environment.items())}.",
+        f"with {', '.join(f'{name} {value}' for name, value in investigation.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
-        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in trials.of(Outcome.DIED)),
-        *(
-            [f"{late} of {len(trials.trials)} trials were not made for want of time, so nothing is declared of them."]
-            if late
-            else []
-        ),
+        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in investigation.of(Outcome.DIED)),
+        *([f"{late} of {len(investigation.trials)} trials had no time: nothing is declared of them."] if late else []),
     ]
     write_atomic(args.output, profiles.dumps(written, head))
     entries = {operator: one.scope.op for operator, one in written.unsupported("operator").items()}
     terminal.missing(console, written.table(families=FAMILY_OF, entries=entries))
-    for sentence in sentences(trials):
+    for sentence in sentences(investigation):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")
-    return 128 + trials.interrupted if trials.interrupted else 0
+    return 128 + investigation.interrupted if investigation.interrupted else 0
 
 
-def sentences(trials: Found) -> list[str]:
+def sentences(investigation: Investigation) -> list[str]:
     """Return the results of the trials in words."""
-    counts = {outcome: len(trials.of(outcome)) for outcome in Outcome}
+    counts = {outcome: len(investigation.of(outcome)) for outcome in Outcome}
     lines = [
-        f"of {len(trials.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
+        f"of {len(investigation.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
         f"{counts[Outcome.FAILS]} fail though they have one, {counts[Outcome.DIED]} end their process, and "
         f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
     ]
-    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in trials.of(Outcome.DIED)]
-    late = [trial for trial in trials.of(Outcome.UNTRIED) if trial.said == LATE]
+    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in investigation.of(Outcome.DIED)]
+    late = [trial for trial in investigation.of(Outcome.UNTRIED) if trial.said == LATE]
     if late:
-        why = "interrupted, so" if trials.interrupted else "had no time, so"
+        why = "interrupted, so" if investigation.interrupted else "had no time, so"
         lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
     return lines
 

@@ -1,6 +1,6 @@
 """Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
 
-Defines `investigate` and `Found`. Only here may an exception mean that a feature is lacking, and only if the
+Defines `investigate` and `Investigation`. Only here may an exception mean that a feature is lacking, and only if the
 dispatcher's tables confirm it (`engine/trial.py`). A crash or a hang is a finding.
 """
 
@@ -43,7 +43,7 @@ SHARE = {"opinfos": 0.7, "steps": 1.0}
 
 
 @dataclass
-class Found:
+class Investigation:
     """Results about the target of this spec; `trials` by their kind in a profile and their name."""
 
     spec: str
@@ -97,14 +97,16 @@ def _of_probe(probe: Probe) -> list[Declaration]:
     return [*declarations, *([Declaration(Scope(dtype=lost), (UNSUPPORTED,), reason)] if lost else [])]
 
 
-def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL) -> Found:
+def investigate(
+    spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL
+) -> Investigation:
     """Probe the target and try each OpInfo and step once, for at most `seconds`. Raises TargetError, and Stopped if it
     is stopped before the first trial.
     """
     begin = time.monotonic()
     full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
-    result = Found(spec, probe)
+    result = Investigation(spec, probe)
     pool = place.pool(full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
     try:
         try:
@@ -131,16 +133,16 @@ def investigate(spec: str, limits: Limits, jobs: int, seconds: float, console: C
     return result
 
 
-def _try(trials: Found, kind: str, stream: Iterator[Trial], console: Console) -> None:
+def _try(investigation: Investigation, kind: str, stream: Iterator[Trial], console: Console) -> None:
     """Record the trials as they end, and print the progress every ten seconds."""
     last = time.monotonic()
     for done, trial in enumerate(stream, 1):
-        trials.trials[kind, trial.name] = trial
+        investigation.trials[kind, trial.name] = trial
         if trial.outcome is Outcome.DIED:
             console.print(f"{trial.name} {escape_control_characters(trial.said)}")
         if time.monotonic() - last >= 10:
             last = time.monotonic()
-            console.print(f"{done} {kind} tried, {len(trials.of(Outcome.LACKING))} without a kernel")
+            console.print(f"{done} {kind} tried, {len(investigation.of(Outcome.LACKING))} without a kernel")
 
 
 def environment(spec: str) -> dict[str, str]:

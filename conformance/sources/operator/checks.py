@@ -1,6 +1,6 @@
 """The table of checks of an operator, and the procedures that carry them out.
 
-Defines `CHECKS`, `PROCEDURES`, `Examination` and `Found`. A procedure runs two sides on one call and yields
+Defines `CHECKS`, `PROCEDURES`, `Examination` and `Difference`. A procedure runs two sides on one call and yields
 differences, each under the name of a check; several checks may share a procedure. A refusal that names a missing part
 of the operator, such as a derivative, is no difference: the check is then not judged, with the operator's own reason.
 """
@@ -111,7 +111,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Difference:
     """A difference under the name of a check, in a call of the plan."""
 
     check: str
@@ -219,7 +219,7 @@ def tolerance_of(call: Call) -> Tolerance:
     return dict.fromkeys(DTYPES, (call.rtol, call.atol))
 
 
-def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
+def compare_results(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the operator with the reference: results, their metadata and memory, and the inputs afterwards."""
     want = observed(trial.reference.function, call)
     got = observed(trial.operator.function, call)
@@ -227,7 +227,7 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
         if call.kind == kinds.MIXED:
             raise NotJudged(f"the operator refuses them: {_line(got.error)}")
         name = "memory" if out_of_memory(f"{got.error.kind}: {got.error.text}") else call.kind
-        yield Found(name, Mismatch(name, RESULT, "an answer", got.error.kind, _line(got.error)), call)
+        yield Difference(name, Mismatch(name, RESULT, "an answer", got.error.kind, _line(got.error)), call)
         return
     if call.kind == kinds.MIXED:
         want, got = _in_one_dtype(want, got, call)
@@ -251,13 +251,15 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
             name = "mutation"
         if name:
             name = call.kind if call.kind == kinds.MIXED and name in ("dtype", "shape", "structure") else name
-            yield Found(name, mismatch, call)
+            yield Difference(name, mismatch, call)
     for name in undeclared:
-        yield Found("mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value)), call)
+        yield Difference(
+            "mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value)), call
+        )
     for name in changed_inputs(got, call):
         if name not in undeclared and not got.tensors[name].version:
             text = "a write that raises the version counter"
-            yield Found("version", Mismatch("version", name, text, "one that does not"), call)
+            yield Difference("version", Mismatch("version", name, text, "one that does not"), call)
     yield from _aliasing(trial, call, want, got)
 
 
@@ -286,7 +288,7 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _aliasing(trial: Examination, call: Call, want: Observation, got: Observation) -> Iterator[Found]:
+def _aliasing(trial: Examination, call: Call, want: Observation, got: Observation) -> Iterator[Difference]:
     may, must = _declared(trial.operator, want)
     names, elements = [*got.tensors], {name for name, one in got.tensors.items() if one.value.numel()}
     for at, name in enumerate(names):
@@ -297,9 +299,11 @@ def _aliasing(trial: Examination, call: Call, want: Observation, got: Observatio
             pair = (name, other if other.startswith(RESULT) else _argument(other))
             if shared and pair not in may:
                 mismatch = Mismatch("aliasing", name, "memory of its own", f"the memory of {other}")
-                yield Found("aliasing", mismatch, call)
+                yield Difference("aliasing", mismatch, call)
             elif not shared and pair in must:
-                yield Found("aliasing", Mismatch("aliasing", name, f"the memory of {other}", "memory of its own"), call)
+                yield Difference(
+                    "aliasing", Mismatch("aliasing", name, f"the memory of {other}", "memory of its own"), call
+                )
 
 
 def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -323,7 +327,7 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
     return pairs, pairs
 
 
-def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
+def accuracy(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the errors of operator and reference against the reference in float64."""
     if trial.exact is None:
         raise NotJudged("there is no rule for this operator")
@@ -342,10 +346,10 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
         if beyond(off[1], off[0]):
             most, cpu = float(off[1].max()), float(off[0].max())
             texts = f"at most {shown(limit(cpu))} ulp", f"{shown(most)} ulp", f"torch CPU {shown(cpu)} ulp"
-            yield Found("accuracy", Mismatch("accuracy", name, *texts), call)
+            yield Difference("accuracy", Mismatch("accuracy", name, *texts), call)
 
 
-def guard(trial: Examination, call: Call) -> Iterator[Found]:
+def guard(trial: Examination, call: Call) -> Iterator[Difference]:
     """Run the operator on memory between pages that allow no access. An access to them ends the process, and
     `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
     numbers of ordinary size, so that none of them vanishes in a sum."""
@@ -356,7 +360,7 @@ def guard(trial: Examination, call: Call) -> Iterator[Found]:
         sides.append(observed(trial.operator.function, call, target))
         if place := target.trespassed():
             text = "a change of " + place
-            yield Found("writes", Mismatch("writes", "the memory outside the tensors", "no change", text), call)
+            yield Difference("writes", Mismatch("writes", "the memory outside the tensors", "no change", text), call)
             return
         has_gaps = any(fence.gaps.numel() for fence in targets[0].fences)
         if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
@@ -364,7 +368,7 @@ def guard(trial: Examination, call: Call) -> Iterator[Found]:
     for mismatch in compare(sides[0], sides[2], oracles={"value", "shape"}, exact=True):
         if mismatch.where.startswith(RESULT):
             detail = "bytes in the gaps between the elements of an input change the result"
-            yield Found("reads", dataclasses.replace(mismatch, oracle="reads", detail=detail), call)
+            yield Difference("reads", dataclasses.replace(mismatch, oracle="reads", detail=detail), call)
 
 
 def writes_beyond(trial: Examination, call: Call) -> None:
@@ -373,24 +377,24 @@ def writes_beyond(trial: Examination, call: Call) -> None:
         observed(trial.operator.function, call, Guarded(at_end, READ_ONLY))
 
 
-def fill(trial: Examination, call: Call) -> Iterator[Found]:
+def fill(trial: Examination, call: Call) -> Iterator[Difference]:
     """Run the operator twice, with different bytes in new memory."""
     sides = [observed(trial.operator.function, call, Guarded(fresh=byte)) for byte in (0xFF, 0x3C)]
     for mismatch in compare(*sides, oracles={"value"}, exact=True):
         if mismatch.where.startswith(RESULT):
-            yield Found("unwritten", dataclasses.replace(mismatch, oracle="unwritten"), call)
+            yield Difference("unwritten", dataclasses.replace(mismatch, oracle="unwritten"), call)
 
 
-def repeat(trial: Examination, call: Call) -> Iterator[Found]:
+def repeat(trial: Examination, call: Call) -> Iterator[Difference]:
     """Run the operator three times."""
     first, *others = [observed(trial.operator.function, call) for _ in range(3)]
     for other in others:
         for mismatch in compare(first, other, oracles={"value", "storage", "shape", "dtype"}, exact=True):
-            yield Found("repetition", dataclasses.replace(mismatch, oracle="repetition"), call)
+            yield Difference("repetition", dataclasses.replace(mismatch, oracle="repetition"), call)
             return
 
 
-def batch(trial: Examination, call: Call) -> Iterator[Found]:
+def batch(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the call with calls on each entry of the batch, to the bit."""
     dims = {name: dim for name, dim in trial.batch.items() if isinstance(call.values.get(name), torch.Tensor)}
     if not dims:
@@ -400,7 +404,7 @@ def batch(trial: Examination, call: Call) -> Iterator[Found]:
     sides = [observed(trial.operator.function, call, around=around) for around in (plainly, split(dims))]
     for mismatch in compare(*sides, oracles={"value", "shape", "structure", "error"}, exact=True):
         if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Found("batch", dataclasses.replace(mismatch, oracle="batch"), call)
+            yield Difference("batch", dataclasses.replace(mismatch, oracle="batch"), call)
 
 
 COTANGENTS = ("transposed", "expanded", "gaps")
@@ -419,7 +423,7 @@ def _need_derivative(trial: Examination) -> None:
         raise NotJudged("the operator registers no derivative")
 
 
-def gradients(trial: Examination, call: Call) -> Iterator[Found]:
+def gradients(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the gradients with those of the reference."""
     if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(call.values)):
         raise NotJudged("no input has a gradient")
@@ -432,16 +436,16 @@ def gradients(trial: Examination, call: Call) -> Iterator[Found]:
         raise NotJudged("the operator registers no derivative")
     if got.error is None and got.others.get("result['requires_grad']") is not True:
         mismatch = Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
-        yield Found("gradients", mismatch, call)
+        yield Difference("gradients", mismatch, call)
         return
     judged = AgainstReference(trial.reference.function, call, differentiated, True)
     for mismatch in judged.differences(want, got, {"structure", "dtype", "shape", "value", "error"}):
         if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
             where = mismatch.where.removeprefix("result['").removesuffix("']")
-            yield Found("gradients", dataclasses.replace(mismatch, oracle="gradients", where=where), call)
+            yield Difference("gradients", dataclasses.replace(mismatch, oracle="gradients", where=where), call)
 
 
-def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
+def cotangents(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
     sum, a transposition or a slice after the operator never calls a backward kernel."""
     function, dense = trial.operator.function, dict[bool, Observation]()
@@ -458,11 +462,11 @@ def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
             if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
                 where = mismatch.where.removeprefix("result['").removesuffix("']")
                 changes = {"oracle": "cotangents", "where": where, "detail": f"along {layout} cotangents"}
-                yield Found("cotangents", dataclasses.replace(mismatch, **changes), call)
+                yield Difference("cotangents", dataclasses.replace(mismatch, **changes), call)
                 return
 
 
-def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
+def gradcheck(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
     if not trial.operator.derivable:
         raise NotJudged("the operator registers no derivative")
@@ -500,13 +504,13 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
         if "GradcheckError" not in said.ancestors:
             raise NotJudged(f"it does not run in float64: {_line(said)}") from None
         texts = "the finite differences", "other numbers", " ".join(said.text.split())[:300]
-        yield Found("gradcheck", Mismatch("gradcheck", "the gradient", *texts), call)
+        yield Difference("gradcheck", Mismatch("gradcheck", "the gradient", *texts), call)
 
 
 METADATA = frozenset({"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "alias"})
 
 
-def fake(trial: Examination, call: Call) -> Iterator[Found]:
+def fake(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the fake kernel's metadata with that of the real results."""
     _need_fake(trial)
     want = observed(trial.operator.function, call)
@@ -519,7 +523,7 @@ def fake(trial: Examination, call: Call) -> Iterator[Found]:
         raise NotJudged("the shape of the result depends on values")
     for mismatch in compare(want, got, oracles=METADATA | {"error"}):
         if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Found("fake", dataclasses.replace(mismatch, oracle="fake", detail=_what(mismatch)), call)
+            yield Difference("fake", dataclasses.replace(mismatch, oracle="fake", detail=_what(mismatch)), call)
 
 
 def _what(mismatch: Mismatch) -> str:
@@ -542,7 +546,7 @@ def _is_interpreted(error: Raised) -> str:
     return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
 
 
-def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
+def symbolic(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
     _need_fake(trial)
@@ -557,7 +561,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
         if reason := _lacks_fake(said):
             raise NotJudged(reason) from None
         mismatch = Mismatch("symbolic", RESULT, "an answer", said.kind, _line(said))
-        yield Found("symbolic", mismatch, call)
+        yield Difference("symbolic", mismatch, call)
         return
     for one, seen in zip((call, *others), real, strict=True):
         if seen.error is not None:
@@ -571,7 +575,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
             matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
             if dtype != right.dtype or not matches:
                 texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {sizes}"
-                yield Found("symbolic", Mismatch("symbolic", RESULT, *texts), call)
+                yield Difference("symbolic", Mismatch("symbolic", RESULT, *texts), call)
                 return
 
 
@@ -590,10 +594,10 @@ def _alike(call: Call, other: Call) -> bool:
     return call is not other and repr(rest(call)) == repr(rest(other))
 
 
-def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Found]]:
+def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Difference]]:
     """Return the procedure that compares the operator with itself under a compiler."""
 
-    def procedure(trial: Examination, call: Call) -> Iterator[Found]:
+    def procedure(trial: Examination, call: Call) -> Iterator[Difference]:
         function = trial.operator.function
         target = target_of(spec)
         may = trial.operator.derivable and not trial.operator.written
@@ -613,14 +617,14 @@ def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Fo
             for mismatch in differs:
                 where = mismatch.where.removeprefix("result['").removesuffix("']")
                 detail = _what(mismatch)
-                yield Found(check, dataclasses.replace(mismatch, oracle=check, where=where, detail=detail), call)
+                yield Difference(check, dataclasses.replace(mismatch, oracle=check, where=where, detail=detail), call)
             if differs:
                 return
 
     return procedure
 
 
-def vmap(trial: Examination, call: Call) -> Iterator[Found]:
+def vmap(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare vmap with a loop."""
     function = trial.operator.function
     if not tensors(call.values) or trial.written(call):
@@ -634,10 +638,10 @@ def vmap(trial: Examination, call: Call) -> Iterator[Found]:
         raise NotJudged(f"the operator has no rule for vmap: {_line(got.error)}")
     for mismatch in compare(want, got, oracles={"structure", "dtype", "shape", "value", "error"}):
         if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Found("vmap", dataclasses.replace(mismatch, oracle="vmap", detail=_what(mismatch)), call)
+            yield Difference("vmap", dataclasses.replace(mismatch, oracle="vmap", detail=_what(mismatch)), call)
 
 
-def autocast(trial: Examination, call: Call) -> Iterator[Found]:
+def autocast(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
     autocast, and the operator's on inputs that autocast has cast. The fake kernel must agree about the metadata."""
     function = trial.operator.function
@@ -662,7 +666,7 @@ def autocast(trial: Examination, call: Call) -> Iterator[Found]:
             first.append(left[0])
     else:
         one = first[0]
-        yield Found("autocast", dataclasses.replace(one, oracle="autocast", detail=_what(one)), call)
+        yield Difference("autocast", dataclasses.replace(one, oracle="autocast", detail=_what(one)), call)
         return
     if trial.operator.overload is not None and got.error is None:
         meta = observed(function, call, target_of("fake"), under_autocast)
@@ -670,15 +674,15 @@ def autocast(trial: Examination, call: Call) -> Iterator[Found]:
             if mismatch.where.startswith(RESULT):
                 detail = f"the {mismatch.oracle}, which the fake kernel gives otherwise"
                 mismatch = Mismatch("autocast", mismatch.where, mismatch.actual, mismatch.expected, detail)
-                yield Found("autocast", mismatch, call)
+                yield Difference("autocast", mismatch, call)
 
 
-def refusals(trial: Examination, call: Call) -> Iterator[Found]:
+def refusals(trial: Examination, call: Call) -> Iterator[Difference]:
     """Make calls that the reference refuses."""
     if observed(trial.reference.function, call).error is None:
         return
     if observed(trial.operator.function, call).error is None:
-        yield Found("refusals", Mismatch("refusals", RESULT, "an error", "no error"), call)
+        yield Difference("refusals", Mismatch("refusals", RESULT, "an error", "no error"), call)
 
 
 def _line(error: Raised) -> str:
@@ -690,7 +694,7 @@ class Procedure:
     """A procedure on calls of these kinds, at most `most` of each kind. The time for all procedures is divided in
     proportion to `weight`."""
 
-    run: Callable[[Examination, Call], Iterator[Found]]
+    run: Callable[[Examination, Call], Iterator[Difference]]
     kinds: Collection[str]
     most: int = 100
     weight: int = 1

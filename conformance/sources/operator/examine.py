@@ -23,8 +23,8 @@ from conformance.sources.operator.checks import (
     EVERY,
     PROCEDURES,
     REFUSED,
+    Difference,
     Examination,
-    Found,
     NotJudged,
     writes_beyond,
 )
@@ -97,7 +97,7 @@ class Verdict:
     compared: int = 0
     reason: str = ""
     excluded: bool = False
-    finding: Found | None = None
+    finding: Difference | None = None
     others: int = 0
     late: int = 0
 
@@ -282,11 +282,11 @@ def spread(row: Sequence[int]) -> list[int]:
 def _verdicts(
     trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
 ) -> Iterator[Verdict]:
-    calls, by_check = calls_of(trial, name), dict[str, list[Found]]()
+    calls, by_check = calls_of(trial, name), dict[str, list[Difference]]()
     compared, late = dict.fromkeys(checks, 0), dict.fromkeys(checks, 0)
     reasons: dict[str, str] = {}
     for item in examined(trial, name, calls, request.seconds, share):
-        if isinstance(item, Found):
+        if isinstance(item, Difference):
             by_check.setdefault(item.check, []).append(item)
         else:
             kind, reason = item
@@ -320,7 +320,7 @@ def unfinished(results: Iterable[Verdict]) -> str:
     return "; ".join(f"{result.check}: {result.reason}" for result in results if result.late and not result.finding)
 
 
-Item = Found | tuple[str, str]
+Item = Difference | tuple[str, str]
 """A difference, or the kind of a call that was compared, with a reason if it was not judged."""
 
 
@@ -358,11 +358,11 @@ def examined(
             if name_of_death == "reads" and _dies(trial, calls[number], seconds):
                 name_of_death = "writes"
             mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
-            yield Found(name_of_death, mismatch, calls[number])
+            yield Difference(name_of_death, mismatch, calls[number])
         elif isinstance(item, Exception):
             raise item
         elif item[0] == "found":
-            yield Found(item[2], item[3], calls[item[1]])
+            yield Difference(item[2], item[3], calls[item[1]])
         elif item[0] == "at":
             number, check = item[1], item[2]
         else:

@@ -23,7 +23,7 @@ from conformance.program.steps.op import Json, Step, decode, render
 from conformance.record.sentences import sentence
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call
-from conformance.sources.operator.checks import CHECKS, REFUSED, Examination, Found
+from conformance.sources.operator.checks import CHECKS, REFUSED, Difference, Examination
 from conformance.sources.operator.examine import examined
 from conformance.sources.operator.sides import names_of_inputs, observed
 from conformance.sources.operator.subject import TAKEN
@@ -68,7 +68,7 @@ def call_of(program: Program, call: Call) -> Call:
     return call.on({**values, **{key: decode(value, env, cpu) for key, value in step.kwargs.items()}})
 
 
-def minimized(trial: Examination, finding: Found, seconds: float = SECONDS) -> Found:
+def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS) -> Difference:
     """Return the difference in a smaller call."""
     try:
         program = program_of(finding.call)
@@ -86,7 +86,7 @@ def minimized(trial: Examination, finding: Found, seconds: float = SECONDS) -> F
         if call.kind != REFUSED and not _accepted(trial, call):
             return False
         for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
-            if isinstance(item, Found) and item.check == finding.check:
+            if isinstance(item, Difference) and item.check == finding.check:
                 if _kind(item.mismatch) != _kind(finding.mismatch):
                     continue
                 smallest = item
@@ -197,7 +197,7 @@ class Text:
     arguments: str
     names: tuple[str, ...]
     floating: tuple[str, ...]
-    finding: Found
+    finding: Difference
 
     @property
     def all(self) -> str:
@@ -662,7 +662,7 @@ CARRIED = {
 """Functions of the harness that a script carries."""
 
 
-def headline(finding: Found) -> str:
+def headline(finding: Difference) -> str:
     """Return the difference as a sentence, with the name of its check."""
     one = finding.mismatch
     judged = one.oracle in (*_FACTS, "value", "storage")
@@ -672,7 +672,7 @@ def headline(finding: Found) -> str:
     return textwrap.shorten(f"{finding.check}: {text}{note}", 300)
 
 
-def script(trial: Examination, finding: Found) -> str:
+def script(trial: Examination, finding: Difference) -> str:
     """Return the script of a difference. Its exit code is 1 if the operator is wrong. A call that no script can write
     has a script with the headline only."""
     about = f'"""{inert(headline(finding))}"""'

@@ -127,17 +127,17 @@ def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
     assert profiles.load(tmp_path / "conformance.toml").name == "slow_device.SlowTarget"
 
 
-class TestFound:
+class TestInvestigation:
     def test_one_entry_an_operator(self) -> None:
         """Ops that need the same operator share one entry; failures and deaths have none."""
-        found = init.Found("device:odd,import=m,call=f", trials={
+        investigation = init.Investigation("device:odd,import=m,call=f", trials={
             ("opinfos", "b"): Trial("b", Outcome.LACKING, "aten::x", "no", 50),
             ("opinfos", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
             ("steps", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
             ("steps", "c"): Trial("c", Outcome.FAILS, "aten::y", "no"),
             ("steps", "d"): Trial("d", Outcome.DIED),
         })  # fmt: skip
-        made = found.profile({"A": "1"}, 8, Path("p.toml"))
+        made = investigation.profile({"A": "1"}, 8, Path("p.toml"))
         scope = Scope(operator=("aten::x",), op=("a", "b"), step=("a",))
         assert made.declarations == (Declaration(scope, (UNSUPPORTED,), "no"),)
         assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}

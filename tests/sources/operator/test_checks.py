@@ -13,7 +13,7 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.sources.operator import checks
-from conformance.sources.operator.checks import CHECKS, PROCEDURES, Found
+from conformance.sources.operator.checks import CHECKS, PROCEDURES, Difference
 from conformance.sources.operator.examine import (
     BUDGET,
     OVER,
@@ -142,7 +142,7 @@ class TestTime:
 
     def test_a_hang_uses_up_time(self, monkeypatch):
         """Waiting takes no processor time, so a call that hangs in each procedure would otherwise add up."""
-        items = [Found("hang", Mismatch("hang", "the process", "an answer", "none"), None)]
+        items = [Difference("hang", Mismatch("hang", "the process", "an answer", "none"), None)]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
         monkeypatch.setattr("conformance.sources.operator.examine.calls_of", lambda *_: [None])
         request = Request(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
