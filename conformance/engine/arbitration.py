@@ -29,9 +29,9 @@ def arbitrate(
     swayed: Sequence[Observation] = (),
     symmetric: bool = False,
 ) -> list[Mismatch]:
-    """Return the mismatches of `found` that remain after comparison with `truth`, a run in wider floating dtypes.
+    """Return the mismatches that remain after comparison with `truth`, a run in wider floating dtypes.
 
-    Only floating values, gradients and storages can be arbitrated; if `found` holds anything else, all remain. A
+    Only floating values, gradients and storages can be arbitrated; with any other mismatch, all remain. A
     mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
     the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
     the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all

@@ -67,7 +67,7 @@ class Subject(Protocol):
 
 
 class OneCall:
-    """A subject in progress that is one step: a call of the function that `key` identifies, on the inputs `given`.
+    """A subject in progress that is one step: a call of the function that `key` identifies, on the inputs `inputs`.
     `seen` observes its outcome."""
 
     count = 1

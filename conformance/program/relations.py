@@ -53,8 +53,8 @@ class Relation(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """A step as torch CPU runs it. `reads` are its operands by name, `made` its results, and `written` the keys of the
-    storages that it writes."""
+    """A step as torch CPU runs it. `reads` are its operands by name, `results` its results, and `written` the keys of
+    the storages that it writes."""
 
     number: int
     step: Step

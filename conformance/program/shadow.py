@@ -75,7 +75,7 @@ class Shadow(RunningProgram):
     def offer(self, step: Step, aimed: bool = False, unimplemented: bool = False) -> Step | None:
         """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
 
-        `asked` means that any error of torch CPU is a valid answer; with `unimplemented`, also that it has no kernel
+        `aimed` means that any error of torch CPU is a valid answer; with `unimplemented`, also that it has no kernel
         for a dtype. A rejected step is counted in `avoided` by reason and leaves the shadow unchanged. Raises Broken if
         torch fails after the step. Then the shadow is unusable, and `steps` holds the steps before."""
         try:

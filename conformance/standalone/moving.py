@@ -207,9 +207,9 @@ def taken_apart(tree: Any) -> Any:
 
 
 def observable(tree: Any, inputs: Any) -> Any:
-    """Return the inputs to observe after a call. `tree` holds them on the target, `given` as they were on the CPU. Only
-    tensors can be written to. Other inputs, such as the device, rightly differ, and meta tensors hold no values, so
-    both become None."""
+    """Return the inputs to observe after a call. `tree` holds them on the target, `inputs` as they were on the CPU.
+    Only tensors can be written to. Other inputs, such as the device, rightly differ, and meta tensors hold no values,
+    so both become None."""
     originals = iter(leaves(inputs))
 
     def seen(leaf: Any) -> Any:

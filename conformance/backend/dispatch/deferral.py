@@ -69,7 +69,7 @@ class Results:
     """Maker of the results of a call: new tensors, None for an undefined one."""
 
     def __init__(self, outs: Sequence[Spec], present: Sequence[bool], structure: Any, index: int) -> None:
-        """`made` marks the results that are defined; `structure` is their container type, None for one tensor."""
+        """`present` marks the results that are defined; `structure` is their container type, None for one tensor."""
         device = memory.device_name(index)
         self.makers = [
             maker(spec, index, device) if there else None for spec, there in zip(outs, present, strict=True)
@@ -93,7 +93,7 @@ class Prepared:
         self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, present: Sequence[bool],
         structure: Any, targets: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
-        """`made` marks the context's results that are defined; `targets` are the tensors that receive them, if not
+        """`present` marks the context's results that are defined; `targets` are the tensors that receive them, if not
         new.
         """
         self.name, self.row, self.function = name, row, function

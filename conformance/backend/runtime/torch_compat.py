@@ -92,7 +92,7 @@ mkldnn_enabled: Callable[[], bool] = lookup("torch._C:_get_mkldnn_enabled")
 parse_key: Any = lookup("torch._C:_parse_dispatch_key")
 decomposition_table: dict[Any, Callable[..., Any]] = lookup("torch._decomp:decomposition_table")
 _OF_OVERLOADS = lookup("torch:ops.aten.alias.default._op_dk"), lookup("torch:ops.aten.alias.default._schema")
-from torch._ops import OpOverload  # noqa: E402, F401 - a type, so not by `found`
+from torch._ops import OpOverload  # noqa: E402, F401 - a type, so not by `lookup`
 
 # Tensors and storages
 construct_storage: Any = lookup("torch._C:_construct_storage_from_data_pointer")

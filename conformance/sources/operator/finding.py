@@ -269,7 +269,7 @@ def _structure(text: Text) -> list[str]:
 
 
 def _tried(lines: Sequence[str], message: str) -> list[str]:
-    """Return lines that end the script with exit code 1 if they raise, and print what is `told`."""
+    """Return lines that end the script with exit code 1 if they raise, and print the `message`."""
     body = [f"    {line}" for line in lines]
     return ["try:", *body, "except Exception as error:", f"    print({message})", "    raise SystemExit(1)"]
 

@@ -79,8 +79,8 @@ def run(
 
     A case that fails in the same way on a target of `without_backend` is a bug of PyTorch, and fails the run only with
     `fail_on_torch_bugs`. `listed` receives the entries of op_db, and `started` the run and the number of its cases.
-    `ended` receives each new result, and `found` each result after the expectations are applied. Raises UsageError for
-    unknown names, and TargetError for a target that cannot be loaded.
+    `ended` receives each new result, and `on_result` each result after the expectations are applied. Raises UsageError
+    for unknown names, and TargetError for a target that cannot be loaded.
     """
     begin = time.monotonic()
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

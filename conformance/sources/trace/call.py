@@ -61,7 +61,7 @@ class TracedCall(OneAnswer):
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
     `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as written.
-    `wide` is the answer in float64, if it was `asked` for and there is one."""
+    `wide` is the answer in float64, if it was computed (`widened`) and there is one."""
 
     func: Any
     args: tuple[Any, ...]
@@ -151,7 +151,7 @@ class TracedCall(OneAnswer):
         return Execution((self._observed(args, kwargs, result, storage_key, _itself),), outcome=result)
 
     def by_device(self, args: Tree, kwargs: Tree, result: Tree, target: Target) -> Execution:
-        """Return the device's answer, fetched. `args`, `kwargs` and `made` are on the device."""
+        """Return the device's answer, fetched. `args`, `kwargs` and `result` are on the device."""
         fetch = _empty_like if self.is_view else lambda tree: fetched(tree, target)
         return Execution((self._observed(args, kwargs, result, target.key, fetch),), outcome=result)
 
