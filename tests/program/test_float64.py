@@ -146,10 +146,11 @@ class TestAmplified:
         assert not judge_program(steep, Other("exp", further(8))).passed
 
     def test_a_wrong_last_step_is(self) -> None:
-        """No step follows that could amplify a rounding error."""
+        """No step follows that could amplify a rounding error. By the vector width of the CPU, log(exp(1)) is 1 or just
+        below it, so both 0 and 1 are right answers; these are beyond them."""
         jump = program(EXP, *AMPLIFIED["a jump"][:-1], values=[1.0], dtype="float32")  # type: ignore[arg-type]
         assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) - 2)).passed
-        assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 0.5)).passed
+        assert not judge_program(jump, Other("floor", lambda x: torch.floor(x) + 1.5)).passed
 
     def test_a_jump_from_where_both_stand_is(self) -> None:
         """A jump is a finding if both sides start from the same printed value. Regression test: round(log(exp(2.5))) of
