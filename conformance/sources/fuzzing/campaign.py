@@ -14,7 +14,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Shrinker
 from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
 
-PROGRESS = 5
+PROGRESS = 6
 """Schema version of the progress file."""
 
 LONGEST_NAME = 90
@@ -52,6 +52,9 @@ PATIENCE = 1.0
 """Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
 files."""
 
+MOST_OTHERS = 8
+"""Number of programs with the same error that are kept until the group's cause is known."""
+
 SHRUNK_EACH = 3
 """Number of findings to shrink per pattern, if their causes are known without shrinking."""
 
@@ -66,11 +69,26 @@ class Group:
     found_as: set[str]
     shrunk: bool = False
     elsewhere: dict[str, str] = field(default_factory=dict)
-    """ShardResult of the program on each target related to the target under test."""
+    """Outcome of the program on each target related to the target under test."""
     masked: set[int] = field(default_factory=set)
     """Numbers of programs with later steps that are not judged because of this difference."""
     alone: str = NOT_RUN
     """Whether the script shows its headline in a fresh process (`result.Result.alone`)."""
+    others: list[FailingProgram] = field(default_factory=list)
+    """Other programs with the same error, the lowest numbers first. Their causes are open until one is shrunk."""
+
+    needed: frozenset[str] = frozenset()
+    """Operators of the program that its shrunk form still has. A program with the same error that lacks one of them
+    fails for another reason."""
+
+    def explains(self, finding: FailingProgram) -> bool:
+        """Whether the finding may have the group's cause."""
+        return not finding.an_error or self.needed <= finding.operators
+
+    def keep(self, finding: FailingProgram) -> None:
+        """Keep a program whose cause may turn out to be another one."""
+        if finding.an_error and not self.shrunk:
+            self.others = sorted([*self.others, finding], key=lambda other: other.number)[:MOST_OTHERS]
 
 
 @dataclass
@@ -136,9 +154,13 @@ class Campaign:
         if remote is not None:
             self._shrink_ahead(remote, len(self.groups))
         # If the campaign ends meanwhile, the remaining groups stay unshrunk.
-        for group in self.ranked():
-            if group in self.groups and not group.shrunk and not self._late() and not self._enough_of(group):
-                self._shrink(shrinker, group)
+        tried: list[Group] = []
+        while not self._late() and (waiting := [group for group in self.ranked() if self._due(group, tried)]):
+            tried.append(waiting[0])
+            self._shrink(shrinker, waiting[0])
+
+    def _due(self, group: Group, tried: Sequence[Group]) -> bool:
+        return not group.shrunk and group not in tried and not self._enough_of(group)
 
     def _shrink_ahead(self, remote: RemoteShrinker, most: int) -> None:
         """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
@@ -343,8 +365,10 @@ class Campaign:
                 untaken.append(finding)
             elif entry.get("campaign") == self.name:
                 named, masked = {finding.group, *entry["found_as"]}, set(entry["masked"])
-                numbers = set(entry["numbers"])
-                self.groups.append(Group(finding, numbers, named, entry["shrunk"], entry["elsewhere"], masked))
+                group = Group(finding, set(entry["numbers"]), named, entry["shrunk"], entry["elsewhere"], masked)
+                group.needed = frozenset(entry["needed"])
+                group.others = [FailingProgram.from_json(other) for other in entry["others"]]
+                self.groups.append(group)
         self.groups.sort(key=lambda group: min(group.numbers))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)
@@ -362,14 +386,17 @@ class Campaign:
         """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
         finding with the lowest program number, in whatever order findings arrive."""
         alike = (group for group in self.groups if group.finding.layer == finding.layer)
-        group = next((one for one in alike if finding.group in one.found_as), None)
+        group = next((one for one in alike if finding.group in one.found_as and one.explains(finding)), None)
         if group is None:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups.append(group)
             self._save(group)
         elif not group.shrunk and finding.number < group.finding.number:
             self._taken += [self.path(group), self.path(group, ".json")]
+            group.keep(group.finding)
             group.finding = finding
+        else:
+            group.keep(finding)
         group.numbers.add(finding.number)
         if finding.unjudged:
             group.masked.add(finding.number)
@@ -402,6 +429,9 @@ class Campaign:
         before = [self.path(group)]
         group.finding, group.shrunk = small, True
         group.found_as.add(small.group)
+        if small.an_error and time.time() < until and "shrinking" not in group.elsewhere:
+            group.needed = small.operators & finding.operators
+            self._split(group)
         if same is not None:
             before.append(self.path(same))
             both = _joined(same, group)
@@ -414,6 +444,15 @@ class Campaign:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".json").unlink(missing_ok=True)
         self.tell(self)
+
+    def _split(self, group: Group) -> None:
+        """Make a new group of the kept programs with the same error that the shrunk program does not explain."""
+        others, group.others = group.others, []
+        for other in others:
+            if not group.explains(other):
+                group.numbers.discard(other.number)
+                group.masked.discard(other.number)
+                self.add(other)
 
     def _of_cause(self, finding: FailingProgram) -> Group | None:
         """The shrunk group with this finding's cause, if there is one."""
@@ -450,7 +489,8 @@ class Campaign:
             "alone": group.alone,
         }
         of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
-        of_all |= {"masked": sorted(group.masked)}
+        of_all |= {"masked": sorted(group.masked), "needed": sorted(group.needed)}
+        of_all |= {"others": [other.to_json() for other in group.others]}
         data = {**group.finding.to_json(), **own, **of_all}
         write_atomic(self.path(group, ".json"), json.dumps(data, indent=1))
         write_atomic(self.path(group), self.script(group))

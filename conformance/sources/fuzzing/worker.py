@@ -54,7 +54,7 @@ from conformance.record.finding import (
 )
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
-from conformance.record.patterns import by_culprit, pattern_of
+from conformance.record.patterns import base_operator, by_culprit, pattern_of
 from conformance.run.messages import Death, ExitReason
 from conformance.run.worker import UnitTimeout, at_most, keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing, Tally
@@ -159,6 +159,17 @@ class FailingProgram:
         pattern = pattern_of(self.difference, self.property, self.op, is_view)
         pattern = by_culprit(pattern, self.property, self.op, self.culprit)
         return f"flaky: {pattern}" if self.kind == FLAKY else pattern
+
+    @functools.cached_property
+    def operators(self) -> frozenset[str]:
+        """The operators of all steps, by their base names."""
+        steps = (inner for step in self.program.steps for inner in (step, *step.body))
+        return frozenset(base_operator(step.op) for step in steps)
+
+    @functools.cached_property
+    def an_error(self) -> bool:
+        """Whether the first difference is an error of one side, whose text may be that of several bugs."""
+        return self.kind == FAIL and self.difference.oracle == "error"
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""

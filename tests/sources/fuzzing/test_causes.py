@@ -126,3 +126,16 @@ class TestPoisonedProcesses:
         assert result.finding.title() == "flaky / error / neg_"
         assert "program -2, which its worker had run before it" in result.reason
         assert result.reason in capsys.readouterr().out
+
+
+def test_one_error_of_two_operators(tmp_path: Path) -> None:
+    """Programs with the same error are one group before they are shrunk. A program that lacks an operator of the shrunk
+    one has another cause. Regression test: the bug of the second operator was hidden in the group of the first."""
+    sin, exp = (Step(op, (tensor("a"),), out=(op,)) for op in ("sin", "exp"))
+    total = Step("cumsum", (tensor("a"), 0), out=("sum",))
+    steps = [(exp, sin), (sin,), (total, exp), (total, sin), (exp, total)]
+    _, run = campaign(tmp_path, f"{LIARS}SameErrorTransform", *(program(*some) for some in steps))
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "reports" / "failures").glob("*.json")]
+    counts = {" ".join(step["op"] for step in one["program"]["steps"]): one["count"] for one in saved}
+    assert counts == {"sin": 3, "cumsum": 2}
+    assert len(run.results) == 2
