@@ -142,7 +142,7 @@ def _quadrant(x: UOp) -> tuple[UOp, UOp, UOp]:
     for part in parts(angle.HALF_PI, 11, 4):
         r = subtract(r, k * part)
     z = r * r
-    return whole, r * horner(z, angle.sines(5)), horner(z, angle.cosines(6))
+    return whole, r + r * (z * horner(z, angle.sines(5)[:-1])), horner(z, angle.cosines(6))
 
 
 _LARGE = 8192.0

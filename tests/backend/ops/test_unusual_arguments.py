@@ -209,11 +209,13 @@ class TestAnswers:
 
     @pytest.mark.parametrize("alpha", [math.inf, -math.inf, 0.0])
     def test_products_with_an_infinite_factor(self, alpha):
-        """BLAS scales a factor: inf - inf is nan. With 0, it reads no factor, so a nan does not spread."""
+        """A scaled factor gives inf - inf, which is nan. With 0, no factor is read, so a nan does not spread. BLAS
+        scales a factor or the product, by the CPU; the device scales a factor."""
         a = torch.tensor([[1.0, -2.0], [3.0, 4.0 if alpha else math.nan]])
-        want, got = both(lambda x: torch.addmm(torch.zeros_like(x), x, x, alpha=alpha), a)
+        product, got = both(lambda x: torch.addmm(torch.zeros_like(x), x, x, alpha=alpha), a)
+        want = a @ (alpha * a) if alpha else product
         torch.testing.assert_close(want, got, equal_nan=True)
-        want, got = both(lambda x: torch.addbmm(torch.zeros_like(x), x[None], x[None], alpha=alpha), a)
+        _, got = both(lambda x: torch.addbmm(torch.zeros_like(x), x[None], x[None], alpha=alpha), a)
         torch.testing.assert_close(want, got, equal_nan=True)
         want, got = both(lambda x: torch.addmv(torch.zeros_like(x[0]), x, x[0], alpha=alpha), a)
         torch.testing.assert_close(want, got, equal_nan=True)
