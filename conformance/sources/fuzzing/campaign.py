@@ -280,6 +280,7 @@ class Campaign:
         begin()
         for shard, result, rest in workers.results(self._deadline() - time.time()):
             self.running -= 1
+            self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             del self.unfinished[shard.first]
             if rest is not None:
                 again.append(rest)
@@ -290,7 +291,6 @@ class Campaign:
             elif remote is None:
                 self._shrink_meanwhile(shrinker)
             begin()
-            self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             if time.monotonic() - self._noted >= PATIENCE:
                 self._note_progress()
             if log.due():

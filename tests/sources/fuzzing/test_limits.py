@@ -340,12 +340,17 @@ class TestShrinkingMeanwhile:
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 
     def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Shrinking runs after each shard whose findings were merged."""
-        seen: list[int] = []
-        monkeypatch.setattr(Campaign, "_shrink_meanwhile", lambda self, shrinker: seen.append(self.result.done))
+        """Shrinking runs after each shard whose findings were merged. Regression test: it showed 2e10 programs per
+        second after the first shard, since the campaign had not noted its time yet."""
+        seen: list[tuple[int, bool]] = []
+        monkeypatch.setattr(
+            Campaign,
+            "_shrink_meanwhile",
+            lambda self, shrinker: seen.append((self.result.done, self.running_seconds > 0)),
+        )
         plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
         Campaign(plan).run()
-        assert seen == [20, 40, 60]
+        assert seen == [(20, True), (40, True), (60, True)]
 
 
 class TestNotShrunk:
