@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from conformance.program.model import Input, Program, ProgramError, Storage, fresh_names
+from conformance.program.steps import op_db
 from conformance.program.steps.op import Json, Step
+from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
 from conformance.record.files import write_atomic
 from conformance.record.names import nearest
@@ -172,6 +174,12 @@ def chosen(file: str, models: tuple[str, ...]) -> tuple[Calls, tuple[Call, ...]]
     CallsError."""
     calls = Calls.load(Path(file)).of(models)
     return calls, tuple(calls.ordered())
+
+
+def is_recorded(program: Program) -> bool:
+    """Whether the program is a recorded call, whose operator is the cause of each failure."""
+    families = {OPS[step.op].family for step in program.steps}
+    return bool(families) and families <= {op_db.RECORDED, op_db.BY_VALUES}
 
 
 POOLS = ("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")

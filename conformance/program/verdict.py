@@ -19,6 +19,7 @@ from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
 from conformance.program.model import Program, digest
+from conformance.program.recorded import is_recorded
 from conformance.program.shadow import Reference, Shadow, reference
 from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
@@ -39,8 +40,8 @@ class Signature:
     """Key of failures that are probably one bug: the oracle at the first bad step, its op, and its layout class.
 
     For an error, the key is the oracle with the error's type and text, without numbers and names: these identify the
-    cause better than the step. If the failure shows only without observations between steps, the key has the family of
-    the step, which is the last write."""
+    cause better than the step, except for a recorded call, whose operator is the cause. If the failure shows only
+    without observations between steps, the key has the family of the step, which is the last write."""
 
     oracle: str
     op: str
@@ -285,7 +286,8 @@ def _signature(program: Program, verdict: Verdict) -> Signature:
         return Signature(first.oracle, f"{together}{last}", error=error)
     step = program.steps[verdict.bad_step - 1]
     if said:
-        return Signature(first.oracle, "only together" if verdict.lazy_only else "", error=error)
+        place = "only together" if verdict.lazy_only else step.op * is_recorded(program)
+        return Signature(first.oracle, place, error=error)
     if error or verdict.lazy_only:
         return Signature(first.oracle, together + (OPS[step.op].family if step.op in OPS else step.op), error=error)
     shadow = Shadow(program)

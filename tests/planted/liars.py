@@ -248,3 +248,16 @@ class WithoutTanh(_Device):
     """A device that has no `tanh`."""
 
     mode = _Refusing
+
+
+class _Failing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("neg", "tanh"):
+            raise RuntimeError("no kernel image")
+        return func(*args, **(kwargs or {}))
+
+
+class OneError(_Device):
+    """A device whose `neg` and `tanh` raise the same error."""
+
+    mode = _Failing

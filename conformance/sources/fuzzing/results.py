@@ -162,6 +162,8 @@ def models_of(campaign: Campaign) -> tuple[ModelRow, ...]:
     calls, ordered = recorded.chosen(plan.recorded, plan.models)
     stopped, wrong = dict[int, str](), dict[int, str]()
     for group in campaign.distinct():
+        if group.finding.kind in (INVALID, HARNESS):
+            continue  # a fault of the harness says nothing about the target
         stops = group.finding.kind in DEATHS or group.finding.property in ("error", "not implemented")
         for number in group.numbers:
             (stopped if stops else wrong)[number] = ordered[number].name

@@ -32,7 +32,6 @@ from conformance.program.model import Program, ProgramError, digest, read_progra
 from conformance.program.reduce import RECORDED_PASSES
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
-from conformance.program.steps.op_db import BY_VALUES, RECORDED
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, leading, signature
 from conformance.record import simple_values
@@ -442,14 +441,9 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fai
     return FailingProgram(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
 
 
-def is_recorded(program: Program) -> bool:
-    """Whether the program is a recorded call, whose operator is the cause of each failure."""
-    return bool(program.steps) and all(OPS[step.op].family in (RECORDED, BY_VALUES) for step in program.steps)
-
-
 def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program]]]:
     """The passes that make the program smaller; none for the usual ones."""
-    return RECORDED_PASSES if is_recorded(program) else ()
+    return RECORDED_PASSES if recorded.is_recorded(program) else ()
 
 
 def died_of(finding: FailingProgram, small: Program) -> FailingProgram:
@@ -526,7 +520,7 @@ def shrink(
     def wrong_at_all(other: Program) -> bool:
         return bool(mismatches_of(other))
 
-    plain = None if is_recorded(small) else plainer(small, verdict, wrong_at_all)
+    plain = None if recorded.is_recorded(small) else plainer(small, verdict, wrong_at_all)
     if plain is not None:
         small, verdict = plain, judge_program(plain, target)
     cause = cause_of(small, verdict, wrong_at_all)

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.program.recorded import chosen
 from conformance.record import result as model
+from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import ModelRow
 from conformance.report.__main__ import main as report
+from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.results import models_of
+from conformance.sources.fuzzing.worker import NOTHING, FailingProgram
 from conformance.sources.models.__main__ import main
 from conformance.sources.models.recorder import Recorder
 
@@ -75,6 +81,13 @@ class TestTable:
             "adds": "runs", "multiplies": "runs", "squashes": "stopped by aten::tanh (1)"
         }  # fmt: skip
 
+    def test_one_error_of_several_operators_is_a_finding_of_each(self, file, tmp_path):
+        """Regression test: the calls of all operators were counted for the operator that raised first."""
+        _, rows, made = run("class:tests.planted.liars.OneError", file, tmp_path)
+        titles = {one.finding.title(): one.finding.count for one in made.findings}
+        assert titles == {"error / aten:neg.default": 1, "error / aten:tanh.default": 1}
+        assert {name for name, row in rows.items() if row.stopped} == {"multiplies", "squashes"}
+
     def test_an_operator_declared_lacking_stops_its_models(self, file, tmp_path):
         """The profile's declaration is no finding, and the exit code is 0."""
         profile = tmp_path / "mine.toml"
@@ -95,6 +108,17 @@ class TestTable:
         code, rows, _ = run(target, file, tmp_path, *words)
         assert code == 0
         assert rows["multiplies"].wrong == {"aten::mul.Tensor": 1, "aten::neg": 1}
+
+    @pytest.mark.parametrize("kind", [HARNESS, INVALID])
+    def test_a_fault_of_the_harness_falsifies_no_model(self, file, tmp_path, kind):
+        """The call counts as not compared. Regression test: its models were wrong in the operator."""
+        running = Campaign(Plan("cpu", recorded=str(file), reports=tmp_path))
+        running.groups.append(Group(FailingProgram(kind, 0, 0, f"{kind} / no verdict", NOTHING), {0}, set()))
+        calls, ordered = chosen(str(file), ())
+        running.result.model_calls = {str(number): "" for number in range(1, len(ordered))}
+        rows = models_of(running)
+        assert not any(row.wrong or row.stopped for row in rows)
+        assert [row.runs for row in rows] == [at not in ordered[0].models for at in range(len(calls.models))]
 
     def test_meta_compares_no_values(self, file, tmp_path):
         """It has no values, so the wrong ones do not show, and the metadata is right."""
