@@ -196,11 +196,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False)
 def backends(session: nox.Session) -> None:
-    """Third-party devices and compilers, each in a separate environment: fuzzing, then op_db."""
+    """Third-party devices and compilers, each in a separate environment: fuzzing, op_db, and recorded models."""
     known = nox.project.load_toml(ROOT / "requirements" / "backends.toml")
     parser = argparse.ArgumentParser("nox -s backends --", description=backends.__doc__)
     parser.add_argument("name", nargs="+", choices=sorted(known), help="one or more of %(choices)s")
-    parser.add_argument("--minutes", default="20", help="of fuzzing each (default: %(default)s)")
+    parser.add_argument("--minutes", default="20", help="of fuzzing and of models (default: %(default)s)")
     parser.add_argument("--seed", default="0", help="the fuzzer's seed (default: %(default)s)")
     parser.add_argument("-n", "--jobs", default="1", help="processes (default: %(default)s)")
     args = parser.parse_args(session.posargs)
@@ -222,7 +222,8 @@ def backends(session: nox.Session) -> None:
             continue
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **backend.get("environment", {})}
         fuzz = ["conformance.fuzz", "--seed", args.seed, "--minutes", args.minutes, *own]
-        for command in (fuzz, ["conformance.opinfo_runner", "--dtype", "float32", "--samples", "3"]):
+        models = ["conformance.sources.models", "--minutes", args.minutes]
+        for command in (fuzz, ["conformance.opinfo_runner", "--dtype", "float32", "--samples", "3"], models):
             try:
                 session.run(other, "-m", *command, *both, env=environment, external=True)
             except CommandFailed as failure:

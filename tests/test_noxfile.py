@@ -215,7 +215,7 @@ class TestBackends:
             assert {"versions", "setup", "code"} <= {*bugs} and compile(bugs["code"], name, "exec"), name
 
     def test_commands(self, noxfile, tmp_path, monkeypatch):
-        """The session builds the environment and runs the fuzzer and op_db, with the backend's target, variables and
+        """The session builds the environment and runs the three commands with the backend's target, variables and
         options."""
         monkeypatch.setattr(noxfile, "missing_from_debian", lambda packages: ["pocl-opencl-icd"] if packages else [])
         session = Session("iree", "opencl", "--minutes", "2")
@@ -227,10 +227,12 @@ class TestBackends:
         assert [(command[2], "--dtype" in command) for command in runs] == [
             ("conformance.fuzz", True),
             ("conformance.opinfo_runner", True),
+            ("conformance.sources.models", False),
             ("conformance.fuzz", False),
             ("conformance.opinfo_runner", True),
+            ("conformance.sources.models", False),
         ]
-        assert all(str(ROOT / "profiles" / "iree.toml") in command for command in runs[:2])
+        assert all(str(ROOT / "profiles" / "iree.toml") in command for command in runs[:3])
         installed = next(command for command in session.ran if "torch-opencl==0.1.0.dev23" in command)
         assert installed[-4:] == ["torch==2.12.1", "torch-opencl==0.1.0.dev23", "--editable", "."]
         assert "opencl needs what is not installed here: apt-get install pocl-opencl-icd" in session.said
