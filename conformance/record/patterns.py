@@ -45,6 +45,8 @@ declaration."""
 
 COMPILER_LAYERS = ("Dynamo", "AOTAutograd", "decompositions", "Inductor")
 """Names of the layers of torch.compile, from outside in."""
+BACKEND = "backend "
+"""First word of the layer of a backend that is not PyTorch's, such as `backend openvino`."""
 SETTING = "without "
 """First word of the part of a compiler that is a setting, such as `without vectorization`."""
 
@@ -90,7 +92,8 @@ def by_culprit(pattern: str, wrong: str, op: str, culprit: str) -> str:
     base = base_operator(op)
     layer, part = layer_and_part(culprit)
     if not part:
-        known = layer in COMPILER_LAYERS or base_operator(layer) in ("", base) or pattern == LESS_PRECISE
+        is_layer = layer in COMPILER_LAYERS or layer.startswith(BACKEND)
+        known = is_layer or base_operator(layer) in ("", base) or pattern == LESS_PRECISE
         return pattern if known else VALUE.format(base_operator(layer))
     of_operator = pattern.endswith(f" of {base}")
     if part.startswith("pass ") or (of_operator and not part.startswith(SETTING)):

@@ -24,7 +24,7 @@ from conformance.engine.registration import options, register, setup
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
-from conformance.record.patterns import COMPILER_LAYERS
+from conformance.record.patterns import BACKEND, COMPILER_LAYERS
 from conformance.standalone import torch_compat
 
 LAYERS = ("eager", "aot_eager")
@@ -175,7 +175,7 @@ class CompileTarget(Target):
     @property
     def layer(self) -> str:
         """Name of the last layer."""
-        return NAMES.get(self.backend, self.backend)
+        return NAMES.get(self.backend, f"{BACKEND}{self.backend}")
 
     def _ending_with(self, backend: str) -> CompileTarget:
         """Return this target with another backend."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from conformance.engine.loading import describe_target
 from conformance.record import patterns
 from conformance.record.finding import PROPERTIES, property_of
 from conformance.record.names import ORACLES
-from conformance.record.patterns import base_operator, pattern_of
+from conformance.record.patterns import base_operator, by_culprit, pattern_of
 
 
 @dataclass(frozen=True)
@@ -199,3 +200,11 @@ def test_no_pattern_is_empty() -> None:
         for expected, actual, op, is_view in itertools.product(texts, texts, ("add", "_", "", ":"), (True, False)):
             made = pattern_of(Seen(oracle, "c", expected, actual), wrong, op, is_view)
             assert made.strip(), (oracle, wrong, expected, actual, op)
+
+
+def test_a_backend_is_no_operator():
+    """Errors of a backend keep their pattern. Regression test: they became wrong values of an operator `openvino`."""
+    said = "raises IndexError: list index out of range"
+    for backend in (describe_target("compile:openvino").layer, describe_target("compile:inductor").layer):
+        assert by_culprit(said, "error", "aten:view.default", backend) == said
+    assert by_culprit("value of view", "value", "aten:view.default", "copy_") == "value of copy"
