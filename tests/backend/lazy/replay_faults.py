@@ -132,6 +132,10 @@ FAULTS = {
     ),
     # The description of a call.
     "calls without dtypes": Fault("dtype", _DESCRIBE, "key.append(x.dtype)", "pass"),
+    "calls without shapes": Fault("rows of an operand", _DESCRIBE, "key.append(x.shape)", "pass"),
+    "calls without shared storages": Fault(
+        "overlap", _DESCRIBE, "key.append(storages.index(lazy) if lazy in storages else -1)", "pass"
+    ),
     "calls without strides": Fault("strides", _DESCRIBE, "key.append(x.stride())", "pass"),
     "calls without offsets": Fault("offset", _DESCRIBE, "key.append(x.storage_offset())", "pass"),
     "calls without settings": Fault("default dtype", deferral.Deferred.call, "[*global_settings()]", "[]"),

@@ -250,6 +250,10 @@ def apply(x: list[torch.Tensor], kind: str, i: int, j: int, k: int, number: floa
         x[i] = x[j].index_select(0, index) + old
     elif kind == "flip":
         x[i] = x[j].flip(0)
+    elif kind == "head":
+        x[i] = x[j][: int(number)] * 2
+    elif kind == "next_rows_":  # rows of the same memory are refused
+        x[i][1:].add_(x[j][:-1])
     elif kind == "rows":  # an index that the queue computes and the device checks
         x[i] = x[j].index_select(0, (x[k][0] > 1).long())
     elif kind == "ratio":
@@ -375,6 +379,19 @@ def _rows(step: Step, draw: random.Random) -> tuple[Step, Step]:
     return replace(step, calls=calls, read=(PARAMETER, RESULTS[1])), replace(step, calls=calls, held=(RESULTS[1],))
 
 
+def _head(step: Step, draw: random.Random) -> tuple[Step, Step]:
+    """Steps with a product of the first two or three rows."""
+    heads = [("head", RESULTS[1], 1, 1, rows) for rows in (3.0, 2.0)]
+    return tuple(replace(step, calls=(*step.calls, head), read=(PARAMETER, RESULTS[1])) for head in heads)  # type: ignore[return-value]
+
+
+def _overlap(step: Step, draw: random.Random) -> tuple[Step, Step]:
+    """Steps that add to rows those of another tensor, or of the same one, which torch refuses."""
+    step = replace(step, events=(), read=(PARAMETER, 1))
+    sums = [("next_rows_", 1, j, j, 0.0) for j in (2, 1)]
+    return tuple(replace(step, calls=(*step.calls, add)) for add in sums)  # type: ignore[return-value]
+
+
 def _held(step: Step, draw: random.Random) -> tuple[Step, Step]:
     return step, replace(step, held=(draw.choice((*RESULTS, *OPERANDS)),))
 
@@ -399,6 +416,8 @@ DIFFERENCES: dict[str, Difference] = {
     "target": _changed(_target),
     "graph of a call": _kind,
     "rows": _rows,
+    "rows of an operand": _head,
+    "overlap": _overlap,
     "number": _number(2.0, 0.5),
     "changing number": _changing,
     "sign of zero": _number(0.0, -0.0),

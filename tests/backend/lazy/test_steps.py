@@ -162,6 +162,56 @@ class TestReplay:
         assert torch.equal(x.cpu(), before)
 
 
+class TestNumberOfReplays:
+    """Steps that are replayed although something beside them changed. Each test counts the replays of the last turn."""
+
+    TURNS = 12
+
+    def test_beside_a_lazy_result(self) -> None:
+        """A lazy result of an earlier step, which this step does not use, stays lazy."""
+        x, w = torch.arange(4.0).to("tiny"), torch.arange(4.0).to("tiny")
+        for turn in range(self.TURNS):
+            before = COUNTERS.replayed
+            lazy = x * 2
+            w.add_(1)
+            assert w.tolist() == [2.0 * turn + i + 1 for i in range(4)]
+            w.add_(1)
+            assert w.tolist() == [2.0 * turn + i + 2 for i in range(4)]
+            assert lazy.tolist() == [0.0, 2.0, 4.0, 6.0]
+        assert COUNTERS.replayed - before == 3
+
+    def test_after_a_write_in_place(self) -> None:
+        """A replayed step leaves no storage that the next step would have to compute."""
+        w, other = torch.arange(4.0).to("tiny"), torch.arange(4.0).to("tiny")
+        for turn in range(self.TURNS):
+            before = COUNTERS.replayed
+            w.add_(1)
+            torch.nextafter(other, other)  # turns the queued write into a value
+            w.add_(1)
+            assert w.tolist() == [2.0 * turn + i + 2 for i in range(4)]
+            other.add_(1)
+            assert other.tolist() == [turn + i + 1.0 for i in range(4)]
+        assert COUNTERS.replayed - before == 2
+
+    def test_of_a_step_that_writes_into_its_own_buffer(self) -> None:
+        w, expected = (torch.arange(8192.0).to(device) for device in ("tiny", "cpu"))
+        for _ in range(self.TURNS):
+            before = COUNTERS.replayed
+            for t in (w, expected):
+                t.mul_(0.5).add_(1)
+            assert torch.equal(w.cpu(), expected)
+        assert COUNTERS.replayed - before == 1
+
+    def test_of_a_number_of_float64(self) -> None:
+        """A number that changes is data in the dtype of the call."""
+        x = torch.arange(4, dtype=torch.float64)
+        on_tiny = x.to("tiny")
+        for turn in range(self.TURNS):
+            before = COUNTERS.replayed
+            assert (on_tiny * (turn + 0.1)).tolist() == (x * (turn + 0.1)).tolist()
+        assert COUNTERS.replayed - before == 1
+
+
 class TestWhatTheKeyMustHave:
     """Queues with equal calls that are different steps. Each test fails if one part of the key is missing."""
 
