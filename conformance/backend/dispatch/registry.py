@@ -21,7 +21,7 @@ import torch
 from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
-from ..lazy import calls
+from ..lazy import calls, constant_writes
 from ..lazy.dtypes import COMPUTED, opmath
 from ..runtime import memory, recording
 from ..runtime.torch_compat import OpOverload
@@ -234,8 +234,11 @@ _CHANGING = 3  # number of distinct values at which a number counts as changing
 
 
 def reset_state() -> None:
-    """Treat every float argument as a constant until it changes again, as in a new process."""
+    """Treat every float argument, and every number that is written, as a constant until it changes again, as in a new
+    process.
+    """
     _SEEN_NUMBERS.clear()
+    constant_writes.reset_state()
 
 
 def is_data(op: OpOverload, place: int | str, dtype: DType, number: float) -> bool:

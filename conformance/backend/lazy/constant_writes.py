@@ -1,6 +1,6 @@
 """Writes of numbers to many places, replayed on the host into one table.
 
-Defines `replayed`.
+Defines `replayed`, and `changes`, the numbers of single writes that should not be constants of a kernel.
 
 A loop such as `for i in range(n): a[i] = i` depends only on numbers, so the host can execute it. The result is one
 table of the written numbers, and a mask of the written places.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,24 @@ from .layout import Ints
 
 Number = float | int | bool
 NumberWrite = tuple[Ints, Ints, int, Number]  # size, stride, offset, and the number for each of its elements
+
+
+CHANGING = 3  # distinct numbers of writes of one geometry, after which other numbers are data
+
+_seen: dict[tuple[Any, ...], set[str]] = {}
+
+
+def reset_state() -> None:
+    """Treat every number as a constant until it changes again, as in a new process."""
+    _seen.clear()
+
+
+def changes(number: Number, flat: UOp, size: Ints, stride: Ints) -> bool:
+    """Whether a number written to `flat` should be data of the kernel, because each new constant needs a new kernel."""
+    seen = _seen.setdefault((flat.dtype, flat.shape, size, stride), set())
+    if len(seen) < CHANGING:
+        seen.add(repr(number))
+    return repr(number) not in seen
 
 
 def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
@@ -54,4 +73,4 @@ def replayed(writes: Sequence[NumberWrite], flat: UOp, device: str) -> UOp:
     return mask.where(table, flat)
 
 
-__all__ = ["Number", "NumberWrite", "replayed"]
+__all__ = ["Number", "NumberWrite", "changes", "replayed", "reset_state"]

@@ -28,7 +28,7 @@ from ..runtime import expressions, memory, recording, scheduler
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 from . import calls, layout, steps
-from .constant_writes import Number, NumberWrite, replayed
+from .constant_writes import Number, NumberWrite, changes, replayed
 from .dtypes import TORCH
 from .evaluate import computed_along, evaluate
 from .layout import Ints
@@ -228,7 +228,9 @@ def _apply_constants(storage: LazyStorage) -> None:
     storage.remember_donor()
     if len(writes) <= FEW_WRITES or dtype not in TORCH or dtype is dtypes.bfloat16:
         for size, stride, offset, number in writes:
-            value = UOp.const(number, dtype).expand(size)
+            is_data = dtype in TORCH and not recording.is_open() and changes(number, content, size, stride)
+            value = _upload_numbers([number], dtype, storage.device) if is_data else UOp.const(number, dtype)
+            value = value.reshape(()).expand(size)
             content = layout.write(
                 content, size, stride, offset, value, lambda positions: _upload_table(positions, storage.device)
             )

@@ -28,11 +28,13 @@ from tinygrad.uop.ops import buffers as buffers_of_nodes
 
 from . import trace
 from .kernel_spans import devices_of, measured
+from .moving_offsets import numbers_of
 
 if TYPE_CHECKING:
     from tinygrad.runtime.ops_cpu import CPUProgram
 
 Key = tuple[Any, ...]
+CORE = "core_id"  # the variable in which tinygrad passes the number of a thread
 
 
 class Graph(NamedTuple):
@@ -78,6 +80,7 @@ class Kernel(NamedTuple):
     device: str
     places: tuple[Place, ...]
     local: bool  # whether all its arguments are on the kernel's device
+    offsets: dict[str, int]  # the values of the program's variables
 
     @property
     def devices(self) -> set[str]:
@@ -88,15 +91,18 @@ class Kernel(NamedTuple):
         """The kernel loaded, ready to run; None if only tinygrad can run it."""
         program, arguments = get_runtime(self.device, self.program), self.program.arg
         variables = [v.expr for v in arguments.vars]
-        global_size, local_size = arguments.launch_dims({})
-        if self.local and variables in ([], ["core_id"]) and _is_host_code(program):
-            # tinygrad numbers the threads of such a kernel in that variable. Here they run one after the other.
-            threads = [(i,) for i in range(global_size[0])] if variables else [()]
-            words = [ctypes.c_uint64] * (len(self.places) + len(variables))
-            return HostLaunch(ctypes.CFUNCTYPE(None, *words)(program.addr), program, self.places, threads)
-        if variables:
+        if not self.offsets.keys() >= set(variables) - {CORE}:
             return None
-        sizes = {"global_size": global_size, "local_size": local_size, "vals": ()}
+        global_size, local_size = arguments.launch_dims(self.offsets)
+        if self.local and _is_host_code(program):
+            # tinygrad numbers the threads of such a kernel in that variable. Here they run one after the other.
+            cores = range(global_size[0] if CORE in variables else 1)
+            threads = [tuple([core if v == CORE else self.offsets[v] for v in variables]) for core in cores]
+            words = [ctypes.c_uint64] * len(self.places) + [ctypes.c_int64] * len(variables)
+            return HostLaunch(ctypes.CFUNCTYPE(None, *words)(program.addr), program, self.places, threads)
+        if CORE in variables:
+            return None
+        sizes = {"global_size": global_size, "local_size": local_size, "vals": arguments.vals(self.offsets)}
         return Launch(program, self.device, self.places, sizes)
 
 
@@ -147,7 +153,7 @@ class Call(NamedTuple):
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
         """Run the call."""
-        run_linear(UOp(Ops.LINEAR, src=(self.call,)), {}, input_uops=slots, jit=True)
+        run_linear(UOp(Ops.LINEAR, src=(self.call,)), numbers_of(self.call), input_uops=slots, jit=True)
 
 
 Spec = tuple[str, int, DType]  # of a buffer: device, size, dtype
@@ -263,7 +269,7 @@ def _kernel(call: UOp, wholes: dict[Any, int]) -> Kernel | None:
         else:
             whole = wholes.setdefault(buffer.base, len(wholes))
             places.append(Place(whole, buffer.offset, 0 if buffer.base is buffer else buffer.nbytes))
-    kernel = Kernel(head, device, tuple(places), all(b.device == device for b in buffers))
+    kernel = Kernel(head, device, tuple(places), all(b.device == device for b in buffers), numbers_of(call))
     return kernel if kernel.bound() is not None else None
 
 

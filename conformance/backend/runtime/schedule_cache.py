@@ -143,7 +143,7 @@ def _row(replay: Replay) -> bytes | None:
         if not isinstance(kernel, Kernel) or (place := PROGRAMS.place(kernel.program)) is None:
             return None
         number = programs.setdefault(place, len(programs))
-        kernels.append((number, kernel.device, [tuple(p) for p in kernel.places], kernel.local))
+        kernels.append((number, kernel.device, [tuple(p) for p in kernel.places], kernel.local, kernel.offsets))
     fresh = [(device, size, INVERSE_DTYPES_DICT[dtype.name]) for device, size, dtype in replay.fresh]
     scratch = [(b.device, b.size, INVERSE_DTYPES_DICT[b.dtype.name]) for b in replay.scratch]
     return marshal.dumps((list(programs), kernels, fresh, replay.results, replay.becomes, scratch), _PLAIN)
@@ -156,7 +156,7 @@ def _replay(row: bytes) -> Replay | None:
     if None in programs:
         return None
     return Replay(
-        [Kernel(programs[n], device, tuple(Place(*p) for p in at), local) for n, device, at, local in kernels],
+        [Kernel(programs[n], device, tuple(Place(*p) for p in at), *more) for n, device, at, *more in kernels],
         [(device, size, DTYPES_DICT[name]) for device, size, name in fresh],
         results,
         becomes,

@@ -30,6 +30,7 @@ from .kernel_spans import run_measured
 from .lock import LOCK
 from .materialization import read_by_all, remaining
 from .memory import check_fork, open_device
+from .moving_offsets import share_programs
 from .replay import Graph, Replay, canonical, kernel_names, recorded
 from .schedule_cache import Schedules, Subject, subject
 from .subnormals import Subnormals
@@ -68,8 +69,7 @@ def realize(
             scheduled = time.perf_counter()
             begin()
             slots = replay.run(graph.buffers)
-            done = [shaped_like(slots[i], v) for i, v in zip(replay.results, pending, strict=True)]
-            becomes = {graph.nodes[k]: shaped_like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
+            done, becomes = _outcome(replay, graph, pending, slots)
             if trace.LISTENERS:
                 spent = scheduled - start, 0.0, time.perf_counter() - scheduled
                 trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
@@ -94,21 +94,34 @@ def _schedule(
     start = time.perf_counter()
     linear, variables, done, becomes = _scheduled(pending, graph.buffers, passing)
     scheduled = time.perf_counter()
-    ready = compile_linear(linear)
+    kept = not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()])
+    ready = compile_linear(share_programs(linear) if kept else linear)
     coded = time.perf_counter()
-    linked = link_linear(ready)
-    begin()
     names, span = kernel_names([call.src[0] for call in ready.src]), trace.kernel_span()
-    if span is None:
-        run_linear(linked, variables, jit=True)
+    if kept:
+        replay = recorded(graph, ready, done, becomes)
+        begin()
+        done, becomes = _outcome(replay, graph, pending, replay.run(graph.buffers))
+        SCHEDULES.put(of, replay)
     else:
-        run_measured(span, linked, names, variables)
+        linked = link_linear(ready)
+        begin()
+        if span is None:
+            run_linear(linked, variables, jit=True)
+        else:
+            run_measured(span, linked, names, variables)
     if trace.LISTENERS:
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
         trace.notify(trace.Schedule(why, names, len(pending), "scheduled", *spent))
-    if not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()]):
-        SCHEDULES.put(of, recorded(graph, ready, done, becomes))
     return done, becomes
+
+
+def _outcome(
+    replay: Replay, graph: Graph, values: Sequence[UOp], slots: Sequence[UOp]
+) -> tuple[list[UOp], dict[UOp, UOp]]:
+    """The values as buffers, and the buffer of each computed node, after a schedule has run."""
+    done = [shaped_like(slots[i], v) for i, v in zip(replay.results, values, strict=True)]
+    return done, {graph.nodes[k]: shaped_like(slots[i], graph.nodes[k]) for k, i in replay.becomes}
 
 
 def _scheduled(
@@ -151,7 +164,7 @@ def compiled(values: Sequence[UOp], device: str) -> tuple[Replay, list[UOp]]:
             linear, variables, done, becomes = _scheduled(wanted, graph.buffers, points.passing)
             assert not variables
             kept = {n: v for n, v in becomes.items() if v.has_buffer_identity()}
-            replay = recorded(graph, compile_linear(linear), done, kept)
+            replay = recorded(graph, compile_linear(share_programs(linear)), done, kept)
             if len(kept) == len(becomes):
                 SCHEDULES.put(of, replay)
         return replay, graph.buffers
