@@ -12,6 +12,7 @@ This module must not depend on specific operators: a row of the tables defines w
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from ..runtime.replay import canonical
 from ..runtime.stats import STATS
 from .metadata import global_settings, number_class
 from .registry import Context, Row, is_data
-from .tensors import Spec, geometry, maker, place, read, store, tensor_on_content
+from .tensors import Spec, cast, geometry, maker, place, read, store, tensor_on_content
 from .windows import Windows
 
 # Number of cached geometries of one overload; the cache is cleared when it is full.
@@ -145,6 +146,19 @@ class Prepared:
                 key.append(number if number and number == number else str(number))
         return tuple(key)
 
+    @functools.cached_property
+    def bounds(self) -> tuple[int, int] | None:
+        """Bounds of the elements of the only result, an integer one, whatever the operands have; None if unknown."""
+        row, (result, *others) = self.row, self.outs
+        if others or not self.fresh or self.number_places or not _is_index(result.dtype):
+            return None
+        if row.index is not None or row.reads_index:
+            return None
+        args, kwargs = (_stand_in_values(x, (), self.context.device) for x in (self.args, tuple(self.kwargs.values())))
+        value = self.function(self.context, *args, **dict(zip(self.kwargs, kwargs, strict=True)))
+        value = cast(value[0] if isinstance(value, (tuple, list)) else value, result.computed)
+        return int(value.vmin), int(value.vmax)
+
     def rehearsed(self, numbers: Sequence[float], args: Any) -> tuple[Prepared, list[Any]]:
         """The variant for a call whose value function reads an index on the host, and the data made from the index.
 
@@ -242,6 +256,20 @@ class Noted(threading.local):
 
 
 NOTED = Noted()
+
+
+def _is_index(dtype: torch.dtype) -> bool:
+    return dtype in COMPUTED and not dtype.is_floating_point and dtype is not torch.bool
+
+
+def bounds_in_queue(t: torch.Tensor) -> tuple[int, int] | None:
+    """Bounds of a tensor that a queued call makes, if they follow from the kind of that call; otherwise None."""
+    lazy = storage_of(t)
+    if lazy.queued != calls.WRITTEN:
+        return None
+    last = next(call for call in reversed(calls.pending()) if lazy in call.written)
+    kind = last.kind
+    return kind.bounds if type(kind) is Prepared and kind.fresh and kind.outs[0].dtype is t.dtype else None
 
 
 def compute_index(storages: Sequence[LazyStorage]) -> None:

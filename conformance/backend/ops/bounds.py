@@ -17,7 +17,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import fallback, transfer
-from ..dispatch.deferral import compute_index
+from ..dispatch.deferral import bounds_in_queue, compute_index
 from ..dispatch.registry import Context
 from ..dispatch.tensors import is_tiny, peek, read
 from ..lazy import calls, flush
@@ -75,6 +75,9 @@ def is_checked(ctx: Context, index: torch.Tensor, low: Size, high: Size, ignored
     """
     if not is_tiny(index):
         return False
+    bounds = bounds_in_queue(index)
+    if bounds is not None and bounds[0] >= low and bounds[1] < high:
+        return True
     compute_index([storage_of(index)])
     checked(ctx, index, low, high, ignored, peek)
     return True
