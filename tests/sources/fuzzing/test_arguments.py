@@ -47,6 +47,11 @@ def of_copies() -> tuple[list[Program], list[Program], Tally]:
 
 
 @pytest.fixture(scope="module")
+def of_tensors() -> tuple[list[Program], list[Program], Tally]:
+    return drawn(Drawing(only=("copy", "out of place", "fusion", "errors")), 700)
+
+
+@pytest.fixture(scope="module")
 def careless() -> Iterator[Any]:
     """The module of targets that mishandle arguments."""
     sys.path.insert(0, str(PLANTED))
@@ -124,11 +129,11 @@ class TestMarkers:
 
 class TestFaults:
     @pytest.mark.parametrize("name", ["Bools", "NumPy", "Operands", "Accepts", "Internal"])
-    def test_a_careless_target_is_caught(self, name: str, careless: Any) -> None:
+    def test_a_careless_target_is_caught(self, name: str, careless: Any, of_tensors: Any) -> None:
         """A target that mishandles a kind of argument, or a refused call, fails in a changed step. Programs without
         changed steps do not show it."""
         target = getattr(careless, name)()
-        plain, changed, _ = drawn(Drawing(only=("copy", "out of place", "fusion", "errors")), 700)
+        plain, changed, _ = of_tensors
         for one, program in zip(plain, changed, strict=True):
             if len(program.steps) > len(one.steps) and judge_program(program, target, locate=False).mismatches:
                 return

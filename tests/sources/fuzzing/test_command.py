@@ -60,7 +60,7 @@ class TestCampaign:
         target = "mutant:every third write is lost"
         found = []
         for jobs in (1, 2):
-            fuzz("--target", target, "--programs", 60, "--without", "op_db", "-n", jobs, reports=tmp_path / str(jobs))
+            fuzz("--target", target, "--programs", 40, "-n", jobs, reports=tmp_path / str(jobs))
             done = result(tmp_path / str(jobs))
             found.append((done["failing_programs"], done["cells"], sum(one["count"] for one in done["findings"])))
         assert found[0] == found[1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run.messages import Death, ExitReason, Limits, Note
-from conformance.run.scripts import run_alone, said_of
+from conformance.run.script_process import Ended, Forks, run_alone
+from conformance.run.scripts import said_of
 from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
@@ -28,7 +30,14 @@ LIMITS = Limits(unit=20.0, compiling=20.0)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(PLANTED))
-    monkeypatch.setenv("PYTHONPATH", str(PLANTED))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Callable[[str], Ended]]:
+    """Runner of scripts in forks of a process that has imported torch, where the planted target can be imported."""
+    with contextlib.closing(Forks()) as forks:
+        yield lambda script: run_alone(f"import sys\nsys.path.append({str(PLANTED)!r})\n{script}", 60.0, forks=forks)
+        assert forks.fit
 
 
 def results(*ops: str, variants: Sequence[str] = ("forward",), layouts: Sequence[str] = ("as_sampled",)) -> Run:
@@ -54,7 +63,9 @@ class TestPlanted:
             ),
         ],
     )
-    def test_smallest_script(self, op: str, variant: str, layout: str, call: str, line: str) -> None:
+    def test_smallest_script(
+        self, op: str, variant: str, layout: str, call: str, line: str, alone: Callable[[str], Ended]
+    ) -> None:
         """The script has plain inputs, and at most 25 lines before the comparison part. Run alone, it exits with code 1
         and reports the headline, which is the sentence of its docstring."""
         (result,) = results(op, variants=[variant], layouts=[layout]).results
@@ -63,15 +74,15 @@ class TestPlanted:
         assert first.call == call and line in own
         assert len(own.splitlines()) <= LONGEST_LINES
         assert own.startswith(f'"""{sentence(first)[:90]}')
-        ended = run_alone(first.script, 60.0)
+        ended = alone(first.script)
         assert ended.code == 1 and said_of(result, ended, 60.0) == SHOWS, ended
 
-    def test_crash(self) -> None:
+    def test_crash(self, alone: Callable[[str], Ended]) -> None:
         """A crash is minimized by candidates that end their workers."""
         (result,) = results("atan").results
         assert result.outcome is Outcome.CRASH
         assert result.failures[0].call == "torch.atan(Tensor[] float32)"
-        assert said_of(result, run_alone(result.failures[0].script, 60.0), 60.0) == SHOWS
+        assert said_of(result, alone(result.failures[0].script), 60.0) == SHOWS
 
     def test_once_for_each_operator_and_pattern(self) -> None:
         """The cases of one operator and pattern are minimized once, with forward calls in OpInfo's layout first. The
@@ -80,12 +91,12 @@ class TestPlanted:
         small = [one.id for one in made.results if "Minimized from" in one.failures[0].script]
         assert len(made.results) == 6 and small == ["add::float32::forward::as_sampled"]
 
-    def test_other_result_of_out(self) -> None:
+    def test_other_result_of_out(self, alone: Callable[[str], Ended]) -> None:
         """A call that returns another tensor than `out` shows in the program."""
         (result,) = results("add", variants=["out"]).results
         assert result.failures[0].oracle == "alias"
         assert "result = torch.add(a, a, out=c)" in result.failures[0].script
-        assert said_of(result, run_alone(result.failures[0].script, 60.0), 60.0) == SHOWS
+        assert said_of(result, alone(result.failures[0].script), 60.0) == SHOWS
 
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""

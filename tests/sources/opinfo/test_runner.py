@@ -149,7 +149,7 @@ class TestCommand:
     def test_crash_and_hang_end_to_end(self, command: Command) -> None:
         """A crash and a hang affect their own op only, and the page escapes text from the target."""
         outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
-        run, done = self.planted(command, outcomes, "--timeout", "5", "--compile-limit", "5")
+        run, done = self.planted(command, outcomes, "--timeout", "3", "--compile-limit", "3")
         crash = next(r for r in run.results if r.name == "atan").failures[0]
         assert (crash.oracle, crash.where, "SIGSEGV" in crash.actual) == ("crash", "the target", True)
         assert "result = torch.atan(a)" in crash.script
@@ -347,6 +347,7 @@ class TestCommand:
     def test_stop_at_first_failure(self, command: Command) -> None:
         """The run stops at the first undeclared failure and reports that; `--resume` continues."""
         words = ("--target", "planted", "--op", "add", "--op", "sub", "--op", "sin", "--samples", "2")
+        words += ("--check-scripts", "0")
         done = command(*words, "--stop-at-first-failure")
         assert done.returncode == 1, done.stderr
         assert "stopped at the first failure" in done.stderr
