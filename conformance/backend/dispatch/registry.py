@@ -234,7 +234,7 @@ _CHANGING = 3  # number of distinct values at which a number counts as changing
 
 
 def reset_state() -> None:
-    """Treat every float argument, and every number that is written, as a constant until it changes again, as in a new
+    """Treat every float argument and written number as a constant until it changes again, as in a new
     process.
     """
     _SEEN_NUMBERS.clear()
