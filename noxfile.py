@@ -71,11 +71,9 @@ def python(session: nox.Session, *command: str) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """The fast tests, on three processes for two cores, since some wait. Options go to pytest."""
+    """The fast tests, on two processes. Options go to pytest."""
     browser(session)
-    # Each process gets a part in the order of the files, whose tests share fixtures and fork servers; an idle one takes
-    # from another.
-    python(session, "-m", "pytest", "-n", "3", "--dist", "worksteal", *session.posargs)
+    python(session, "-m", "pytest", "-n", "2", *session.posargs)
 
 
 def browser(session: nox.Session) -> None:

@@ -167,8 +167,9 @@ class FailingProgram:
 
     @functools.cached_property
     def an_error(self) -> bool:
-        """Whether the first difference is an error of one side, whose text may be that of several bugs."""
-        return self.kind == FAIL and self.difference.oracle == "error"
+        """Whether the first difference is an error of one side, whose text may be that of several bugs. The text of a
+        missing operator names it."""
+        return self.kind == FAIL and self.property in ("error", "missing error")
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""
