@@ -36,6 +36,10 @@ MOST_TRIED = 20
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
+RUNS = 3
+"""Runs of a program. Memory that the device never writes may hold the right answer of the run before by chance."""
+
+
 def culprit(program: Program, target: Target, first: Mismatch) -> str:
     """Return the operator to blame for a difference of the program, such as `copy_`, and for a compiler its layer and
     part. Return "" if no single operator mends the program, and for other targets that transform programs."""
@@ -47,14 +51,17 @@ def culprit(program: Program, target: Target, first: Mismatch) -> str:
     if key is None:
         return ""
     watching = _Replacing(target, key)
-    if not _wrong(watching.judged(program), first):
+    if not any(_wrong(watching.judged(program), first) for _ in range(RUNS)):
         return ""  # the program is right, or raises, as soon as its calls are watched
     deepest = sorted(watching.depths, key=lambda name: -watching.depths[name])
     for operator in deepest[:MOST_TRIED]:
-        verdict = _Replacing(target, key, operator).judged(program)
-        if not (_wrong(verdict, first) or any(mismatch.oracle == "error" for mismatch in verdict.mismatches)):
+        if all(_mended(_Replacing(target, key, operator).judged(program), first) for _ in range(RUNS)):
             return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
     return ""
+
+
+def _mended(verdict: Verdict, first: Mismatch) -> bool:
+    return not (_wrong(verdict, first) or any(mismatch.oracle == "error" for mismatch in verdict.mismatches))
 
 
 def _wrong(verdict: Verdict, first: Mismatch) -> bool:

@@ -51,6 +51,20 @@ print(json.dumps(found))
 """
 
 
+LUCKY = """
+from conformance.program import attribution, verdict
+judge, seen = attribution.judge_program, set()
+
+def lucky(program, target, **options):
+    first = str(program) not in seen
+    seen.add(str(program))
+    return verdict.Verdict(()) if first else judge(program, target, **options)
+
+attribution.judge_program = lucky
+"""
+"""Before `SCRIPT`: the first run of each program is right by chance."""
+
+
 def on_toy_device(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python with the toy device, which loses some copies and has a leaky relu."""
     folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
@@ -62,10 +76,12 @@ def on_toy_device(*words: str, given: str = "") -> subprocess.CompletedProcess[s
 
 
 class TestCulprit:
-    def test_inside_other_operators(self) -> None:
-        """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself."""
+    @pytest.mark.parametrize("luck", ["", LUCKY], ids=["", "lucky"])
+    def test_inside_other_operators(self, luck: str) -> None:
+        """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself. Regression
+        test: a lost `copy_` leaves the memory of a run before, which may hold the right values."""
         given = json.dumps({name: program.to_json() for name, program in PROGRAMS.items()})
-        said = on_toy_device("-c", SCRIPT, given=given)
+        said = on_toy_device("-c", luck + SCRIPT, given=given)
         assert json.loads(said.stdout or said.stderr) == {
             "clone": "copy_", "to": "copy_", "rot90": "copy_", "neg": "right", "relu": "relu",
         }  # fmt: skip
