@@ -86,10 +86,10 @@ class Bug:
     def matches(self, evidence: Evidence) -> str:
         """Return why a finding is this bug, or "".
 
-        If both sides have a pass or a decomposition, it must be the same, with the same relation and one of the
-        operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all operators decide
-        there, and a setting must be the same one. If the same setting and the relation agree too, the property may
-        differ, since one wrong view shows as a value, a stride or an error."""
+        A finding's pass or decomposition must be among the parts of a bug that has parts, with the same relation and
+        one of the operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all
+        operators decide there, and a setting must be the same one. If the same setting and the relation agree too, the
+        property may differ, since one wrong view shows as a value, a stride or an error."""
         if self.layer != evidence.layer:
             return ""
         kinds = [part.partition(" ")[0] for part in self.parts]
@@ -98,7 +98,7 @@ class Bug:
         set_alike = same and kind == SETTING.strip() and bool(self.relation)
         if not (self.property in (evidence.property, evidence.symptom) or set_alike):
             return ""
-        if kind in DECISIVE and {*kinds} & {*DECISIVE}:
+        if kind in DECISIVE and kinds:
             agree = same and related and any(_each_in(self.operators, evidence.operators, base_operator))
             return f"right without the {evidence.part}" if agree else ""
         if kind == SETTING.strip() and not same and (kind in kinds or self.repro):

@@ -56,6 +56,13 @@ class TestMatches:
         assert bug.matches(Evidence("missing error", "AOTAutograd", "", ["mul"], [], ["int64", "float16"]))
         assert not bug.matches(Evidence("missing error", "AOTAutograd", "", ["mul"], [], ["int64", "int32"]))
 
+    def test_a_pass_beside_a_lowering(self) -> None:
+        """A bug that disappears without a lowering is not one that disappears without a pass, though all operators
+        agree. Regression test: a wrong `copy_` of a fused division was a reported floor division."""
+        bug = Bug(7, "", "Inductor", "value", ["div"], parts=["lowering aten.div.Tensor_mode"])
+        assert bug.matches(Evidence("value", "Inductor", "lowering aten.div.Tensor_mode", ["div"]))
+        assert not bug.matches(Evidence("value", "Inductor", "pass group_batch_fusion_passes", ["div", "copy_"]))
+
     def test_part(self) -> None:
         """The same pass needs one of the operators only; another pass is another bug, though all operators agree."""
         part = "pass constant_fold_uniform_value"
