@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,19 @@ def off_by_one(tensor: torch.Tensor) -> torch.Tensor:
 def by_columns(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values with other strides."""
     return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+
+
+class _Raising(TorchDispatchMode):
+    """Raises an error at some operators, by their names."""
+
+    def __init__(self, error: Exception, *operators: str) -> None:
+        super().__init__()
+        self.error, self.operators = error, operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in self.operators:
+            raise type(self.error)(*self.error.args)
+        return func(*args, **(kwargs or {}))
 
 
 class _Mode(TorchDispatchMode):
@@ -174,17 +188,10 @@ class SameErrorTransform(_Transform):
 
     def transform(self, function: Any) -> Any:
         def run(*inputs: Any) -> Any:
-            with _SameError():
+            with _Raising(RuntimeError("no kernel image"), "sin", "cumsum"):
                 return function(*inputs)
 
         return run
-
-
-class _SameError(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("sin", "cumsum"):
-            raise RuntimeError("no kernel image")
-        return func(*args, **(kwargs or {}))
 
 
 class IdentityTransform(_Transform):
@@ -237,27 +244,13 @@ if "refuses" not in list_backends():
     register_backend(refuses)
 
 
-class _Refusing(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ == "tanh":
-            raise NotImplementedError(f"{func} is not implemented for this device")
-        return func(*args, **(kwargs or {}))
-
-
 class WithoutTanh(_Device):
     """A device that has no `tanh`."""
 
-    mode = _Refusing
-
-
-class _Failing(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("neg", "tanh"):
-            raise RuntimeError("no kernel image")
-        return func(*args, **(kwargs or {}))
+    mode = partial(_Raising, NotImplementedError("tanh is not implemented for this device"), "tanh")
 
 
 class OneError(_Device):
     """A device whose `neg` and `tanh` raise the same error."""
 
-    mode = _Failing
+    mode = partial(_Raising, RuntimeError("no kernel image"), "neg", "tanh")

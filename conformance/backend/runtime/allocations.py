@@ -136,13 +136,13 @@ def usage(device: str) -> Usage:
 
 def watch(device: str, allocator: Any) -> None:
     """Count the allocations and releases of tinygrad's allocator from now on; called when its device is opened."""
-    devices_usage = usage(device)
-    if devices_usage.allocator is not None:
+    device_usage = usage(device)
+    if device_usage.allocator is not None:
         return
-    devices_usage.allocator = allocator
+    device_usage.allocator = allocator
     allocate, free = allocator.alloc, allocator.free
-    allocator.alloc = lambda size, options=None: devices_usage.allocate(allocate, size, options)
-    allocator.free = lambda memory, size, options=None: devices_usage.free(free, memory, size, options)
+    allocator.alloc = lambda size, options=None: device_usage.allocate(allocate, size, options)
+    allocator.free = lambda memory, size, options=None: device_usage.free(free, memory, size, options)
 
 
 def release_unused() -> None:

@@ -56,16 +56,16 @@ def _form(kernel: UOp) -> tuple[UOp, dict[UOp, int]]:
     if largest > LARGEST:
         return kernel, offsets
     bound = 1 << largest.bit_length()
-    made: dict[UOp, UOp] = {}
+    rewritten: dict[UOp, UOp] = {}
     for node in nodes:
-        sources = [made[s] for s in node.src]
+        sources = [rewritten[s] for s in node.src]
         if _has_offset(node):
             offset = int(node.src[1].val)  # type: ignore[call-overload]
             variable = UOp.variable(f"offset{len(offsets)}", *((0, bound) if offset >= 0 else (-bound, -1)))
             offsets[variable] = offset
             sources[1] = variable.replace(op=Ops.PARAM)  # its form in kernels
-        made[node] = node if tuple(sources) == node.src else node.replace(src=tuple(sources))
-    return made[kernel], offsets
+        rewritten[node] = node if tuple(sources) == node.src else node.replace(src=tuple(sources))
+    return rewritten[kernel], offsets
 
 
 def _has_offset(node: UOp) -> bool:
