@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.record import result as model
+from conformance.record.errors import UserError
 from conformance.record.models import ModelRow
 from conformance.record.result import Run
 from scripts.pages import ROOT, csv_text, write
@@ -70,7 +71,11 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
     runs = dict[str, Run]()
     for argument in arguments:
         name, _, file = argument.partition("=")
-        runs[name] = model.load(Path(file or ROOT / "reports" / "backends" / name / "models.json"))
+        try:
+            runs[name] = model.load(Path(file or ROOT / "reports" / "backends" / name / "models.json"))
+        except UserError as error:
+            print(f"scripts.backend_models: {error}", file=sys.stderr)
+            return 2
     table = {row.pop("model"): row for row in old(folder / "models.csv")}
     kept = [row for row in old(folder / "operators.csv") if row["backend"] not in runs]
     backends = list(dict.fromkeys([*next(iter(table.values()), {}), *runs]))

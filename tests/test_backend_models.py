@@ -62,3 +62,10 @@ def test_a_new_run_replaces_an_old_one(folder):
     rows = {row["model"]: row["old"] for row in old(folder / "models.csv")}
     assert rows["all, distinct calls compared"] == "26" and rows["two"].startswith("stopped")
     assert [row["operator"] for row in old(folder / "operators.csv")] == ["aten::mm", "dtype bfloat16", "aten::neg"]
+
+
+def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing result is one sentence, and no table is written."""
+    assert main([f"vulkan={tmp_path / 'none.json'}"], tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
