@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -35,9 +36,8 @@ MOST_TRIED = 20
 
 COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
-
-RUNS = 3
-"""Runs of a program. Memory that the device never writes may hold the right answer of the run before by chance."""
+ALLOCATES = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
+"""Operators that return memory without a value."""
 
 
 def culprit(program: Program, target: Target, first: Mismatch) -> str:
@@ -51,11 +51,11 @@ def culprit(program: Program, target: Target, first: Mismatch) -> str:
     if key is None:
         return ""
     watching = _Replacing(target, key)
-    if not any(_wrong(watching.judged(program), first) for _ in range(RUNS)):
+    if not _wrong(watching.judged(program), first):
         return ""  # the program is right, or raises, as soon as its calls are watched
     deepest = sorted(watching.depths, key=lambda name: -watching.depths[name])
     for operator in deepest[:MOST_TRIED]:
-        if all(_mended(_Replacing(target, key, operator).judged(program), first) for _ in range(RUNS)):
+        if _mended(_Replacing(target, key, operator).judged(program), first):
             return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
     return ""
 
@@ -78,7 +78,7 @@ def _within(outer: Callable[[], AbstractContextManager[None]], inner: AbstractCo
 
 class _Replacing(TorchDispatchMode):
     """Runs one operator of the device on torch CPU, and records the operators that compute on the device, each with its
-    depth below the program's own calls."""
+    depth below the program's own calls. New memory is filled, since it may hold the right values by chance."""
 
     def __init__(self, target: Target, key: str, operator: str = "") -> None:
         super().__init__()
@@ -94,6 +94,8 @@ class _Replacing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)
+        if func._schema.name in ALLOCATES:
+            return self._filled(func(*args, **kwargs))
         if is_metadata_only(func) or not any(map(self._there, tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
         if name == self.operator:
@@ -111,6 +113,16 @@ class _Replacing(TorchDispatchMode):
 
     def _there(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.target.device.type
+
+    def _filled(self, memory: torch.Tensor) -> torch.Tensor:
+        """Fill memory of the device with values that differ from most results: nan, the largest integer, or True."""
+        if self._there(memory) and memory.layout is torch.strided and not memory.is_quantized:
+            dtype = memory.dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                memory.fill_(math.nan)
+            else:
+                memory.fill_(True if dtype is torch.bool else torch.iinfo(dtype).max)
+        return memory
 
     def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return torch CPU's answer, on the device; write it into the arguments that the operator writes."""

@@ -1,8 +1,8 @@
-"""A toy Python device with three planted bugs: `device:toy,import=toy_device`.
+"""A toy Python device with planted bugs: `device:toy,import=toy_device`.
 
 A tensor of the device uses CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each operator
-runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default all are
-active.
+runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default all but
+`lucky_memory` are active.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 FAULTS = ("lost_copy_", "relu", "unfold")
+LUCKY_MEMORY = "lucky_memory"
+"""Fault: new memory holds the values that the last lost copy should have written. Without it, new memory holds
+`UNWRITTEN`, so that no lost copy is right by chance."""
+UNWRITTEN = 99
 CPU, EXTENSION = 1, 12
 """DLPack's device types."""
 
@@ -29,8 +33,8 @@ def chosen() -> frozenset[str]:
     """The faults that `TOY_FAULTS` selects. Raises ValueError for an unknown name."""
     names = os.environ.get("TOY_FAULTS", ",".join(FAULTS))
     faults = frozenset(filter(None, names.split(",")))
-    if not faults <= {*FAULTS}:
-        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join(FAULTS)}")
+    if not faults <= {*FAULTS, LUCKY_MEMORY}:
+        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join((*FAULTS, LUCKY_MEMORY))}")
     return faults
 
 
@@ -102,6 +106,10 @@ class Call:
                 set_.redispatch(keys, there, made.untyped_storage(), *geometry)
 
 
+lost: list[torch.Tensor] = []
+"""The source of the last lost copy, on the CPU."""
+
+
 def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU with the selected faults."""
     faults, name, call = chosen(), op.overloadpacket.__name__, Call()
@@ -110,6 +118,8 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         source, destination = args[:2]
         if not ("lost_copy_" in faults and source.device == destination.device and source.dim() == 2):
             raw_args[1].copy_(raw_args[0])
+        else:
+            lost[:] = [raw_args[0].clone()]
         return destination
     if name == "resize_" and raw_args[0].numel() != torch.Size(args[1]).numel():
         grown = torch.zeros(args[1], dtype=args[0].dtype)  # memory shared by DLPack cannot grow
@@ -121,6 +131,9 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
                   for value, argument in zip(raw_args, op._schema.arguments))  # fmt: skip
     # torch wrapped the number as a tensor. It arrives here as a number again, which needs another overload.
     result = (op.overloadpacket if numbers else op)(*raw_args, **raw_kwargs)
+    if name.startswith("empty"):
+        lucky = LUCKY_MEMORY in faults and lost and lost[0].shape == result.shape
+        result.copy_(lost[0]) if lucky else result.fill_(UNWRITTEN)
     if name == "relu" and "relu" in faults:
         result = torch.where(raw_args[0] < 0, raw_args[0] * 0.01, result).to(result.dtype)  # a leaky relu
     if name == "unfold" and "unfold" in faults:
