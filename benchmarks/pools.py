@@ -24,7 +24,7 @@ from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.shrinking import RemoteShrinker, Shrinker
+from conformance.sources.fuzzing.shrinking import Ahead, Shrinker
 from conformance.sources.fuzzing.worker import NOTHING, FailingProgram, ShardResult
 
 FAILING, CAUSES = 100, 50
@@ -92,7 +92,7 @@ class SimulatedPlace(Place):
 
 
 class Unshrunk(Campaign):
-    def _shrink_all(self, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
+    def _shrink_all(self, shrinker: Shrinker, ahead: Ahead | None, most: int) -> None:
         """Skip shrinking: the simulated findings have no program."""
 
 

@@ -62,19 +62,23 @@ def can_fork() -> bool:
     )
 
 
+_environment = threading.RLock()
+
+
 @contextlib.contextmanager
 def _hashes_fixed() -> Iterator[None]:
     """Fix the order of sets in processes started in the block. op_db takes the samples of some entries from sets of
     strings, and a worker on another machine has to draw the same programs.
     """
     name = "PYTHONHASHSEED"
-    value = os.environ.get(name)
-    os.environ.setdefault(name, "0")
-    try:
-        yield
-    finally:
-        if value is None:
-            del os.environ[name]
+    with _environment:  # threads start processes too
+        value = os.environ.get(name)
+        os.environ.setdefault(name, "0")
+        try:
+            yield
+        finally:
+            if value is None:
+                del os.environ[name]
 
 
 def _told(code: int | None) -> int | None:
@@ -289,10 +293,11 @@ def _server(preload: Sequence[str]) -> _Server:
     """Return a server that has imported these modules in the current environment: an existing one, or else a new one.
     Before a new one starts, idle servers of other environments end.
     """
-    variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
-    environment = (os.getpid(), variables)
-    key = (environment, tuple(preload))
     with _starting:
+        with _environment:
+            variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
+        environment = (os.getpid(), variables)
+        key = (environment, tuple(preload))
         if (result := _standing.get(key)) is None or result.ended:
             for other in [other for other, server in _standing.items() if not server.users and other[0] != environment]:
                 _standing.pop(other).end()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _asked: list[int] = []
+_thread = threading.local()
 
 
 class Stopped(KeyboardInterrupt):
@@ -58,9 +59,20 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise Stopped if a stop was requested."""
-    if _asked:
+    """Raise Stopped if a stop was requested of the command or of this thread."""
+    event: threading.Event | None = getattr(_thread, "stop", None)
+    if _asked or (event is not None and event.is_set()):
         raise Stopped
+
+
+@contextlib.contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """In this thread, `check` raises Stopped in the block as soon as the event is set."""
+    _thread.stop = event
+    try:
+        yield
+    finally:
+        del _thread.stop
 
 
 def signal_number() -> int:

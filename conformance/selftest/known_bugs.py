@@ -1,6 +1,6 @@
 """The command `conformance known-bugs`: which reported bugs of PyTorch a campaign finds without being told of them.
 
-    conformance known-bugs [--target TARGET ...] [--programs K] [--seed N] [--results FILE ...]
+    conformance known-bugs [--target TARGET ...] [--programs K] [--seed N] [--resume] [--results FILE ...]
 
 Each target of the index gets one campaign of the same seed and number of programs. `--results` reads the `fuzz.json` of
 campaigns that ran before, with the findings beside it, and the `opinfo.json` of runs of op_db. A bug is found if a
@@ -48,7 +48,7 @@ from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch
 
 PROGRAMS = 400
-FLAGS = ("target", "seed", "programs", "results", "check-scripts", "reports", "jobs")
+FLAGS = ("target", "seed", "programs", "resume", "results", "check-scripts", "reports", "jobs")
 STEM = "known-bugs"
 
 LONGEST_CASE = 60.0
@@ -201,6 +201,7 @@ def campaign_on(spec: str, args: argparse.Namespace) -> Path:
     nothing was compared."""
     reports = args.reports / STEM / "".join(mark if mark.isalnum() else "-" for mark in spec)
     words = ["--target", spec, "--seed", str(args.seed), "--programs", str(args.programs), "--jobs", str(args.jobs)]
+    words += ["--resume"] if args.resume else []
     code = fuzz.main([*words, "--check-scripts", "0", "--reports", str(reports)])
     if code >= 128:
         raise KeyboardInterrupt
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"conformance {STEM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"conformance {STEM}: interrupted; no table is written", file=sys.stderr)
+        print(f"conformance {STEM}: interrupted; --resume goes on from there", file=sys.stderr)
         return 130
     show(table)
     print(f"report: {args.reports / STEM}.html")

@@ -31,7 +31,7 @@ from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers, found_by
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.sources.fuzzing.shrinking import LocalShrinker, RemoteShrinker, Shrinker
+from conformance.sources.fuzzing.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
 from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
 
 PROGRESS = 6
@@ -143,34 +143,38 @@ class Campaign:
                     self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                     self._take_found()
                     self._note_progress()
-                self._shrink_all(shrinker, remote)
+                threads = min(plan.jobs, sum(self._due(group) for group in self.groups)) if remote is None else 0
+                if threads < 2:
+                    self._shrink_all(shrinker, remote, len(self.groups))
+        if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
+            with ThreadShrinker(workers, threads, plan.trials) as ahead:
+                self._shrink_all(ahead, ahead, 2 * threads)
         for relative in describe_target(self.plan.target).siblings:
             if not self._late():
                 self._compare(relative)
 
-    def _shrink_all(self, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
-        """Shrink the groups in the order of their rank. The first group of a cause, and so the set of groups that are
-        shrunk, does not depend on the scheduling of a pool."""
-        if remote is not None:
-            self._shrink_ahead(remote, len(self.groups))
-        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
+    def _shrink_all(self, shrinker: Shrinker, ahead: Ahead | None, most: int) -> None:
+        """Shrink the groups in the order of their rank, and up to `most` of them ahead of their turn. The first group
+        of a cause, and so the set of groups that are shrunk, does not depend on the scheduling of a pool."""
         tried: list[Group] = []
+        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
         while not self._late() and (waiting := [group for group in self.ranked() if self._due(group, tried)]):
+            if ahead is not None:
+                self._shrink_ahead(ahead, most)
             tried.append(waiting[0])
             self._shrink(shrinker, waiting[0])
 
-    def _due(self, group: Group, tried: Sequence[Group]) -> bool:
-        return not group.shrunk and group not in tried and not self._enough_of(group)
+    def _due(self, group: Group, tried: Sequence[Group] = ()) -> bool:
+        return not (group.shrunk or group in tried or self._enough_of(group) or self._unshrinkable(group))
 
-    def _shrink_ahead(self, remote: RemoteShrinker, most: int) -> None:
-        """Start shrinking tasks ahead of their turn, until `most` are running, for groups that probably have distinct
-        causes."""
+    def _shrink_ahead(self, ahead: Ahead, most: int) -> None:
+        """Start to shrink groups that probably have distinct causes ahead of their turn, until `most` are running."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
         for group in self.ranked():
             finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
             causes.add(finding.cause())
-            if remote.running < most and not (group.shrunk or known or self._unshrinkable(group)):
-                remote.begin(finding, until=self._deadline())
+            if ahead.running < most and not known and self._due(group):
+                ahead.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
         """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
@@ -238,8 +242,7 @@ class Campaign:
         """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
         shrunk at the end, in an order that does not depend on the scheduling of a pool."""
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
-            waiting = (group for group in self.ranked() if not (group.shrunk or self._unshrinkable(group)))
-            group = next((group for group in waiting if not self._enough_of(group)), None)
+            group = next((group for group in self.ranked() if self._due(group)), None)
             if group is None:
                 return
             begin = time.monotonic()

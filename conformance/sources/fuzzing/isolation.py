@@ -55,6 +55,13 @@ class Workers(PlacedPool):
         except WorkerDied as died:
             raise unusable(self.target, died.death) from None
 
+    def others(self) -> tuple[Workers, FreshWorkers]:
+        """Return workers for shrinking on this machine, with the same target and limits."""
+        place = replace(self.place, address=LOCAL.address)
+        workers = Workers(self.target, self.limits, place=place)
+        workers.hang = self.hang
+        return workers, FreshWorkers(self.target, self.limits, place)
+
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
         shard = replace(shard, hang=self.hang)
@@ -196,6 +203,10 @@ class FreshWorkers:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker that stands ready, if any."""
         if self._next is not None:
             self._next.close()
 

@@ -1,6 +1,6 @@
-"""Shrinking of findings: in local workers one after the other, or as tasks of a pool.
+"""Shrinking of findings: one after the other, in threads of this process, or as tasks of a pool on other machines.
 
-Defines `Shrinker`, and its forms `LocalShrinker` and `RemoteShrinker` (tasks of a pool). The key insight: the small
+Defines `Shrinker`, and its forms `LocalShrinker`, `ThreadShrinker` and `RemoteShrinker`. The key insight: the small
 form of a finding is a function of the finding alone. Any worker can compute it ahead of its turn and in any order, and
 the campaign reports the same.
 """
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+import queue
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
+from conformance.run import signals
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.sources.fuzzing.isolation import FreshWorkers, Workers
 from conformance.sources.fuzzing.worker import FailingProgram
@@ -25,6 +29,17 @@ class Shrinker(Protocol):
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """The smaller finding, after it failed in a fresh worker too; see `Workers.confirm`."""
+
+
+class Ahead(Shrinker, Protocol):
+    """Shrinks several findings at a time, also ahead of their turn."""
+
+    @property
+    def running(self) -> int:
+        """Number of findings that were begun and are not shrunk yet."""
+
+    def begin(self, finding: FailingProgram, until: float = math.inf) -> object:
+        """Shrink this finding as soon as a worker is free, unless it was begun before."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,66 @@ class LocalShrinker:
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`."""
         return self.workers.confirm(finding, small, self.fresh, self.trials, until)
+
+
+LOOK = 0.2
+"""Interval in seconds between checks for a stop while a thread shrinks."""
+
+
+class ThreadShrinker:
+    """Shrinks `jobs` findings at a time, each in a thread with its own worker processes. Use as a context manager."""
+
+    def __init__(self, workers: Workers, jobs: int, trials: int) -> None:
+        self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor(jobs)
+        self._futures: dict[tuple[int, str], Future[FailingProgram]] = {}
+        self._free: queue.SimpleQueue[LocalShrinker] = queue.SimpleQueue()
+        self._all = [LocalShrinker(*workers.others(), trials) for _ in range(jobs + 1)]
+        *for_threads, self._confirming = self._all
+        for shrinker in for_threads:
+            self._free.put(shrinker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        self._threads.shutdown(cancel_futures=True)
+        for shrinker in self._all:
+            shrinker.fresh.close()
+            shrinker.workers.close()
+
+    @property
+    def running(self) -> int:
+        """See `Ahead.running`."""
+        return sum(not future.done() for future in self._futures.values())
+
+    def begin(self, finding: FailingProgram, until: float = math.inf) -> Future[FailingProgram]:
+        """See `Ahead.begin`."""
+        key = (finding.number, finding.group)
+        if key not in self._futures:
+            self._futures[key] = self._threads.submit(self._in_thread, finding, until)
+        return self._futures[key]
+
+    def _in_thread(self, finding: FailingProgram, until: float) -> FailingProgram:
+        shrinker = self._free.get()
+        try:
+            with signals.stopped_by(self._stop):
+                return shrinker.shrink(finding, until)
+        finally:
+            self._free.put(shrinker)
+
+    def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
+        """See `Shrinker.shrink`."""
+        self._confirming.fresh.start()
+        future = self.begin(finding, until)
+        while not wait([future], LOOK).done:
+            signals.check()
+        return future.result()
+
+    def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
+        """See `Shrinker.confirm`. The calling thread waits for it, since its answer decides about the next finding."""
+        return self._confirming.confirm(finding, small, until)
 
 
 Key = tuple[int, str, str]
@@ -65,8 +140,8 @@ class RemoteShrinker:
         """Number of tasks that have not ended."""
         return len(self.requested) - len(self.answers)
 
-    def begin(self, finding: FailingProgram, small: FailingProgram | None = None, until: float = math.inf) -> Key:
-        """Start a task for this finding, unless there is one."""
+    def begin(self, finding: FailingProgram, until: float = math.inf, small: FailingProgram | None = None) -> Key:
+        """See `Ahead.begin`; with `small`, confirm that form of the finding."""
         key = (finding.number, finding.group, small.group if small is not None else "")
         if key not in self.requested:
             self.requested.add(key)
@@ -78,7 +153,7 @@ class RemoteShrinker:
     def take(self, task: Task, answer: Done | Death) -> None:
         """Store the answer of a task. After a death its finding stays as it is."""
         *_, finding, small, _ = task.args
-        key = self.begin(finding, small)
+        key = self.begin(finding, small=small)
         if isinstance(answer, Death):
             self.answers[key] = finding
         else:
@@ -86,11 +161,11 @@ class RemoteShrinker:
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
-        return self._wanted(self.begin(finding, None, until))
+        return self._wanted(self.begin(finding, until))
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`."""
-        return self._wanted(self.begin(finding, small, until))
+        return self._wanted(self.begin(finding, until, small))
 
     def _wanted(self, key: Key) -> FailingProgram:
         if key not in self.answers:

@@ -1,0 +1,93 @@
+"""Findings are shrunk in several threads at a time, with the result of shrinking one after the other."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.steps.op import Step, tensor
+from conformance.record.finding import FAIL
+from conformance.run.messages import Limits
+from conformance.run.signals import Stopped
+from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.isolation import Workers
+from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
+from conformance.sources.fuzzing.worker import NOTHING, FailingProgram
+
+FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
+CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
+
+
+def campaign(folder: Path, jobs: int) -> dict[str, str]:
+    """Run a campaign over two programs, each with a wrong operator behind a view, and return its saved findings."""
+    (folder / "corpus").mkdir(parents=True)
+    cells, view = Storage("float32", 6, [-1.0, 2.0, -3.0, 4.0, -5.0, 6.0]), Step("t", (tensor("a"),), out=("b",))
+    for name, call in CALLS.items():
+        program = Program((cells,), (Input("a", 0, "float32", (2, 3), (3, 1)),), (view, call))
+        (folder / "corpus" / f"{name}.json").write_text(dump(program))
+    words = ["--target", "class:tests.planted.liars.ValueDevice", "--programs", "0", "--corpus", str(folder / "corpus")]
+    code = main([*words, "--check-scripts", "0", "--reports", str(folder), "-n", str(jobs)])
+    assert code == 1
+    return {path.name: path.read_text() for path in sorted((folder / "failures").glob("*.json"))}
+
+
+class TestThreads:
+    def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With two jobs, both programs are shrunk at the same time, and joined as those of one cause, as with one job."""
+        monkeypatch.setattr("conformance.sources.fuzzing.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
+        both, shrink = threading.Barrier(2, timeout=60), LocalShrinker.shrink
+
+        def together(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
+            both.wait()  # raises if the other one does not begin
+            return shrink(self, finding, until)
+
+        one = campaign(tmp_path / "one", 1)
+        monkeypatch.setattr(LocalShrinker, "shrink", together)
+        two = campaign(tmp_path / "two", 2)
+        (saved,) = two.values()
+        assert (json.loads(saved)["shrunk"], json.loads(saved)["numbers"]) == (True, [-2, -1])
+        assert {name: text.replace("/two/", "/one/").replace("-n 2", "-n 1") for name, text in two.items()} == one
+
+    def test_the_end_of_a_campaign_ends_shrinking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the campaign fails, the threads stop while their workers are busy, and later findings do not begin."""
+        begun: list[int] = []
+
+        def forever(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
+            begun.append(finding.number)
+            self.workers.ask(time.sleep, 600)
+            return finding
+
+        monkeypatch.setattr(LocalShrinker, "shrink", forever)
+        with Workers("cpu", Limits()) as workers:
+            futures: list[Future[FailingProgram]] = []
+            with pytest.raises(OSError, match="disk"), ThreadShrinker(workers, 2, 200) as threads:
+                futures = [threads.begin(finding) for finding in FINDINGS]
+                assert threads.running == 3
+                while len(begun) < 2:
+                    time.sleep(0.01)
+                raise OSError("the disk is full")
+        assert [type(future.exception()) for future in futures[:2]] == [Stopped, Stopped]
+        assert futures[2].cancelled()
+        assert sorted(begun) == [0, 1]
+
+    def test_a_finding_begins_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A finding that was begun ahead of its turn is not shrunk again, and an error of the harness is raised."""
+        begun: list[int] = []
+
+        def odd(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
+            begun.append(finding.number)
+            raise RuntimeError("odd")
+
+        monkeypatch.setattr(LocalShrinker, "shrink", odd)
+        with Workers("cpu", Limits()) as workers, ThreadShrinker(workers, 1, 200) as threads:
+            threads.begin(FINDINGS[0])
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="odd"):
+                    threads.shrink(FINDINGS[0], 0.0)
+        assert begun == [0]
