@@ -1,9 +1,9 @@
 """Steps of drawn programs with one argument changed: another kind of argument, or one that torch mostly refuses.
 
-Defines `extended`. A share of the programs ends with such steps. Each repeats a step of the program with one argument
-changed by a row of op_db's table of changes. torch CPU says whether it accepts the call: the shadow runs it like any
-step, and records its error as the answer that every target must give. The choices come from their own source, so the
-steps before do not depend on this module.
+Defines `extended`. A share of the programs has such steps at the end. Each repeats a step of the program with one
+argument changed by a row of op_db's table of changes. torch CPU says whether it accepts the call: the shadow runs it
+like any step, and records its error as the answer that every target must give. The choices come from their own source,
+so the steps before do not depend on this module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from conformance.program.capture import Unwritable, encoded
 from conformance.program.execute import Broken
-from conformance.program.model import LOOP, Program, fresh_names
-from conformance.program.shadow import ROUNDED, Shadow, Undefined, copied
+from conformance.program.model import LOOP, Program, ProgramError, fresh_names
+from conformance.program.shadow import ROUNDED, Shadow, Undefined, copied, reference
 from conformance.program.steps.draw import Draw, Source
 from conformance.program.steps.op import (
     COMPUTE,
@@ -58,7 +58,8 @@ EXCLUDED = ("autograd", "metadata in place", "questions", "state", "layers")
 def extended(
     program: Program, source: Source, unsupported: Collection[str] = (), tally: Tally | None = None
 ) -> Program:
-    """Return the program with changed steps at its end if it is one of the share, else the program itself.
+    """Return the program with changed steps if it is one of the share, else the program itself. They come last, but
+    before the steps that the caller runs after the return of the function.
 
     `source` makes the choices. `unsupported` are the traits that the target does not support. A changed step with one
     of them is left out.
@@ -66,16 +67,30 @@ def extended(
     d = Draw(source)
     if not d.chance(1, SHARE):
         return program
+    inside = [step for step in program.steps if not step.after]
+    later = program.steps[len(inside) :]
     shadow = Shadow(program.with_steps(()))
     with warnings.catch_warnings(), contextlib.suppress(Broken):
         warnings.simplefilter("ignore")
-        for step in program.steps:
+        for step in inside:
             shadow.step(step)
             shadow.steps.append(step)
-        shadow.names = fresh_names(shadow.env)
+        shadow.names = fresh_names({**shadow.env, **{name: None for step in later for name in step.out}})
         _extend(shadow, d, tally)
-    added = (step for step in shadow.steps[len(program.steps) :] if not traits_of(step) & {*unsupported})
-    return program.with_steps((*program.steps, *added))
+    added = (step for step in shadow.steps[len(inside) :] if not traits_of(step) & {*unsupported})
+    longer = program.with_steps((*inside, *added, *later))
+    return longer if not later or _has_meaning(longer) else program
+
+
+def _has_meaning(program: Program) -> bool:
+    """Whether the caller's steps have a meaning on torch CPU behind the changed steps, which may write."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            reference(program)
+            return True
+        except ProgramError:
+            return False
 
 
 def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:

@@ -361,17 +361,26 @@ class Campaign:
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
                 entry = json.loads(saved.read_text(encoding="utf-8"))
-                finding = FailingProgram.from_json(entry)
-            except (OSError, ValueError, KeyError, TypeError, ProgramError):
+                found = saved.name.startswith(f"found-{self.name}-")
+                if not found and entry.get("campaign") != self.name:
+                    continue
+            except (OSError, ValueError, AttributeError):
                 continue  # not of a campaign: a program that a user put there
-            if saved.name.startswith(f"found-{self.name}-"):
-                untaken.append(finding)
-            elif entry.get("campaign") == self.name:
+            try:
+                finding = FailingProgram.from_json(entry)
+                if found:
+                    untaken.append(finding)
+                    continue
                 named, masked = {finding.group, *entry["found_as"]}, set(entry["masked"])
                 group = Group(finding, set(entry["numbers"]), named, entry["shrunk"], entry["elsewhere"], masked)
                 group.needed = frozenset(entry["needed"])
                 group.others = [FailingProgram.from_json(other) for other in entry["others"]]
-                self.groups.append(group)
+            except (ValueError, KeyError, TypeError, ProgramError) as error:
+                raise ProgramError(
+                    f"{saved} is of this campaign and cannot be read ({error}): run without --resume, or choose "
+                    "another --reports"
+                ) from error
+            self.groups.append(group)
         self.groups.sort(key=lambda group: min(group.numbers))
         for finding in sorted(untaken, key=lambda one: one.number):
             self.add(finding)

@@ -73,6 +73,16 @@ class TestDrawing:
             reference(program)
             assert Program.from_json(program.to_json()) == program
 
+    def test_before_the_steps_of_the_caller(self) -> None:
+        """Changed steps of a function come before the steps of its caller. Regression test: they came last, so
+        torch CPU ran them after the caller's writes, a compiled function before, and `--replay` refused the program."""
+        plain, changed, _ = drawn(Drawing(only=("hazards",)), 150)
+        longer = [program for one, program in zip(plain, changed, strict=True) if program is not one]
+        assert any(program.steps[-1].after for program in longer)
+        for program in longer:
+            reference(program)
+            assert Program.from_json(program.to_json()) == program
+
     def test_a_number_is_copied(self, of_copies: Any) -> None:
         """`x.copy_(3.0)` is drawn: a number for the tensor of a method, and most kinds, accepted and refused."""
         keys = {tuple(key.split("|")) for key in of_copies[2].arguments}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conformance.program.model import ProgramError
 from conformance.record.finding import FAIL
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.sources.fuzzing.campaign import Campaign
@@ -83,6 +84,18 @@ class TestOrder:
         again._note_progress()
         assert [len(group.numbers) for group in again.ranked()] == [4, 4, 4]
         assert not [name for name in on_disk(tmp_path) if name.startswith("found-")]
+
+    def test_a_damaged_finding_is_not_lost(self, tmp_path: Path) -> None:
+        """Resuming names the file of a finding that cannot be read. Regression test: the finding was left out."""
+        first = campaign(tmp_path)
+        first.add(FOUND[0])
+        first._note_progress()
+        (saved,) = (tmp_path / "failures").glob("*.json")
+        (tmp_path / "failures" / "own.json").write_text("[]")
+        for damage in ({"others": [{}]}, {"program": {}}):
+            saved.write_text(json.dumps({**json.loads(saved.read_text()), **damage}))
+            with pytest.raises(ProgramError, match=f"{saved.name} is of this campaign and cannot be read"):
+                campaign(tmp_path, resume=True)._restore()
 
 
 class TestApart:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def campaign(folder: Path, jobs: int) -> dict[str, str]:
 
 class TestThreads:
     def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With two jobs, both programs are shrunk at the same time, and joined as those of one cause, as with one job."""
+        """With two jobs, both programs are shrunk at the same time. They are of one cause, as with one job."""
         monkeypatch.setattr("conformance.sources.fuzzing.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
         both, shrink = threading.Barrier(2, timeout=60), LocalShrinker.shrink
 
@@ -55,7 +54,7 @@ class TestThreads:
         assert {name: text.replace("/two/", "/one/").replace("-n 2", "-n 1") for name, text in two.items()} == one
 
     def test_the_end_of_a_campaign_ends_shrinking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the campaign fails, the threads stop while their workers are busy, and later findings do not begin."""
+        """If the campaign ends, the threads stop while their workers are busy, and later findings do not begin."""
         begun: list[int] = []
 
         def forever(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
@@ -64,14 +63,11 @@ class TestThreads:
             return finding
 
         monkeypatch.setattr(LocalShrinker, "shrink", forever)
-        with Workers("cpu", Limits()) as workers:
-            futures: list[Future[FailingProgram]] = []
-            with pytest.raises(OSError, match="disk"), ThreadShrinker(workers, 2, 200) as threads:
-                futures = [threads.begin(finding) for finding in FINDINGS]
-                assert threads.running == 3
-                while len(begun) < 2:
-                    time.sleep(0.01)
-                raise OSError("the disk is full")
+        with Workers("cpu", Limits()) as workers, ThreadShrinker(workers, 2, 200) as threads:
+            futures = [threads.begin(finding) for finding in FINDINGS]
+            assert threads.running == 3
+            while len(begun) < 2:
+                time.sleep(0.01)
         assert [type(future.exception()) for future in futures[:2]] == [Stopped, Stopped]
         assert futures[2].cancelled()
         assert sorted(begun) == [0, 1]
