@@ -1,0 +1,45 @@
+"""docs/notes/known-bugs.csv is generated from runs of `conformance known-bugs`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from conformance.selftest.known_bugs import FOUND, MISSED, NOT_RUN, Row
+from scripts.known_bugs_table import main
+
+ROWS = (
+    Row(7, "seven", "inductor", FOUND, 12, 0.5, 2, "value / mul"),
+    Row(5, "five", "inductor", MISSED),
+    Row(9, "nine", "vmap", NOT_RUN),
+)
+
+
+def written(folder: Path, *rows: Row) -> list[str]:
+    """Return the lines of the table after a run with these rows."""
+    (folder / "known-bugs.json").write_text(json.dumps({"bugs": [*map(asdict, rows)]}))
+    assert main([str(folder / "known-bugs.json")], folder / "table.csv") == 0
+    return (folder / "table.csv").read_text().splitlines()
+
+
+def test_rows(tmp_path):
+    """A bug that a run did not measure has no row, and a later run replaces only the rows of its bugs."""
+    head = "bug,title,target,program,steps,finding"
+    seven = "#7,seven,inductor,12,2,value / mul"
+    assert written(tmp_path, *ROWS) == [head, "#5,five,inductor,not found,,", seven]
+    five = Row(5, "five", "aot_eager", FOUND, 3, 0.1, 1, "stride / neg")
+    assert written(tmp_path, five) == [head, "#5,five,aot_eager,3,1,stride / neg", seven]
+
+
+def test_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of another kind is named in one sentence, and no table is written."""
+    (tmp_path / "other.json").write_text("{}")
+    assert main([str(tmp_path / "other.json")], tmp_path / "table.csv") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"scripts.known_bugs_table: {tmp_path / 'other.json'} is no result of conformance known-bugs"
+    )
+    assert not (tmp_path / "table.csv").exists()
