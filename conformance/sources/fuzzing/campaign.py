@@ -361,14 +361,14 @@ class Campaign:
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
                 entry = json.loads(saved.read_text(encoding="utf-8"))
-                found = saved.name.startswith(f"found-{self.name}-")
-                if not found and entry.get("campaign") != self.name:
+                unmerged = saved.name.startswith(f"found-{self.name}-")
+                if not unmerged and entry.get("campaign") != self.name:
                     continue
             except (OSError, ValueError, AttributeError):
                 continue  # not of a campaign: a program that a user put there
             try:
                 finding = FailingProgram.from_json(entry)
-                if found:
+                if unmerged:
                     untaken.append(finding)
                     continue
                 named, masked = {finding.group, *entry["found_as"]}, set(entry["masked"])
