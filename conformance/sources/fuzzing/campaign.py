@@ -460,11 +460,13 @@ class Campaign:
     def _split(self, group: Group) -> None:
         """Make a new group of the kept programs with the same error that the shrunk program does not explain."""
         others, group.others = group.others, []
-        for other in others:
-            if not group.explains(other):
-                group.numbers.discard(other.number)
-                group.masked.discard(other.number)
-                self.add(other)
+        apart = [other for other in others if not group.explains(other)]
+        # A program whose parts fail with one error may belong to both groups.
+        staying = {group.finding.number, *(other.number for other in others if group.explains(other))}
+        for other in apart:
+            group.numbers -= {other.number} - staying
+            group.masked -= {other.number} - staying
+            self.add(other)
 
     def _of_cause(self, finding: FailingProgram) -> Group | None:
         """The shrunk group with this finding's cause, if there is one."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from conformance.program.model import ProgramError
+from conformance.program.model import Program, ProgramError
+from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.sources.fuzzing.campaign import Campaign
@@ -96,6 +97,18 @@ class TestOrder:
             saved.write_text(json.dumps({**json.loads(saved.read_text()), **damage}))
             with pytest.raises(ProgramError, match=f"{saved.name} is of this campaign and cannot be read"):
                 campaign(tmp_path, resume=True)._restore()
+
+    def test_two_parts_of_one_program(self, tmp_path: Path) -> None:
+        """Two parts of a program fail with one error in other operators. Its number counts in both groups. Regression
+        test: the first group lost its only number, and the campaign ended with a traceback."""
+        running = campaign(tmp_path)
+        for part, operator in enumerate(("sin", "exp")):
+            program = Program((), (), (Step(operator, (tensor("a"),), out=("b",)),))
+            running.add(FailingProgram(FAIL, 0, 3, "error / text", program, property="error", part=part))
+        (group,) = running.groups
+        group.shrunk, group.needed = True, frozenset({"sin"})
+        running._split(group)
+        assert [(each.numbers, each.finding.operators) for each in running.ranked()] == [({3}, {"sin"}), ({3}, {"exp"})]
 
 
 class TestApart:
