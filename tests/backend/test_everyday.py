@@ -230,13 +230,13 @@ def test_no_fallback_names_the_operator() -> None:
 def test_forward_over_backward_through_dropout():
     """Forward over backward works through dropout. It formerly raised, because torch has no forward derivative of the
     backward that a device's own dropout uses."""
-    found = []
+    derivatives = []
     for device in ("cpu", "tiny"):
         x, tangent = torch.arange(12.0).view(3, 4).to(device), torch.full((3, 4), 0.5).to(device)
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(x, tangent).requires_grad_()
             torch.manual_seed(3)
             (gradient,) = torch.autograd.grad(nn.functional.dropout(dual, 0.5).sin().sum(), dual)
-            found.append([t.cpu() for t in forward_ad.unpack_dual(gradient)])
-    torch.testing.assert_close(found[1], found[0])
-    assert found[0][1].count_nonzero() > 2
+            derivatives.append([t.cpu() for t in forward_ad.unpack_dual(gradient)])
+    torch.testing.assert_close(derivatives[1], derivatives[0])
+    assert derivatives[0][1].count_nonzero() > 2

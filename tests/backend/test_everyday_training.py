@@ -82,14 +82,14 @@ def test_gradient_scaler() -> None:
     def outcome(device: str) -> list[Any]:
         model, scaler = network().to(device), torch.amp.GradScaler(device, init_scale=1024.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found = []
+        states = []
         for factor in (1.0, float("inf"), 1.0):
             optimizer.zero_grad()
             scaler.scale(model(torch.ones(3, 4, device=device)).sum() * factor).backward()
             scaler.step(optimizer)
             scaler.update()
-            found += [scaler.get_scale(), next(model.parameters()).detach().cpu().clone()]
-        return found
+            states += [scaler.get_scale(), next(model.parameters()).detach().cpu().clone()]
+        return states
 
     agree(outcome)
     assert outcome("tiny")[2] == 512.0

@@ -28,7 +28,7 @@ def said(call) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(one.message).partition(" (Triggered")[0] for one in caught]
+    return [str(warning.message).partition(" (Triggered")[0] for warning in caught]
 
 
 class TestFilledMemory:
@@ -83,10 +83,10 @@ class TestWarnings:
 
     def test_a_complex_number_is_true_by_either_part(self):
         """A conversion of complex to bool discards nothing, and does not warn. The device formerly warned."""
-        given = torch.tensor([0, 1j, 1, 1 + 1j])
-        for made in (lambda: given.to("tiny").bool(), lambda: torch.zeros(4, device="tiny").bool().copy_(given)):
-            assert said(made) == []
-            assert made().tolist() == [False, True, True, True]
+        tensor = torch.tensor([0, 1j, 1, 1 + 1j])
+        for convert in (lambda: tensor.to("tiny").bool(), lambda: torch.zeros(4, device="tiny").bool().copy_(tensor)):
+            assert said(convert) == []
+            assert convert().tolist() == [False, True, True, True]
 
 
 class TestDefaultDevice:
@@ -95,11 +95,11 @@ class TestDefaultDevice:
     def test_a_tensor_is_saved_and_loaded(self):
         """A tensor is saved and loaded under a default device. torch copies a storage where no mode sees it. The copy
         was formerly created on tiny itself, which raised."""
-        given = torch.arange(6.0, device="tiny").reshape(2, 3)[:, 1:]
+        tensor = torch.arange(6.0, device="tiny").reshape(2, 3)[:, 1:]
         with definitions.default_device("tiny"):
-            loaded = definitions.pickled(given)
+            loaded = definitions.pickled(tensor)
         assert loaded.device.type == "tiny"
-        assert loaded.tolist() == given.tolist()
+        assert loaded.tolist() == tensor.tolist()
 
 
 class TestSubnormals:
@@ -108,9 +108,9 @@ class TestSubnormals:
     @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU flushes nothing")
     def test_what_was_computed_before_is_not_flushed(self):
         """A lazy value is not flushed if the CPU flushes when it is read. It was formerly zero."""
-        given = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
+        tensor = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
         with definitions.flush_denormal():
-            assert given.tolist() == [1.0, 2.0]
+            assert tensor.tolist() == [1.0, 2.0]
             assert (torch.full((), 2.0**-130) * 1.0).tolist() == 0.0
         assert (torch.full((), 2.0**-130) * 1.0).tolist() != 0.0
 
@@ -126,9 +126,9 @@ class TestFork:
         count = torch.get_num_threads()
         torch.set_num_threads(int(threads[-1]))
         try:
-            given = torch.arange(1000.0, device="tiny")
-            assert (given + 1).sum().item() == 500500.0
-            assert self.of_child(lambda: (given * 2).sum().item()) == "999000.0"
+            tensor = torch.arange(1000.0, device="tiny")
+            assert (tensor + 1).sum().item() == 500500.0
+            assert self.of_child(lambda: (tensor * 2).sum().item()) == "999000.0"
         finally:
             torch.set_num_threads(count)
 
@@ -136,29 +136,29 @@ class TestFork:
     def test_what_a_child_writes_is_its_own(self):
         """A child's writes do not reach the parent, because buffers from before the fork are copied. (Formerly all
         processes shared one memory.)"""
-        given = torch.ones(10_000).to("tiny")
-        assert given.add_(1).sum().item() == 20_000
-        assert self.of_child(lambda: given.add_(1).sum().item()) == "30000.0"
-        assert given.sum().item() == 20_000
+        tensor = torch.ones(10_000).to("tiny")
+        assert tensor.add_(1).sum().item() == 20_000
+        assert self.of_child(lambda: tensor.add_(1).sum().item()) == "30000.0"
+        assert tensor.sum().item() == 20_000
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
     def test_what_children_make_is_their_own(self):
         """Memory cached for reuse before the fork is separate in the child. (Formerly a loader's workers made the same
         batch.)"""
         torch.ones(10_000).to("tiny").sum().item()  # its buffer is free now
-        made = torch.full((10_000,), 2.0)
+        tensor = torch.full((10_000,), 2.0)
         reads, writes = os.pipe()
         here: list[torch.Tensor] = []
 
         def in_child() -> float:
-            found = made.to("tiny")
+            moved = tensor.to("tiny")
             os.write(writes, b"made")
             time.sleep(0.5)
-            return found.sum().item()
+            return moved.sum().item()
 
         def in_parent() -> None:
             os.read(reads, 4)
-            here.append((made * 3).to("tiny"))
+            here.append((tensor * 3).to("tiny"))
 
         thread = threading.Thread(target=in_parent)
         thread.start()

@@ -49,11 +49,11 @@ class TestDeferred:
 
         sys.setprofile(count)
         try:
-            made = method(*others)
+            result = method(*others)
         finally:
             sys.setprofile(None)
         assert len(calls.pending()) == 2
-        assert made.shape == x.shape or name == "sum"
+        assert result.shape == x.shape or name == "sum"
         assert "call" in names  # the counter sees the kernel
         assert len(names) <= 16 + operands, names
 
@@ -182,8 +182,8 @@ class TestDeferred:
         """-0.0 equals 0.0 and 1 equals True as a key, but each number has a separate queued call."""
         x = torch.tensor([1.0, -1.0]).to("tiny")
         numbers = (0.0, -0.0, 0.0, -0.0, float("nan"), float("inf"))
-        found = [(x * n).cpu() for n in numbers]
-        for n, value in zip(numbers, found, strict=True):
+        products = [(x * n).cpu() for n in numbers]
+        for n, value in zip(numbers, products, strict=True):
             expected = torch.tensor([1.0, -1.0]) * n
             assert torch.equal(value.isnan(), expected.isnan())
             assert torch.equal(value.signbit() & ~value.isnan(), expected.signbit() & ~expected.isnan())
@@ -208,8 +208,8 @@ def test_batch_norm_updates_its_statistics_once() -> None:
     here = [t.to("tiny") for t in (x, mean, var)]
     for _ in range(3):
         expected = torch.nn.functional.batch_norm(x, mean, var, training=True)
-        found = torch.nn.functional.batch_norm(*here, training=True)
+        normalized = torch.nn.functional.batch_norm(*here, training=True)
     assert len(calls.pending()) >= 1
-    assert torch.allclose(found.cpu(), expected, atol=1e-5)
+    assert torch.allclose(normalized.cpu(), expected, atol=1e-5)
     assert torch.allclose(here[1].cpu(), mean)
     assert torch.allclose(here[2].cpu(), var)

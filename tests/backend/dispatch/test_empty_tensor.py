@@ -20,25 +20,25 @@ DTYPES = [
 def test_every_dtype(dtype: torch.dtype, index: int) -> None:
     """Every dtype works on every device that supports it. int4 formerly became int8 on devices other than the first,
     which support only dtypes of DLPack."""
-    made = new_tensor(Spec(dtype, (2, 3), (1, 2)), index)
-    assert (made.dtype, made.shape, made.stride(), made.device.index) == (dtype, (2, 3), (1, 2), index)
-    assert made.untyped_storage().nbytes() == 6 * dtype.itemsize
+    tensor = new_tensor(Spec(dtype, (2, 3), (1, 2)), index)
+    assert (tensor.dtype, tensor.shape, tensor.stride(), tensor.device.index) == (dtype, (2, 3), (1, 2), index)
+    assert tensor.untyped_storage().nbytes() == 6 * dtype.itemsize
 
 
 def test_what_describes_one_is_filled_in_for_the_next() -> None:
     """The reused descriptor does not change earlier tensors, and their storages stay distinct."""
     shapes = [(2, 3), (5, 1), (0, 4), (3, 2)]
-    made = [torch.empty(shape, device="tiny") for shape in shapes]
-    assert [tuple(t.shape) for t in made] == shapes
-    assert len({t.untyped_storage().data_ptr() for t in made}) == len(made)
-    for i, t in enumerate(made):
+    tensors = [torch.empty(shape, device="tiny") for shape in shapes]
+    assert [tuple(t.shape) for t in tensors] == shapes
+    assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+    for i, t in enumerate(tensors):
         t.fill_(i)
-    assert [t.unique().tolist() for t in made] == [[0.0], [1.0], [], [3.0]]
+    assert [t.unique().tolist() for t in tensors] == [[0.0], [1.0], [], [3.0]]
 
 
 def test_in_inference_mode() -> None:
     """A tensor created in inference mode is an inference tensor, as in torch."""
     with torch.inference_mode():
-        made = torch.empty(2, device="tiny")
-    assert made.is_inference()
+        tensor = torch.empty(2, device="tiny")
+    assert tensor.is_inference()
     assert not torch.empty(2, device="tiny").is_inference()

@@ -107,9 +107,9 @@ class TestWindows:
 
     def test_kaiser(self) -> None:
         for arguments in ((7,), (7, False), (7, True, 3.0)):
-            made = torch.kaiser_window(*arguments, device="tiny")
-            assert made.device.type == "tiny"
-            torch.testing.assert_close(made.cpu(), torch.kaiser_window(*arguments))
+            window = torch.kaiser_window(*arguments, device="tiny")
+            assert window.device.type == "tiny"
+            torch.testing.assert_close(window.cpu(), torch.kaiser_window(*arguments))
 
 
 class TestOneTensorTwice:

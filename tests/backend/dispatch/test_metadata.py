@@ -38,14 +38,14 @@ OF_INTEGERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", OF_INTEGERS)
 def test_integers_become_the_default_dtype(name: str) -> None:
     """a / a of integers follows the default dtype. It formerly stayed float32 once it had been cached."""
-    found = {}
+    dtypes = {}
     for device in DEVICES:
         x = torch.tensor([1, 2, 3]).to(device)
-        found[device] = []
+        dtypes[device] = []
         for default in (torch.float32, torch.float64, torch.float16, torch.float32):
             torch.set_default_dtype(default)
-            found[device].append(OF_INTEGERS[name](x).dtype)
-    assert found["tiny"] == found["cpu"]
+            dtypes[device].append(OF_INTEGERS[name](x).dtype)
+    assert dtypes["tiny"] == dtypes["cpu"]
 
 
 @pytest.mark.parametrize("size", [3, 30000])
@@ -53,8 +53,8 @@ def test_the_dtype_of_a_result_depends_on_numbers(size: int) -> None:
     """Equal tensors with numbers of another type promote otherwise, also where only a few elements were tried."""
     for device in DEVICES:
         x = torch.ones(size, dtype=torch.int64).to(device)
-        found = [(x * number).dtype for number in (2, 2.5, 2j, True)] + [(x * y.to(device)).dtype for y in TWO]
-        assert found == [torch.int64, torch.float32, torch.complex64, torch.int64, torch.int64, torch.float32]
+        dtypes = [(x * number).dtype for number in (2, 2.5, 2j, True)] + [(x * y.to(device)).dtype for y in TWO]
+        assert dtypes == [torch.int64, torch.float32, torch.complex64, torch.int64, torch.int64, torch.float32]
 
 
 TWO = torch.ones(1, dtype=torch.int32), torch.ones(())
@@ -151,7 +151,7 @@ ORDERED: dict[str, Callable[..., torch.Tensor]] = {
 def test_large_results_have_the_order_of_dimensions_of_the_cpu(name: str) -> None:
     """Results that are too large for a trial have the CPU's order of dimensions, from a trial on few elements. Formerly
     it was the meta kernel's, which takes the order of another operand."""
-    made = torch.ones(2, 40, 20, 20), torch.ones(2, 20, 20, 40).permute(0, 3, 1, 2)
-    for x, y in itertools.product(made, repeat=2):
+    operands = torch.ones(2, 40, 20, 20), torch.ones(2, 20, 20, 40).permute(0, 3, 1, 2)
+    for x, y in itertools.product(operands, repeat=2):
         want, got = (ORDERED[name](x.to(device), y.to(device)) for device in DEVICES)
         assert got.stride() == want.stride()

@@ -27,9 +27,9 @@ def test_operands_are_rounded_first(name, dtype):
     call = getattr(torch, name)
     for wide in WIDE:
         for pair in (narrow, wide), (wide, narrow):
-            expected, found = call(*pair), call(*(operand.to("tiny") for operand in pair)).cpu()
-            assert found.dtype == expected.dtype
-            torch.testing.assert_close(found, expected, equal_nan=True, rtol=torch.finfo(dtype).eps / 2, atol=0.0)
+            expected, actual = call(*pair), call(*(operand.to("tiny") for operand in pair)).cpu()
+            assert actual.dtype == expected.dtype
+            torch.testing.assert_close(actual, expected, equal_nan=True, rtol=torch.finfo(dtype).eps / 2, atol=0.0)
 
 
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
@@ -38,5 +38,5 @@ def test_one_divisor_is_a_number(mode):
     dividend = torch.tensor([6144.0, 2048.0], dtype=torch.float16)
     for divisor in torch.tensor(2049), torch.tensor([2049]), torch.tensor([2049, 2049]):
         expected = torch.div(dividend, divisor, rounding_mode=mode)
-        found = torch.div(dividend.to("tiny"), divisor.to("tiny"), rounding_mode=mode).cpu()
-        assert found.tolist() == expected.tolist()
+        actual = torch.div(dividend.to("tiny"), divisor.to("tiny"), rounding_mode=mode).cpu()
+        assert actual.tolist() == expected.tolist()

@@ -25,10 +25,10 @@ def out_forms() -> Iterator[Any]:
 def called(op: Any, device: str, operand: torch.Tensor, out: torch.Tensor) -> torch.Tensor | None:
     """Return the out= tensor after a call with this operand in every position, or None if the call is refused."""
     arguments = [a for a in op._schema.arguments if not a.is_out and not a.kwarg_only and not a.has_default_value()]
-    given = [operand.to(device) if str(a.type) == "Tensor" else 1 for a in arguments]
+    operands = [operand.to(device) if str(a.type) == "Tensor" else 1 for a in arguments]
     (name,) = (a.name for a in op._schema.arguments if a.is_out)
     try:
-        return op(*given, **{name: out.to(device)})
+        return op(*operands, **{name: out.to(device)})
     except (RuntimeError, NotImplementedError):
         return None
 

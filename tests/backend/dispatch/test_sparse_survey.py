@@ -116,19 +116,19 @@ def outcome(layout: str, call: Call, device: str) -> object:
 @pytest.mark.parametrize("name", CALLS)
 def test_agrees_with_the_cpu(name: str, layout: str) -> None:
     """Layout, dtype, number of stored elements, and elements agree, or the type of error does."""
-    expected, found = outcome(layout, CALLS[name], "cpu"), outcome(layout, CALLS[name], "tiny")
-    assert type(found) is type(expected), (found, expected)
+    expected, actual = outcome(layout, CALLS[name], "cpu"), outcome(layout, CALLS[name], "tiny")
+    assert type(actual) is type(expected), (actual, expected)
     if isinstance(expected, Exception):
         return
     if not isinstance(expected, torch.Tensor):
-        assert found == expected
+        assert actual == expected
         return
-    assert isinstance(found, torch.Tensor)
-    assert (found.layout, found.dtype, found.shape) == (expected.layout, expected.dtype, expected.shape)
+    assert isinstance(actual, torch.Tensor)
+    assert (actual.layout, actual.dtype, actual.shape) == (expected.layout, expected.dtype, expected.shape)
     if expected.layout != torch.strided:
-        assert found._nnz() == expected._nnz()
-        found, expected = found.to_dense(), expected.to_dense()
-    torch.testing.assert_close(found.cpu(), expected)
+        assert actual._nnz() == expected._nnz()
+        actual, expected = actual.to_dense(), expected.to_dense()
+    torch.testing.assert_close(actual.cpu(), expected)
 
 
 def test_most_calls_are_answered() -> None:

@@ -44,11 +44,11 @@ def test_empty_strided(size: tuple[int, ...], stride: tuple[int, ...]) -> None:
     seen: list[object] = []
     for device in ("cpu", "tiny"):
         try:
-            made = torch.empty_strided(size, stride, device=device)
+            tensor = torch.empty_strided(size, stride, device=device)
         except RuntimeError as error:
             seen.append((type(error), str(error).splitlines()[0]))
         else:
-            seen.append((made.shape, made.stride(), made.dtype, made.untyped_storage().nbytes()))
+            seen.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes()))
     assert seen[0] == seen[1]
 
 

@@ -46,8 +46,8 @@ def test_sixteen_bits(name: str) -> None:
 
 def test_no_elements() -> None:
     """A call without elements works. The CPU, which only checks the call, formerly refused the dtype."""
-    made = torch.empty(0, 2, dtype=torch.complex32, device="tiny").exp()
-    assert (made.dtype, tuple(made.shape)) == (torch.complex32, (0, 2))
+    result = torch.empty(0, 2, dtype=torch.complex32, device="tiny").exp()
+    assert (result.dtype, tuple(result.shape)) == (torch.complex32, (0, 2))
 
 
 def test_in_place_and_out() -> None:
@@ -75,9 +75,9 @@ def test_histc_of_integers(dtype: torch.dtype) -> None:
     """histc of integers counts in the dtype of the elements. The mixture-of-experts models of transformers call it."""
     x = torch.tensor([1, 2, 3, 3, 9, 12], dtype=dtype)
     for bins, low, high in ((3, 0, 9), (4, 0, 0), (10, 0, 10), (7, 2, 12)):
-        made = torch.histc(x.to("tiny"), bins, low, high)
-        assert made.dtype == dtype
-        assert made.tolist() == torch.histc(x.double(), bins, low, high).tolist()
+        histogram = torch.histc(x.to("tiny"), bins, low, high)
+        assert histogram.dtype == dtype
+        assert histogram.tolist() == torch.histc(x.double(), bins, low, high).tolist()
     assert torch.histc(x[:1].to("tiny"), 4).tolist() == [0, 0, 1, 0]
 
 

@@ -167,8 +167,8 @@ def happen(name: str, x: list[torch.Tensor], i: int, held: list[torch.Tensor], d
     elif name == "lazy of another":
         x[i] = torch.nextafter(other, other)
     elif name in ("lazy rows", "lazy columns"):  # one graph, and two orders in memory
-        made = torch.empty(n, n, device=device)
-        x[i] = torch.nextafter(t, t, out=made) if name == "lazy rows" else torch.nextafter(t, t, out=made.t()).t()
+        out = torch.empty(n, n, device=device)
+        x[i] = torch.nextafter(t, t, out=out) if name == "lazy rows" else torch.nextafter(t, t, out=out.t()).t()
     elif name == "lazy sum":
         x[i] = torch.nextafter(t + other, t)
     elif name == "result":

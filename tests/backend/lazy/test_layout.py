@@ -79,24 +79,24 @@ class TestWrite:
         for position, number in zip(layout.positions(size, stride, offset).reshape(-1), new.tolist(), strict=True):
             expected[position] = number
         value = flat_value(new).reshape(size) if new.numel() else UOp.const(0, dtypes.int32).expand(size)
-        made = layout.write(flat_value(memory), size, stride, offset, value, table)
-        assert host(made).tolist() == expected.tolist()
+        written = layout.write(flat_value(memory), size, stride, offset, value, table)
+        assert host(written).tolist() == expected.tolist()
 
     @pytest.mark.parametrize(("size", "stride"), [((2, 3), (3, 2)), ((2, 4), (3, 2)), ((2, 3, 2), (3, 2, 12))])
     def test_interleaved_layouts_need_no_table(self, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
         """Interleaved rows are written row by row. An index formerly made two kernels of each write."""
         memory, new = torch.arange(LENGTH, dtype=torch.int32), torch.full(size, -1, dtype=torch.int32)
         assert not layout.plan(size, stride).nested
-        made = layout.write(flat_value(memory), size, stride, 2, flat_value(new.reshape(-1)).reshape(size), refused)
-        assert not any(u.op.name == "REDUCE" for u in layout.read(made, size, stride, 2).toposort())
+        written = layout.write(flat_value(memory), size, stride, 2, flat_value(new.reshape(-1)).reshape(size), refused)
+        assert not any(u.op.name == "REDUCE" for u in layout.read(written, size, stride, 2).toposort())
         memory.as_strided(size, stride, 2).copy_(new)
-        assert host(made).tolist() == memory.tolist()
+        assert host(written).tolist() == memory.tolist()
 
     def test_elements_that_share_memory_are_written_in_order(self) -> None:
         """For overlapping windows, the last write in row-major order remains, although each window is nested."""
         new = flat_value(torch.arange(6, dtype=torch.int32)).reshape((3, 2))
-        made = layout.write(flat_value(torch.full((5,), -1, dtype=torch.int32)), (3, 2), (1, 1), 0, new, table)
-        assert host(made).tolist() == [0, 2, 4, 5, -1]
+        written = layout.write(flat_value(torch.full((5,), -1, dtype=torch.int32)), (3, 2), (1, 1), 0, new, table)
+        assert host(written).tolist() == [0, 2, 4, 5, -1]
 
 
 def refused(positions: np.ndarray) -> UOp:

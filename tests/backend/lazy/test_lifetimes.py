@@ -80,9 +80,9 @@ def test_values_that_two_results_share():
     """A remembered schedule keeps no memory of its intermediate values. Formerly the recording run kept it, and the
     next runs wrote into memory that another result read."""
     rows = [torch.arange(30.0).roll(7 * k).reshape(5, 6).sin() for k in range(5)]
-    made = [(x, *torch.sort(x.to("tiny"))) for x in rows]
-    read = [values.cpu() for _, values, _ in made]
-    for (x, _, indices), values in zip(made, read, strict=True):
+    results = [(x, *torch.sort(x.to("tiny"))) for x in rows]
+    read = [values.cpu() for _, values, _ in results]
+    for (x, _, indices), values in zip(results, read, strict=True):
         expected = torch.sort(x)
         assert torch.equal(values, expected[0])
         assert torch.equal(indices.cpu(), expected[1])

@@ -78,8 +78,8 @@ def kernels_of(body: Body, shape: tuple[int, ...], dtype: torch.dtype, columns: 
     with kernels.count() as counted:
         for i in range(60):
             body(x, y, i, 60)
-        found = x.cpu()
-    torch.testing.assert_close(found, a)
+        actual = x.cpu()
+    torch.testing.assert_close(actual, a)
     return counted.kernels
 
 
@@ -115,9 +115,9 @@ class TestLoops:
         with kernels.count() as counted:
             for i in range(60):
                 a[i] = i
-            found = a.cpu()
+            actual = a.cpu()
         assert (counted.kernels, counted.copies_in) == (0, 1)
-        assert torch.equal(found, torch.arange(60.0).unsqueeze(1).expand(60, 4))
+        assert torch.equal(actual, torch.arange(60.0).unsqueeze(1).expand(60, 4))
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:

@@ -76,12 +76,12 @@ def differs(fault: Fault, seed: int) -> bool:
     forget(fault)
     try:
         with planted(fault):
-            found = observed(fault.difference, seed)
+            actual = observed(fault.difference, seed)
     except Exception:  # a wrong graph fails in many ways
         return True
     finally:
         forget(fault)
-    return found[0] != values or (found[1] != counts and not fault.function.__module__.endswith("deferral"))
+    return actual[0] != values or (actual[1] != counts and not fault.function.__module__.endswith("deferral"))
 
 
 @pytest.fixture

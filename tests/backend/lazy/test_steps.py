@@ -75,9 +75,9 @@ def keeping(turn: int, net: nn.Module, out: torch.Tensor) -> object:
     _kept.append(net[0].weight.detach().clone())  # type: ignore[union-attr,operator]
     if turn < 7:
         return None
-    found = [t.sum().item() for t in _kept]
+    sums = [t.sum().item() for t in _kept]
     _kept.clear()
-    return found
+    return sums
 
 
 LOOKS = [nothing, gradient, output, parameter, keeping]
@@ -87,22 +87,22 @@ class TestReplay:
     @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
     def test_what_is_seen_is_the_same(self, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
         """Results are bit-identical with replay on and off, for any reads between the steps."""
-        found = train(look)
+        replayed = train(look)
         monkeypatch.setattr(steps, "ENABLED", False)
-        assert train(look) == found
+        assert train(look) == replayed
 
     @pytest.mark.parametrize("sizes", [(4, 3), (4, 4, 4, 2)])
     def test_steps_of_several_sizes(self, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
         """Steps of several sizes have separate records."""
-        found = train(nothing, 12, sizes)
+        replayed = train(nothing, 12, sizes)
         monkeypatch.setattr(steps, "ENABLED", False)
-        assert train(nothing, 12, sizes) == found
+        assert train(nothing, 12, sizes) == replayed
 
     def test_gradients_are_added_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A gradient that an earlier step left lazy is an operand of the next one."""
-        found = train(gradient, 10, zero=False)
+        replayed = train(gradient, 10, zero=False)
         monkeypatch.setattr(steps, "ENABLED", False)
-        assert train(gradient, 10, zero=False) == found
+        assert train(gradient, 10, zero=False) == replayed
 
     def test_a_replayed_step_builds_nothing(self) -> None:
         """A replayed step builds no graph, looks up no schedule or metadata, and runs as many kernels as before."""
@@ -141,10 +141,10 @@ class TestReplay:
             return losses
 
         before = COUNTERS.replayed
-        found = program()
+        replayed = program()
         assert COUNTERS.replayed - before > 9  # more than one per iteration
         monkeypatch.setattr(steps, "ENABLED", False)
-        assert program() == found
+        assert program() == replayed
 
     def test_a_buffer_that_somebody_else_holds(self) -> None:
         """A step that writes a parameter in place is not replayed if a copy shares the parameter's buffer."""
@@ -218,15 +218,15 @@ class TestWhatTheKeyMustHave:
     def test_a_result_that_is_held_only_once(self) -> None:
         """An intermediate result was dead when the step was recorded and is alive now."""
         w = torch.arange(4.0).to("tiny")
-        held, found, expected = None, torch.arange(4.0), None
+        held, on_cpu, expected = None, torch.arange(4.0), None
         for turn in range(8):
             doubled = w * 2
             w.copy_(doubled + 1)
             if turn == 6:
-                held, expected = doubled, found * 2
+                held, expected = doubled, on_cpu * 2
             del doubled
-            found = found * 2 + 1
-            assert w.tolist() == found.tolist()
+            on_cpu = on_cpu * 2 + 1
+            assert w.tolist() == on_cpu.tolist()
         assert held is not None and expected is not None
         assert held.tolist() == expected.tolist()
 
@@ -280,7 +280,7 @@ class TestWhatTheKeyMustHave:
 
     def test_which_buffers_restored_values_read(self) -> None:
         """Equal steps leave values of one kind lazy, each over its own buffer. A later step reads them all."""
-        table, found, expected = torch.arange(3.0).to("tiny"), [], []
+        table, actual, expected = torch.arange(3.0).to("tiny"), [], []
         for turn in range(9):
             x, y = torch.tensor([turn, 2]), torch.tensor([1, turn + 3])
             which = (x, y, y) if turn > 6 else (x, y, x)
@@ -290,9 +290,9 @@ class TestWhatTheKeyMustHave:
                 mask = on_tiny[id(t)] % 3
                 table.index_select(0, mask % 2)  # computes the index and its operands, but not `mask`
                 masks.append(mask)
-            found.append((masks[0] + masks[1] * 10 + masks[2] * 100).tolist())
+            actual.append((masks[0] + masks[1] * 10 + masks[2] * 100).tolist())
             expected.append((which[0] % 3 + which[1] % 3 * 10 + which[2] % 3 * 100).tolist())
-        assert found == expected
+        assert actual == expected
 
     def test_the_device_of_a_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Copies of equal geometry on two devices, beside a call on the first one, are different steps."""
@@ -335,11 +335,11 @@ class TestComputedIndex:
         for turn in range(self.TURNS):
             before = COUNTERS.replayed
             counts = torch.tensor([turn % 2, 1, 0])
-            found = [
+            results = [
                 [t.tolist() for t in program((self.TABLE + turn).to(device), counts.clone().to(device))]
                 for device in ("cpu", "tiny")
             ]
-            assert found[0] == found[1], f"turn {turn}"
+            assert results[0] == results[1], f"turn {turn}"
         return COUNTERS.replayed - before
 
     def test_what_was_called_before_stays_queued(self) -> None:

@@ -31,12 +31,12 @@ def inputs() -> list[torch.Tensor]:
     return [drawn(B, ROWS, HEADS, D), drawn(B, KEYS, HEADS, D, seed=1), drawn(B, KEYS, HEADS, D, seed=2)]
 
 
-def flash(*given: torch.Tensor, causal: bool = False, ends: tuple = (None, None), longest=(ROWS, KEYS)) -> tuple:
-    return torch.ops.aten._flash_attention_forward(*given, *ends, *longest, 0.0, causal, False)
+def flash(*operands: torch.Tensor, causal: bool = False, ends: tuple = (None, None), longest=(ROWS, KEYS)) -> tuple:
+    return torch.ops.aten._flash_attention_forward(*operands, *ends, *longest, 0.0, causal, False)
 
 
-def efficient(*given: torch.Tensor, bias: torch.Tensor | None = None, mask_type: int = 0) -> tuple:
-    return torch.ops.aten._efficient_attention_forward(*given, bias, None, None, None, None, 0.0, mask_type, True)
+def efficient(*operands: torch.Tensor, bias: torch.Tensor | None = None, mask_type: int = 0) -> tuple:
+    return torch.ops.aten._efficient_attention_forward(*operands, bias, None, None, None, None, 0.0, mask_type, True)
 
 
 class TestForward:
@@ -102,10 +102,10 @@ class TestBackward:
 
 class TestRefused:
     def test_what_the_formula_does_not_have(self, inputs):
-        given = [x.to("tiny") for x in inputs]
+        operands = [x.to("tiny") for x in inputs]
         with pytest.raises(NotImplementedError, match="alibi_slopes"):
             torch.ops.aten._flash_attention_forward(
-                *given, None, None, ROWS, KEYS, 0.0, False, False, alibi_slopes=torch.ones(HEADS, device="tiny")
+                *operands, None, None, ROWS, KEYS, 0.0, False, False, alibi_slopes=torch.ones(HEADS, device="tiny")
             )
 
 
@@ -124,16 +124,16 @@ class TestFlashForCpu:
     def test_results_and_gradients_are_the_cpus(self, options: dict) -> None:
         """The results have the CPU's values and strides, and the gradients the CPU's values."""
         shapes = (B, HEADS, ROWS, D), (B, HEADS, KEYS, D), (B, HEADS, KEYS, D)
-        found = []
+        results = []
         for device in ("cpu", "tiny"):
-            given = [drawn(*shape, seed=i).to(device).requires_grad_() for i, shape in enumerate(shapes)]
+            operands = [drawn(*shape, seed=i).to(device).requires_grad_() for i, shape in enumerate(shapes)]
             rest = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-            out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given, **rest)
-            gradients = torch.autograd.grad(out.square().sum(), given)
-            found.append([out.detach(), logsumexp.detach(), *gradients])
-        for expected, actual in zip(*found, strict=True):
+            out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*operands, **rest)
+            gradients = torch.autograd.grad(out.square().sum(), operands)
+            results.append([out.detach(), logsumexp.detach(), *gradients])
+        for expected, actual in zip(*results, strict=True):
             torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
-        assert [x.stride() for x in found[1][:2]] == [x.stride() for x in found[0][:2]]
+        assert [x.stride() for x in results[1][:2]] == [x.stride() for x in results[0][:2]]
 
     def test_dropout_is_refused(self) -> None:
         x = torch.ones(1, 1, 2, 4, device="tiny")

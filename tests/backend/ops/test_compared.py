@@ -31,12 +31,12 @@ S = torch.arange(16.0).reshape(4, 4).cos()
 T = torch.arange(6.0).reshape(3, 2).sin()
 
 
-def agrees(call: Callable[..., object], *given: Tensor) -> None:
+def agrees(call: Callable[..., object], *operands: Tensor) -> None:
     """Compare a compiled call on tiny with the CPU, also for other indices, which are checked again."""
     run = torch.compile(call, backend=tiny)
-    for arguments in (given, [x if x.is_floating_point() else x.flip(0) for x in given]):
-        found = run(*(x.to("tiny") for x in arguments))
-        torch.testing.assert_close(tuple(x.cpu() for x in found), tuple(call(*arguments)))
+    for arguments in (operands, [x if x.is_floating_point() else x.flip(0) for x in operands]):
+        results = run(*(x.to("tiny") for x in arguments))
+        torch.testing.assert_close(tuple(x.cpu() for x in results), tuple(call(*arguments)))
 
 
 def several(a: Tensor, row: Tensor, s: Tensor, rows: Tensor, t: Tensor) -> tuple[Tensor, ...]:
@@ -57,8 +57,8 @@ def test_by_an_index_that_is_an_input():
 
 
 def more() -> Iterator[object]:
-    def case(name: str, call: Callable[..., Tensor], *given: Tensor) -> object:
-        return pytest.param(call, given, id=name)
+    def case(name: str, call: Callable[..., Tensor], *operands: Tensor) -> object:
+        return pytest.param(call, operands, id=name)
 
     yield case("index_copy", lambda a, i, s: a.index_copy(0, i, s), A, ROW, S)
     yield case("columns", lambda a, i, s: a.t().index_add(1, i, s), A, ROW, S)
@@ -75,10 +75,10 @@ def more() -> Iterator[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "given"), more())
-def test_every_operator(call, given):
+@pytest.mark.parametrize(("call", "operands"), more())
+def test_every_operator(call, operands):
     """Every way to combine writes to one place agrees with the CPU."""
-    agrees(lambda *arguments: [call(*arguments)], *given)
+    agrees(lambda *arguments: [call(*arguments)], *operands)
 
 
 def test_an_index_out_of_range_is_the_cpus_error():
@@ -92,8 +92,8 @@ def test_an_index_out_of_range_is_the_cpus_error():
 def test_what_is_not_written_keeps_its_sign():
     """Elements without a write keep -0.0. The sum of no writes is 0.0, and must not be added to them."""
     run = torch.compile(lambda a, i, s: a.index_add(0, i, s), backend=tiny)
-    found = run(torch.full((5, 4), -0.0).to("tiny"), ROW.to("tiny"), S.to("tiny"))
-    assert torch.signbit(found.cpu()[2]).all()
+    result = run(torch.full((5, 4), -0.0).to("tiny"), ROW.to("tiny"), S.to("tiny"))
+    assert torch.signbit(result.cpu()[2]).all()
 
 
 def test_an_index_that_is_known_while_the_graph_is_recorded(monkeypatch):

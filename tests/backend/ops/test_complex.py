@@ -84,8 +84,8 @@ def test_out_that_the_cpu_leaves_conjugated(left: bool) -> None:
     outs = []
     for device in ("cpu", "tiny"):
         out = torch.empty(3, 3, dtype=torch.complex64, device=device)
-        given = [x.to(device) for x in (factors, pivots, b)]
-        outs.append(torch.linalg.lu_solve(*given, left=left, out=out))
+        operands = [x.to(device) for x in (factors, pivots, b)]
+        outs.append(torch.linalg.lu_solve(*operands, left=left, out=out))
     assert outs[0].is_conj() == outs[1].is_conj()
     assert torch.equal(outs[0], outs[1].cpu())
 

@@ -30,6 +30,6 @@ def test_distances_of_nan_and_inf(p):
 def test_a_nan_is_not_the_same_as_another(elements, value, place):
     """Nans are distinct for mode. Formerly they were counted together. For the last case the CPU returns 1, which
     occurs once, because its sort stops at a nan."""
-    found, at = torch.mode(torch.tensor(elements).to("tiny"))
-    torch.testing.assert_close(found.cpu(), torch.tensor(value), equal_nan=True)
+    mode, at = torch.mode(torch.tensor(elements).to("tiny"))
+    torch.testing.assert_close(mode.cpu(), torch.tensor(value), equal_nan=True)
     assert at.item() == place

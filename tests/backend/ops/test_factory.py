@@ -70,13 +70,13 @@ def test_out_of_another_shape(name, dtype):
         return
 
     for view in views:
-        found = []
+        outs = []
         for device in ("cpu", "tiny"):
             x = torch.full((2, 4), 9, dtype=dtype).to(device)
             out = view(x)
             FILLED[name](out)
-            found.append((out.size(), out.stride(), out.storage_offset(), out.tolist(), x.tolist()))
-        assert found[0] == found[1]
+            outs.append((out.size(), out.stride(), out.storage_offset(), out.tolist(), x.tolist()))
+        assert outs[0] == outs[1]
 
 
 def test_warnings_of_a_resized_out():

@@ -69,9 +69,9 @@ def test_points_that_were_wrong(name: str) -> None:
     """Results are within 2 ulp of the exact answer, and digamma within 3, where torch CPU has 2.8."""
     function, reference, points = FORMER[name]
     arguments = torch.tensor(points, dtype=torch.float64).unbind(-1)
-    found = function(*(x.to("tiny") for x in arguments)).tolist()
+    results = function(*(x.to("tiny") for x in arguments)).tolist()
     with mpmath.workprec(1300):
-        off = [_ulps(got, reference(*map(mpmath.mpf, point))) for got, point in zip(found, points, strict=True)]
+        off = [_ulps(got, reference(*map(mpmath.mpf, point))) for got, point in zip(results, points, strict=True)]
     assert max(off) <= (3 if name == "digamma" else 2), dict(zip(points, off, strict=True))
 
 
@@ -109,11 +109,11 @@ def test_powers_of_special_values() -> None:
     ]
     signed = [*numbers, *(-x for x in numbers), math.nan]
     base, exponent = torch.tensor(list(itertools.product(signed, signed)), dtype=torch.float64).unbind(-1)
-    found, expected = torch.pow(base.to("tiny"), exponent.to("tiny")).cpu(), torch.pow(base, exponent)
+    actual, expected = torch.pow(base.to("tiny"), exponent.to("tiny")).cpu(), torch.pow(base, exponent)
     # 2 units in the last place: an error of 1.03 ulp in the check of accuracy, plus half a unit of torch CPU's.
-    torch.testing.assert_close(found, expected, rtol=4.5e-16, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual, expected, rtol=4.5e-16, atol=0, equal_nan=True)
     kept = ~expected.isnan()
-    assert bool((found.signbit() == expected.signbit())[kept].all())
+    assert bool((actual.signbit() == expected.signbit())[kept].all())
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_special_values(name: str) -> None:
     numbers = [0.0, 1.0, 2.0, 1e-310, 1e308, math.inf]
     x = torch.tensor([*numbers, *(-x for x in numbers), math.nan], dtype=torch.float64)
     function = getattr(torch, name)
-    found, expected = function(x.to("tiny")).cpu(), function(x)
-    torch.testing.assert_close(found, expected, rtol=4e-15, atol=5e-324, equal_nan=True)
+    actual, expected = function(x.to("tiny")).cpu(), function(x)
+    torch.testing.assert_close(actual, expected, rtol=4e-15, atol=5e-324, equal_nan=True)
     kept = ~expected.isnan()
-    assert bool((found.signbit() == expected.signbit())[kept].all())
+    assert bool((actual.signbit() == expected.signbit())[kept].all())
 
 
 def test_zeta_of_special_values() -> None:
     """zeta agrees with the CPU at special values. For large exponents only the first term counts."""
     numbers = [0.0, 1.0, 2.0, 0.5, -0.5, -2.0, 1e308, 30.0, math.inf, math.nan]
     s, q = torch.tensor(list(itertools.product(numbers, numbers)), dtype=torch.float64).unbind(-1)
-    found, expected = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu(), torch.special.zeta(s, q)
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0, equal_nan=True)
+    actual, expected = torch.special.zeta(s.to("tiny"), q.to("tiny")).cpu(), torch.special.zeta(s, q)
+    torch.testing.assert_close(actual, expected, rtol=1e-14, atol=0, equal_nan=True)
 
 
 @pytest.mark.slow

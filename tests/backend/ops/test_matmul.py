@@ -66,11 +66,11 @@ def test_a_costly_factor_is_computed_once_for_all_who_read_it():
 
 def test_costly_factors_share_memory(monkeypatch):
     """Intermediate values release their memory to later ones. Formerly each kept a separate buffer until the end."""
-    made = []
+    sizes = []
     allocate = Buffer.allocate
 
     def counted(self, *args, **kwargs):
-        made.append(self.nbytes if self._base is None else 0)
+        sizes.append(self.nbytes if self._base is None else 0)
         return allocate(self, *args, **kwargs)
 
     x, w = torch.ones(64, 64).to("tiny"), torch.ones(64, 64).to("tiny")
@@ -78,7 +78,7 @@ def test_costly_factors_share_memory(monkeypatch):
     for _ in range(10):
         x = torch.sinh(x @ w * 0.01)
     x.cpu()
-    assert sum(made) <= 5 * x.nbytes  # the result, a product and its sinh, and the same for the next iteration
+    assert sum(sizes) <= 5 * x.nbytes  # the result, a product and its sinh, and the same for the next iteration
 
 
 def test_a_costly_factor_is_kept_for_who_reads_it_later():
@@ -120,9 +120,9 @@ class TestGroupedProducts:
         slices."""
         expected = torch._grouped_mm(*factors, _offsets(*ends))
         with backend.no_fallback():
-            found = torch._grouped_mm(*(x.to("tiny") for x in factors), _offsets(*ends).to("tiny"))
-        assert found.stride() == expected.stride()
-        torch.testing.assert_close(found.cpu(), expected)
+            actual = torch._grouped_mm(*(x.to("tiny") for x in factors), _offsets(*ends).to("tiny"))
+        assert actual.stride() == expected.stride()
+        torch.testing.assert_close(actual.cpu(), expected)
 
     def test_an_operand_that_torch_refuses_is_the_cpus_error(self):
         """A refused operand raises the CPU's error. The meta kernel refuses float32 too, so its answer is not used."""
@@ -154,12 +154,12 @@ class TestTrilinear:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_a_layer_and_its_gradients(self, dtype: torch.dtype) -> None:
         a, b, weight = (t.to(dtype) for t in _factors((3, 4, 5), (3, 4, 6), (16, 5, 6)))
-        found = []
+        results = []
         for device in ("cpu", "tiny"):
             inputs = [t.clone().to(device).requires_grad_() for t in (a, b, weight)]
             result = torch.nn.functional.bilinear(*inputs)
-            found.append([result, *torch.autograd.grad(result, inputs, torch.ones_like(result))])
-        for expected, other in zip(*found, strict=True):
+            results.append([result, *torch.autograd.grad(result, inputs, torch.ones_like(result))])
+        for expected, other in zip(*results, strict=True):
             torch.testing.assert_close(other.cpu(), expected)
 
     def test_kernels(self) -> None:
@@ -177,5 +177,5 @@ class TestTrilinear:
         a, b, c = _factors((2, 4), (2, 4), (2, 4))
         words = ([], [], [], [1], 1)
         exact = torch._trilinear(*(t.half().double() for t in (a, b, c)), *words)
-        found = torch._trilinear(*(t.half().to("tiny") for t in (a, b, c)), *words)
-        torch.testing.assert_close(found.cpu(), exact.half())
+        actual = torch._trilinear(*(t.half().to("tiny") for t in (a, b, c)), *words)
+        torch.testing.assert_close(actual.cpu(), exact.half())

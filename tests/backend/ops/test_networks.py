@@ -93,12 +93,12 @@ class TestConvolution:
         with padded zeros."""
         x, weight = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
         weight[0, 0, 0, 0] = math.inf
-        found = []
+        grads = []
         for device in ("tiny", "cpu"):
             leaf = x.to(device, copy=True).requires_grad_()
             F.conv2d(leaf, weight.to(device), stride=2, padding=1).sum().backward()
-            found.append(leaf.grad.cpu())
-        torch.testing.assert_close(*found, equal_nan=True)
+            grads.append(leaf.grad.cpu())
+        torch.testing.assert_close(*grads, equal_nan=True)
 
     def test_channels_last(self):
         """The result has the CPU's strides."""
@@ -166,11 +166,11 @@ class TestNorms:
     def test_strides(self, size, stride):
         """A result is channels-last only if the input is, and is not also contiguous, as on the CPU."""
         x, ones = torch.empty_strided(size, stride).normal_(), torch.ones(size[1])
-        given = [one.to("tiny") for one in (x, ones, ones, ones, ones)]
-        assert given[0].stride() == x.stride()
+        operands = [tensor.to("tiny") for tensor in (x, ones, ones, ones, ones)]
+        assert operands[0].stride() == x.stride()
         words = (True, 0.1, 0.1)
         expected = torch.native_batch_norm(x, ones, ones, ones.clone(), ones.clone(), *words)[0]
-        assert torch.native_batch_norm(*given, *words)[0].stride() == expected.stride()
+        assert torch.native_batch_norm(*operands, *words)[0].stride() == expected.stride()
 
     def test_an_out_that_overlaps_the_input(self):
         """An overlapping out= is refused if torch CPU refuses it, and is otherwise read after the write, as on the CPU.
@@ -356,9 +356,9 @@ def test_dropout_computes_nothing_on_the_cpu(dtype, p):
     moved = x.to("tiny")
     before = backend.stats()["copies_out"]
     torch.manual_seed(0)
-    found = torch.native_dropout(moved, p, True)
+    actual = torch.native_dropout(moved, p, True)
     assert backend.stats()["copies_out"] == before
-    for one, other in zip(found, want, strict=True):
+    for one, other in zip(actual, want, strict=True):
         assert (one.dtype, one.stride(), one.tolist()) == (other.dtype, other.stride(), other.tolist())
 
 
@@ -382,5 +382,5 @@ def test_a_group_norm_of_a_channels_last_image_with_other_strides_of_one():
     x = image.to("tiny").contiguous(memory_format=torch.channels_last).as_strided((1, 4, 8, 8), (4, 1, 32, 4))
     with pytest.raises(RuntimeError, match="contiguous"):
         torch.native_group_norm(x.cpu(), None, None, 1, 4, 64, 2, 1e-5)
-    found = torch.native_group_norm(x, None, None, 1, 4, 64, 2, 1e-5)[0]
-    torch.testing.assert_close(found.cpu(), torch.nn.functional.group_norm(image, 2))
+    actual = torch.native_group_norm(x, None, None, 1, 4, 64, 2, 1e-5)[0]
+    torch.testing.assert_close(actual.cpu(), torch.nn.functional.group_norm(image, 2))

@@ -25,12 +25,12 @@ class TestFusedSGD:
         torch.manual_seed(0)
         start, grads = torch.randn(40).to(dtype), torch.randn(3, 40).to(dtype)
         results = []
-        for device, made, fused in (("cpu", torch.float64, False), ("tiny", dtype, True)):
-            param = start.clone().to(device, made).requires_grad_()
-            given = {"lr": 0.1, **options}
-            optimizer = torch.optim.SGD([param], fused=fused, foreach=False, **given)
+        for device, kept_dtype, fused in (("cpu", torch.float64, False), ("tiny", dtype, True)):
+            param = start.clone().to(device, kept_dtype).requires_grad_()
+            arguments = {"lr": 0.1, **options}
+            optimizer = torch.optim.SGD([param], fused=fused, foreach=False, **arguments)
             for grad in grads:
-                param.grad = grad.to(device, made)
+                param.grad = grad.to(device, kept_dtype)
                 backend.reset_stats()
                 optimizer.step()
             results.append(param.detach().cpu())

@@ -60,18 +60,18 @@ class TestByPages:
     def test_tables_are_small(self, paged: None, monkeypatch: pytest.MonkeyPatch) -> None:
         """No table has an entry for each place. Formerly a write into 2 GiB of int8 needed an int64 of host memory for
         each byte, and an accumulating index_put took 20 GiB."""
-        made: list[int] = []
+        sizes: list[int] = []
         full = np.full
 
         def noted(shape: Any, *rest: Any, **more: Any) -> Any:
-            made.append(int(np.prod(shape)))
+            sizes.append(int(np.prod(shape)))
             return full(shape, *rest, **more)
 
         monkeypatch.setattr(np, "full", noted)
         x = torch.arange(1 << 16).to("tiny")
         x.index_put_((torch.tensor([5, 60_000]),), torch.tensor([1, 2], device="tiny"), accumulate=True)
         assert x[[4, 5, 60_000]].tolist() == [4, 6, 60_002]
-        assert made and max(made) <= 1 << 10
+        assert sizes and max(sizes) <= 1 << 10
 
     def test_kernels(self, paged: None) -> None:
         """Pages take at most two kernels more than a table: one reads the old content, one stores the new content."""

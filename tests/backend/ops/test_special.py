@@ -63,9 +63,9 @@ def test_more_exact_than_the_cpu(name: str, reference: Callable[[Decimal], Decim
         digits.prec = 80
         exact = [reference(Decimal(v)) for v in x.tolist()]
         worst = {
-            device: float(max(abs(Decimal(a) - e) for a, e in zip(found, exact, strict=True)))
+            device: float(max(abs(Decimal(a) - e) for a, e in zip(values, exact, strict=True)))
             for device in ("cpu", "tiny")
-            for found in [getattr(torch.special, name)(x.to(device)).tolist()]
+            for values in [getattr(torch.special, name)(x.to(device)).tolist()]
         }
     assert worst["tiny"] < 1e-11
     assert worst["cpu"] > 1e-7

@@ -52,15 +52,15 @@ def test_one_process_compiles_many_sources(compile_, monkeypatch):
     started = []
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started.append(command) or start(command, **more))
-    made = [compile_(KERNEL.format(number=number)) for number in range(INPUTS + 2)]
+    objects = [compile_(KERNEL.format(number=number)) for number in range(INPUTS + 2)]
     assert sum(command[1] == "-cc1" for command in started) == 2
     others = [command for command in started if command[1] != "-cc1"]
     assert all("-###" in command for command in others)  # they ask for the inner command
     monkeypatch.setenv("ONE_COMPILER", "0")
     getenv.cache_clear()
     for number in (0, 1, INPUTS - 1, INPUTS):
-        assert image(compile_(KERNEL.format(number=number))) == image(made[number])
-    assert len(set(map(image, made))) == len(made)
+        assert image(compile_(KERNEL.format(number=number))) == image(objects[number])
+    assert len(set(map(image, objects))) == len(objects)
 
 
 def test_the_last_input_of_a_process(compile_, monkeypatch):
@@ -68,15 +68,15 @@ def test_the_last_input_of_a_process(compile_, monkeypatch):
     and the kernel was compiled again by another process."""
     read = CompilerProcess._read
 
-    def late(process, made, size):
+    def late(process, binary, size):
         if process.is_exhausted:
             process._process.wait(10)
-        return read(process, made, size)
+        return read(process, binary, size)
 
     monkeypatch.setattr(CompilerProcess, "_read", late)
     monkeypatch.setattr(subprocess, "check_output", None)  # what compiles without the process
-    made = [image(compile_(KERNEL.format(number=number))) for number in range(INPUTS + 1)]
-    assert len(set(made)) == INPUTS + 1
+    images = [image(compile_(KERNEL.format(number=number))) for number in range(INPUTS + 1)]
+    assert len(set(images)) == INPUTS + 1
 
 
 def test_each_command_has_a_process(compile_):

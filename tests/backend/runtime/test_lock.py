@@ -35,12 +35,12 @@ class TestThreads:
             try:
                 for step in range(steps):
                     x = torch.tensor([number, step, 2.0]).to("tiny")
-                    given = ((x * x + x).sum() + (x[:, None] * x).sum()).item()
+                    first_sum = ((x * x + x).sum() + (x[:, None] * x).sum()).item()
                     x[1:] += x[0]
                     total = number + step + 2
                     wanted = number**2 + step**2 + 4 + total + total**2, total + 2 * number
-                    if (given, x.sum().item()) != wanted:
-                        wrong.append((number, step, given, wanted))
+                    if (first_sum, x.sum().item()) != wanted:
+                        wrong.append((number, step, first_sum, wanted))
             except BaseException as error:
                 wrong.append(error)
 
@@ -54,20 +54,20 @@ class TestThreads:
 
     def test_gradients_of_two_threads(self):
         """Each thread differentiates a separate graph."""
-        found = {}
+        gradients = {}
 
         def work(number: int) -> None:
             w = torch.ones(3, 3, device="tiny", requires_grad=True)
             for _ in range(3):
                 (w @ w * number).sum().backward()
-            found[number] = w.grad.sum().item()
+            gradients[number] = w.grad.sum().item()
 
         threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert found == {1: 162.0, 2: 324.0}
+        assert gradients == {1: 162.0, 2: 324.0}
 
 
 class TestClear:

@@ -106,19 +106,19 @@ class TestScheduling:
 
     def test_repeated_runs_have_results_of_their_own(self):
         """Results of repeated runs stay separate when a cached schedule runs again, whether already read or not."""
-        made = [torch.linalg.lu_factor(matrix(k).to("tiny")) for k in range(5)]
-        read_now = [lu.cpu() for lu, _ in made]
-        for k, (lu, pivots) in enumerate(made):
+        factors = [torch.linalg.lu_factor(matrix(k).to("tiny")) for k in range(5)]
+        read_now = [lu.cpu() for lu, _ in factors]
+        for k, (lu, pivots) in enumerate(factors):
             expected = torch.linalg.lu_factor(matrix(k))
             torch.testing.assert_close((read_now[k], lu.cpu(), pivots.cpu()), (expected[0], expected[0], expected[1]))
 
     def test_what_is_computed_on_the_way_stays_as_it_is(self):
         """Intermediate values of a cached schedule share one buffer, and no result may read from it later."""
-        made = []
+        results = []
         for k in range(5):
             x, lu, pivots, _ = torch.ops.aten._linalg_solve_ex(matrix(k).to("tiny"), torch.ones(2, 4, 1).to("tiny"))
-            made.append((x.cpu(), lu, pivots))
-        for k, (x, lu, pivots) in enumerate(made):
+            results.append((x.cpu(), lu, pivots))
+        for k, (x, lu, pivots) in enumerate(results):
             expected = torch.ops.aten._linalg_solve_ex(matrix(k), torch.ones(2, 4, 1))[:3]
             torch.testing.assert_close((x, lu.cpu(), pivots.cpu()), expected)
 
@@ -127,6 +127,6 @@ class TestScheduling:
         one's."""
         torch._dynamo.reset()
         factor = torch.compile(lambda a: torch.linalg.lu_factor_ex(a)[:2], backend=compiled.tiny)
-        made = [factor(matrix(k).to("tiny")) for k in range(3)]
-        for k, result in enumerate(made):
+        results = [factor(matrix(k).to("tiny")) for k in range(3)]
+        for k, result in enumerate(results):
             torch.testing.assert_close(tuple(t.cpu() for t in result), tuple(torch.linalg.lu_factor_ex(matrix(k))[:2]))

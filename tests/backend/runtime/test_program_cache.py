@@ -53,28 +53,28 @@ def test_a_second_thread_computes_too():
     had opened the cache."""
     x = torch.arange(7.0).to("tiny")
     x.add(random.random()).sum().item()
-    factor, found = random.random(), []
-    thread = threading.Thread(target=lambda: found.append((x * factor + factor).cumsum(0).cos().cpu()))
+    factor, results = random.random(), []
+    thread = threading.Thread(target=lambda: results.append((x * factor + factor).cumsum(0).cos().cpu()))
     thread.start()
     thread.join()
-    torch.testing.assert_close(found[0], (torch.arange(7.0) * factor + factor).cumsum(0).cos())
+    torch.testing.assert_close(results[0], (torch.arange(7.0) * factor + factor).cumsum(0).cos())
 
 
 @pytest.mark.parametrize(("error", "tries"), [(CompileError("expected ';'"), 1), (RuntimeError("bad reshape"), 2)])
 def test_only_what_the_optimizer_breaks_is_generated_again(error, tries, monkeypatch):
     """Only an error of the optimizer leads to a second try without optimization. Formerly `- -x` became `--x`, and a
     kernel that did not compile was silently generated again."""
-    made = []
+    graphs = []
 
     def fails(graph: object, renderer: object) -> None:
-        made.append(graph)
+        graphs.append(graph)
         raise error
 
     monkeypatch.setattr(program_cache, "_generate", fails)
     monkeypatch.setattr(program_cache, "is_short", lambda graph, renderer: False)
     with pytest.raises(type(error)):
         program_cache.generate(None, None)
-    assert len(made) == tries
+    assert len(graphs) == tries
 
 
 @pytest.mark.skipif(os.environ.get("DEV", "CPU").partition(":")[0] != "CPU", reason="elsewhere all are optimized")

@@ -109,8 +109,8 @@ def copied(cache: Path, folder: Path) -> Path:
 
 def table(connection: sqlite3.Connection, name: str) -> str:
     """Return the full name of a table, which contains tinygrad's version."""
-    (found,) = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE ?", (f"{name}%",)).fetchone()
-    return f"'{found}'"
+    (full_name,) = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE ?", (f"{name}%",)).fetchone()
+    return f"'{full_name}'"
 
 
 class TestSecondProcess:
@@ -186,12 +186,12 @@ class TestSecondProcess:
     def test_compiled_graphs(self, tmp_path: Path) -> None:
         """Graphs of torch.compile are cached, with the stores into their inputs' buffers."""
         environment = {**os.environ, "CACHEDB": str(tmp_path / "cache.db")}
-        found = []
+        outputs = []
         for _ in range(2):
             command = [sys.executable, "-W", "ignore", "-c", COMPILED]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            found.append(json.loads(done.stdout))
-        first, second = found
+            outputs.append(json.loads(done.stdout))
+        first, second = outputs
         assert first["scheduled"] == second["loaded"] > 0
         assert second["scheduled"] == 0
         assert first["values"] == second["values"] == [[6.0, 6.0], [12.0, 12.0], [24.0, 24.0]]
@@ -262,8 +262,8 @@ class TestSameProcess:
                 scheduler.SCHEDULES.clear()
             reset_stats()
             values, indices = torch.sort(x.to("tiny"))
-            for found, wanted in zip((values, indices), torch.sort(x), strict=True):
-                assert torch.equal(found.cpu(), wanted)  # the second reads values stored for the first
+            for actual, wanted in zip((values, indices), torch.sort(x), strict=True):
+                assert torch.equal(actual.cpu(), wanted)  # the second reads values stored for the first
             counts.append(stats()["kernels"])
             assert origin == "first" or stats()["scheduled"] == 0
         assert len(set(counts)) == 1

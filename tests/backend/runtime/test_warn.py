@@ -42,7 +42,7 @@ def warned(call: Callable[[str], None], device: str) -> list[tuple[str, int, str
         warnings.simplefilter("always")
         call(device)
         call(device)
-    return [(one.filename, one.lineno, str(one.message)[:40]) for one in caught]
+    return [(warning.filename, warning.lineno, str(warning.message)[:40]) for warning in caught]
 
 
 @pytest.mark.parametrize("call", [masked, discarding, discarding_from_cpu, one_sample, resized])

@@ -82,7 +82,7 @@ def test_no_warning_reaches_a_user(monkeypatch):
     of float to integer."""
     commands, run = [], subprocess.check_output
     monkeypatch.setattr(compiler_process, "inner_command", lambda command: None)  # a process for each kernel
-    monkeypatch.setattr(subprocess, "check_output", lambda c, **given: commands.append(c) or run(c, **given))
+    monkeypatch.setattr(subprocess, "check_output", lambda c, **options: commands.append(c) or run(c, **options))
     with Context(CACHELEVEL=0):  # the number may be an argument of a cached kernel of another process
         both(lambda d: (torch.arange(1231.0).to(d) * 0.3).to(torch.int32))
     assert commands

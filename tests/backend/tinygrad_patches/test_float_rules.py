@@ -157,14 +157,14 @@ def test_a_kernel_makes_no_rules(monkeypatch):
         return (torch.arange(6.0).to("tiny") * random.random()).sin().cpu()
 
     computed()  # creates the rules
-    made, init = [], PatternMatcher.__init__
+    matchers, init = [], PatternMatcher.__init__
 
     def counted(self: PatternMatcher, *args: Any, **options: Any) -> None:
-        made.append(self)
+        matchers.append(self)
         init(self, *args, **options)
 
     monkeypatch.setattr(PatternMatcher, "__init__", counted)
     before = backend.stats()["schedules"]
     computed()
     assert backend.stats()["schedules"] > before
-    assert not made
+    assert not matchers

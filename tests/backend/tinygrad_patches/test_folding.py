@@ -35,7 +35,7 @@ def test_nan_differs_from_itself():
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "kept"),
+    ("value", "dtype", "kept"),
     [
         (math.nan, dtypes.int32, -(2**31)),
         (math.inf, dtypes.int64, -(2**63)),
@@ -44,6 +44,6 @@ def test_nan_differs_from_itself():
         (2**31, dtypes.int32, -(2**31)),
     ],
 )
-def test_constants_lie_within_their_dtype(given, dtype, kept):
+def test_constants_lie_within_their_dtype(value, dtype, kept):
     """A float that does not fit becomes the least integer, and an integer wraps."""
-    assert dtype.const(given) == kept
+    assert dtype.const(value) == kept

@@ -21,10 +21,10 @@ def fresh(shape: tuple[int, ...]) -> UOp:
 
 def same(value: UOp, op: Ops, arg: object) -> bool:
     """Return whether both constructors return one node with the same shape."""
-    made = node_construction._mop(value, op, arg)
-    shape = made.shape
-    del made.__dict__[node_construction._SHAPE]
-    return made is node_construction._make_moved(value, op, arg) and made.shape == shape
+    node = node_construction._mop(value, op, arg)
+    shape = node.shape
+    del node.__dict__[node_construction._SHAPE]
+    return node is node_construction._make_moved(value, op, arg) and node.shape == shape
 
 
 @given(SHAPES, st.randoms(use_true_random=False))
@@ -44,17 +44,17 @@ def test_elementwise_nodes_are_tinygrads_own(op, dtype):
     """Two operands of one shape, or a scalar and a tensor on either side, give tinygrad's node."""
     a, b, scalar = fresh((2, 3)).cast(dtype), fresh((2, 3)).cast(dtype), UOp.const(1, dtype)
     for left, right in ((a, b), (a, scalar), (scalar, a), (scalar, scalar)):
-        made = node_construction._alu(left, op, right)
-        shape, dtype_ = made.shape, made.dtype
-        made.__dict__.pop(node_construction._SHAPE)
+        node = node_construction._alu(left, op, right)
+        shape, dtype_ = node.shape, node.dtype
+        node.__dict__.pop(node_construction._SHAPE)
         own = node_construction._make_alu(left, op, right)
-        assert made is own and (own.shape, own.dtype) == (shape, dtype_)
+        assert node is own and (own.shape, own.dtype) == (shape, dtype_)
 
 
 def test_a_buffer_is_tinygrads_own():
     """A numbered buffer equals tinygrad's node, and an unnumbered one is new."""
-    made = node_construction._new_buffer("CPU", 5, dtypes.int64, -12345)
-    assert made.shape == (5,) and made is node_construction._make_buffer("CPU", 5, dtypes.int64, -12345)
+    node = node_construction._new_buffer("CPU", 5, dtypes.int64, -12345)
+    assert node.shape == (5,) and node is node_construction._make_buffer("CPU", 5, dtypes.int64, -12345)
     assert node_construction._new_buffer("CPU", 5, dtypes.int64) is not node_construction._new_buffer(
         "CPU", 5, dtypes.int64
     )
@@ -64,11 +64,11 @@ def test_where_is_tinygrads_own():
     """A tensor or a scalar as the condition and as each branch gives tinygrad's node."""
     yes, no = fresh((2, 3)), UOp.const(2.0, dtypes.float32)
     for operands in ((fresh((2, 3)).ne(0), yes, no), (no.ne(0), no, yes), (no.ne(0), no, no)):
-        made = node_construction._alu(operands[0], Ops.WHERE, *operands[1:])
-        shape, dtype = made.shape, made.dtype
-        made.__dict__.pop(node_construction._SHAPE)
+        node = node_construction._alu(operands[0], Ops.WHERE, *operands[1:])
+        shape, dtype = node.shape, node.dtype
+        node.__dict__.pop(node_construction._SHAPE)
         own = node_construction._make_alu(operands[0], Ops.WHERE, *operands[1:])
-        assert made is own and (own.shape, own.dtype) == (shape, dtype)
+        assert node is own and (own.shape, own.dtype) == (shape, dtype)
 
 
 def test_what_tinygrad_refuses_is_refused_still():

@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[3]
 
 def functions(path: Path) -> set[str]:
     """Return the names of the test functions in a file. A method of a class is named "Class.test"."""
-    found = set()
+    names = set()
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        found |= {prefix + each.name for each in inner if isinstance(each, ast.FunctionDef)}
-    return found
+        names |= {prefix + each.name for each in inner if isinstance(each, ast.FunctionDef)}
+    return names
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.site)

@@ -65,10 +65,10 @@ def test_a_traced_assignment():
     T5, BART and Whisper, which shift their labels this way, could formerly not be traced."""
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
-        made = x.new_zeros(x.shape)
-        made[..., 1:] = x[..., :-1].clone()
-        made[..., 0] = 7
-        return made
+        result = x.new_zeros(x.shape)
+        result[..., 1:] = x[..., :-1].clone()
+        result[..., 0] = 7
+        return result
 
     x = torch.arange(12).view(2, 6)
     traced = torch.jit.trace(shifted, (x.to("tiny"),))
@@ -84,8 +84,8 @@ def test_an_exported_module(kind):
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    for found in (program, torch.export.load(file), program.run_decompositions()):
-        torch.testing.assert_close(found.module()(x.to("tiny")).cpu(), expected)
+    for exported in (program, torch.export.load(file), program.run_decompositions()):
+        torch.testing.assert_close(exported.module()(x.to("tiny")).cpu(), expected)
     one = torch.cat([x, x, x])
     torch.testing.assert_close(program.module()(one.to("tiny")).cpu(), torch.cat([expected] * 3))
 
@@ -116,19 +116,19 @@ def test_flex_attention(compiler, masked):
     """flex_attention with a score function and a mask agrees with explicit attention. Gradients agree too, which torch
     CPU does not support."""
     draw = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, 2, 8, 4, generator=draw).requires_grad_() for _ in range(3)]
-    there = [x.detach().to("tiny").requires_grad_() for x in given]
+    inputs = [torch.randn(1, 2, 8, 4, generator=draw).requires_grad_() for _ in range(3)]
+    there = [x.detach().to("tiny").requires_grad_() for x in inputs]
     call = flex_attention if compiler is None else torch.compile(flex_attention, backend=compiler)
     mask = create_block_mask(causal, None, None, 8, 8, device="tiny") if masked else None
-    found = call(*there, score_mod=bias, block_mask=mask)
+    output = call(*there, score_mod=bias, block_mask=mask)
     i = torch.arange(8)
-    scores = given[0] @ given[1].transpose(-1, -2) / 2 + (i[:, None] - i) * 0.1
+    scores = inputs[0] @ inputs[1].transpose(-1, -2) / 2 + (i[:, None] - i) * 0.1
     scores = scores.masked_fill(i[:, None] < i, -torch.inf) if masked else scores
-    expected = scores.softmax(-1) @ given[2]
-    torch.testing.assert_close(found.cpu(), expected)
+    expected = scores.softmax(-1) @ inputs[2]
+    torch.testing.assert_close(output.cpu(), expected)
     expected.square().sum().backward()
-    found.square().sum().backward()
-    for x, y in zip(given, there, strict=True):
+    output.square().sum().backward()
+    for x, y in zip(inputs, there, strict=True):
         torch.testing.assert_close(y.grad.cpu(), x.grad)
 
 

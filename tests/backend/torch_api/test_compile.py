@@ -342,9 +342,9 @@ class TestWholeStep:
                 return loss.detach()
 
             run = torch.compile(step, backend=compiled.tiny, fullgraph=True) if device == "tiny" else step
-            found = [run(x.to(device), y.to(device)).item()]
+            values = [run(x.to(device), y.to(device)).item()]
             places = [memory_of(t) for t in moments[::2]] if device == "tiny" else []
-            found += [run(x.to(device), y.to(device)).item() for _ in range(4)]
+            values += [run(x.to(device), y.to(device)).item() for _ in range(4)]
             if device == "tiny":
                 # Formerly the check of the labels came with the results, so every write went to a new buffer.
                 assert [memory_of(t) for t in moments[::2]] == places
@@ -353,7 +353,7 @@ class TestWholeStep:
                     run(x.to(device), torch.tensor([0, 2, 3, 0, 2]).to(device))
                 for now, then in zip((*parameters, *moments), before, strict=True):
                     assert torch.equal(now.cpu(), then)
-            return found
+            return values
 
         torch.testing.assert_close(losses("tiny"), losses("cpu"))
 

@@ -47,14 +47,14 @@ class TestRandom:
             x = leaf.clone().to(device).requires_grad_()
             calls = []
             for _ in range(3):
-                found = called(x)
-                found[0].sum().backward()
-                calls.append([*(t.detach().cpu() for t in found), x.grad.cpu().clone()])
+                results = called(x)
+                results[0].sum().backward()
+                calls.append([*(t.detach().cpu() for t in results), x.grad.cpu().clone()])
             seen.append((calls, torch.get_rng_state()))
         (expected, state), (calls, left) = seen
         for one, other in zip(expected, calls, strict=True):
-            for right, found in zip(one, other, strict=True):
-                torch.testing.assert_close(found, right)
+            for right, actual in zip(one, other, strict=True):
+                torch.testing.assert_close(actual, right)
         assert torch.equal(state, left)
         assert not torch.equal(calls[0][0], calls[1][0])
 

@@ -25,8 +25,8 @@ def _loaded() -> torch.Tensor:
     file = io.BytesIO()
     torch.save(torch.ones(2), file)
     file.seek(0)
-    made: torch.Tensor = torch.load(file, map_location="tiny")
-    return made
+    tensor: torch.Tensor = torch.load(file, map_location="tiny")
+    return tensor
 
 
 PAIRS = [[1.0], [2.0, 3.0]]
@@ -103,8 +103,8 @@ def test_a_device_of_another_kind() -> None:
         torch.tiny.device("cpu")
 
 
-@pytest.mark.parametrize("given", ["x", "", "0", "-1", "1.5"])
-def test_a_count_that_is_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("TINY_DEVICES", given)
+@pytest.mark.parametrize("count", ["x", "", "0", "-1", "1.5"])
+def test_a_count_that_is_none(monkeypatch: pytest.MonkeyPatch, count: str) -> None:
+    monkeypatch.setenv("TINY_DEVICES", count)
     with pytest.raises(RuntimeError, match="tiny: TINY_DEVICES is how many devices there are, a number from 1 on, not"):
         torch.tiny.device_count()

@@ -48,9 +48,9 @@ class TestDefaultCompiler:
 
     def test_a_graph_without_inputs(self) -> None:
         """A graph that only creates tensors works. It formerly raised StopIteration with backend="tiny"."""
-        made = torch.compile(lambda: torch.arange(3, device="tiny") + 1, fullgraph=True)()
-        assert made.device.type == "tiny"
-        assert made.tolist() == [1, 2, 3]
+        result = torch.compile(lambda: torch.arange(3, device="tiny") + 1, fullgraph=True)()
+        assert result.device.type == "tiny"
+        assert result.tolist() == [1, 2, 3]
 
     def test_a_graph_of_cpu_tensors_stays_inductors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch._inductor.compile_fx

@@ -25,9 +25,9 @@ def unlimited() -> Iterator[None]:
 
 def block() -> torch.Tensor:
     """Return a computed tensor of SIZE bytes."""
-    made = torch.arange(SIZE // 4, dtype=torch.int32).to("tiny")
-    backend.realize([made])
-    return made
+    tensor = torch.arange(SIZE // 4, dtype=torch.int32).to("tiny")
+    backend.realize([tensor])
+    return tensor
 
 
 class TestFigures:

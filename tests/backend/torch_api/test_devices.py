@@ -97,8 +97,8 @@ class TestLegacyTypes:
 
     @pytest.mark.parametrize("named", [lambda: "torch.tiny.HalfTensor", lambda: torch.tiny.HalfTensor])
     def test_conversion(self, named) -> None:
-        made = torch.ones(2).type(named())
-        assert (made.dtype, made.device.type) == (torch.float16, "tiny")
+        converted = torch.ones(2).type(named())
+        assert (converted.dtype, converted.device.type) == (torch.float16, "tiny")
 
     def test_default_tensor_type(self) -> None:
         try:
@@ -121,11 +121,11 @@ class TestLegacyStorages:
         assert not isinstance(x, torch.FloatStorage)
         assert not isinstance(torch.ones(2).storage(), torch.tiny.FloatStorage)
 
-    @pytest.mark.parametrize(("given", "expected"), [([3, 4], [3, 4]), (2, [0, 0])])
-    def test_constructed(self, given, expected) -> None:
-        made = torch.tiny.LongStorage(given)
-        assert (made.device.type, made.dtype, made.tolist()) == ("tiny", torch.int64, expected)
-        assert made.type() == "torch.tiny.LongStorage"
+    @pytest.mark.parametrize(("argument", "expected"), [([3, 4], [3, 4]), (2, [0, 0])])
+    def test_constructed(self, argument, expected) -> None:
+        held = torch.tiny.LongStorage(argument)
+        assert (held.device.type, held.dtype, held.tolist()) == ("tiny", torch.int64, expected)
+        assert held.type() == "torch.tiny.LongStorage"
 
     def test_saved_and_loaded(self) -> None:
         loaded = pickle.loads(pickle.dumps(torch.tiny.HalfStorage([1, 2])))

@@ -32,9 +32,9 @@ def by_rank(call: Callable[[int], Any], folder: Path, method: str = "fork", seco
     for process in processes:
         process.join(seconds)
         process.kill()
-    found = dict(queue.get() for _ in processes if not queue.empty())
-    assert all(type(x) is not str for x in found.values()), found
-    return [found[rank] for rank in range(RANKS)]
+    results = dict(queue.get() for _ in processes if not queue.empty())
+    assert all(type(x) is not str for x in results.values()), results
+    return [results[rank] for rank in range(RANKS)]
 
 
 def _rank(call: Callable[[int], Any], rank: int, folder: str, queue: Any) -> None:
@@ -51,44 +51,44 @@ def _rank(call: Callable[[int], Any], rank: int, folder: str, queue: Any) -> Non
 def collectives(rank: int, device: str) -> dict[str, Any]:
     """Return the contents of the tensors that each collective fills."""
     row = torch.arange(4.0, device=device) * (rank + 1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     summed, largest = row.clone(), row.clone()
     dist.all_reduce(summed)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    found["all_reduce"] = summed, largest
+    results["all_reduce"] = summed, largest
     later = row.clone()
     work = dist.all_reduce(later, async_op=True)
     work.wait()
-    found["all_reduce, asynchronous"] = later, *work.get_future().value()
+    results["all_reduce, asynchronous"] = later, *work.get_future().value()
     view = torch.zeros(2, 4, device=device)
     view[1] = rank + 1.0
     dist.all_reduce(view[1])
-    found["all_reduce of a view"] = view
-    found["broadcast"] = row.clone()
-    dist.broadcast(found["broadcast"], 1)
-    found["reduce"] = row.clone()
-    dist.reduce(found["reduce"], 0)
+    results["all_reduce of a view"] = view
+    results["broadcast"] = row.clone()
+    dist.broadcast(results["broadcast"], 1)
+    results["reduce"] = row.clone()
+    dist.reduce(results["reduce"], 0)
     if rank:
-        del found["reduce"]  # only the root's result is defined
-    found["all_gather"] = [torch.empty_like(row) for _ in range(RANKS)]
-    dist.all_gather(found["all_gather"], row)
-    found["all_gather_single"] = torch.empty(8, device=device)
-    dist.all_gather_single(found["all_gather_single"], row)
-    found["gather"] = [torch.empty_like(row) for _ in range(RANKS)] if not rank else None
-    dist.gather(row, found["gather"])
-    found["scatter"] = torch.empty(2, device=device)
-    dist.scatter(found["scatter"], None if rank else list(row.view(2, 2) + 1))
-    found["reduce_scatter"] = torch.empty(2, device=device)
-    dist.reduce_scatter(found["reduce_scatter"], list(row.view(2, 2)))
-    found["reduce_scatter_single"] = torch.empty(2, device=device)
-    dist.reduce_scatter_single(found["reduce_scatter_single"], row)
-    found["all_to_all_single"] = torch.empty(4, device=device)
-    dist.all_to_all_single(found["all_to_all_single"], row)
-    found["send and recv"] = row.clone()
-    dist.recv(found["send and recv"], 0) if rank else dist.send(row, 1)
+        del results["reduce"]  # only the root's result is defined
+    results["all_gather"] = [torch.empty_like(row) for _ in range(RANKS)]
+    dist.all_gather(results["all_gather"], row)
+    results["all_gather_single"] = torch.empty(8, device=device)
+    dist.all_gather_single(results["all_gather_single"], row)
+    results["gather"] = [torch.empty_like(row) for _ in range(RANKS)] if not rank else None
+    dist.gather(row, results["gather"])
+    results["scatter"] = torch.empty(2, device=device)
+    dist.scatter(results["scatter"], None if rank else list(row.view(2, 2) + 1))
+    results["reduce_scatter"] = torch.empty(2, device=device)
+    dist.reduce_scatter(results["reduce_scatter"], list(row.view(2, 2)))
+    results["reduce_scatter_single"] = torch.empty(2, device=device)
+    dist.reduce_scatter_single(results["reduce_scatter_single"], row)
+    results["all_to_all_single"] = torch.empty(4, device=device)
+    dist.all_to_all_single(results["all_to_all_single"], row)
+    results["send and recv"] = row.clone()
+    dist.recv(results["send and recv"], 0) if rank else dist.send(row, 1)
     dist.barrier()
-    return found
+    return results
 
 
 def _listed(x: Any) -> Any:
@@ -98,9 +98,9 @@ def _listed(x: Any) -> Any:
 
 
 def _both(rank: int) -> list[dict[str, Any]]:
-    found = collectives(rank, "tiny")
-    assert all(t.device.type == "tiny" for x in found.values() if x is not None for t in _flat(x))
-    return [{name: _listed(x) for name, x in f.items()} for f in (found, collectives(rank, "cpu"))]
+    results = collectives(rank, "tiny")
+    assert all(t.device.type == "tiny" for x in results.values() if x is not None for t in _flat(x))
+    return [{name: _listed(x) for name, x in f.items()} for f in (results, collectives(rank, "cpu"))]
 
 
 def _flat(x: Any) -> list[torch.Tensor]:
@@ -109,9 +109,9 @@ def _flat(x: Any) -> list[torch.Tensor]:
 
 def test_collectives(tmp_path):
     """Every collective of gloo gives the CPU's result on the device, also asynchronously and for views."""
-    for found, expected in by_rank(_both, tmp_path):
-        assert len(found) >= 12
-        assert found == expected
+    for actual, expected in by_rank(_both, tmp_path):
+        assert len(actual) >= 12
+        assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -165,22 +165,22 @@ def trained(model: nn.Module, rows: slice, steps: int = 3) -> None:
 
 
 def _distributed(rank: int) -> list[list[float]]:
-    found = []
+    parameters = []
     for options in ({}, {"gradient_as_bucket_view": True}):
         model = network()
         trained(DistributedDataParallel(model, **options), slice(rank, None, RANKS))
-        found.append(torch.cat([p.flatten() for p in model.parameters()]).tolist())
+        parameters.append(torch.cat([p.flatten() for p in model.parameters()]).tolist())
     hooked = DistributedDataParallel(network())
     hooked.register_comm_hook(None, _averaged)
     trained(hooked, slice(rank, None, RANKS))
-    found.append(torch.cat([p.flatten() for p in hooked.parameters()]).tolist())
-    return found
+    parameters.append(torch.cat([p.flatten() for p in hooked.parameters()]).tolist())
+    return parameters
 
 
 def _averaged(state, bucket):
     """A user's communication hook. torch refuses annotations that are text."""
-    given = bucket.buffer().div(RANKS)
-    return dist.all_reduce(given, async_op=True).get_future().then(lambda done: done.value()[0])
+    mean = bucket.buffer().div(RANKS)
+    return dist.all_reduce(mean, async_op=True).get_future().then(lambda done: done.value()[0])
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_data_parallel_training(tmp_path):
     trained(alone, slice(None))
     wanted = torch.cat([p.flatten() for p in alone.parameters()]).cpu()
     assert not torch.equal(wanted, torch.cat([p.flatten() for p in network().parameters()]).cpu())
-    for found in by_rank(_distributed, tmp_path, "spawn", 500):
-        for parameters in found:
+    for trained_parameters in by_rank(_distributed, tmp_path, "spawn", 500):
+        for parameters in trained_parameters:
             torch.testing.assert_close(torch.tensor(parameters), wanted.detach())
 
 

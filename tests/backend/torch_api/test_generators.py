@@ -52,10 +52,10 @@ WITHOUT: dict[str, Callable[[str], list[float]]] = {
 }
 
 
-def _backward(made: torch.Tensor, x: torch.Tensor) -> list[float]:
+def _backward(result: torch.Tensor, x: torch.Tensor) -> list[float]:
     """Return the gradient by `backward`, which a reentrant checkpoint requires."""
     x.grad = None
-    made.sum().backward()
+    result.sum().backward()
     assert x.grad is not None
     return x.grad.tolist()
 
@@ -179,9 +179,11 @@ class TestDefault:
         for checkpointed in (False, True):
             with torch.tiny.device(int(device[-1]) if ":" in device else 0):
                 torch.tiny.manual_seed(8)
-            made = torch.utils.checkpoint.checkpoint(masked, x, use_reentrant=reentrant) if checkpointed else masked(x)
+            result = (
+                torch.utils.checkpoint.checkpoint(masked, x, use_reentrant=reentrant) if checkpointed else masked(x)
+            )
             torch.rand(5, device=device)
-            gradients += [torch.autograd.grad(made.sum(), x)[0].tolist() if not reentrant else _backward(made, x)]
+            gradients += [torch.autograd.grad(result.sum(), x)[0].tolist() if not reentrant else _backward(result, x)]
         assert gradients[0] == gradients[1]
 
     def test_threads_that_draw_on_the_cpu_meanwhile(self) -> None:
@@ -235,9 +237,9 @@ class TestGenerator:
     """Attributes and copies of a generator."""
 
     def test_device_and_type(self) -> None:
-        made = torch.Generator(device="tiny")
-        assert made.device == torch.device("tiny", 0)
-        assert isinstance(made, torch.Generator)
+        generator = torch.Generator(device="tiny")
+        assert generator.device == torch.device("tiny", 0)
+        assert isinstance(generator, torch.Generator)
         assert torch.Generator().device == torch.device("cpu")
 
     def test_state_moves_to_another(self) -> None:
@@ -252,9 +254,9 @@ class TestGenerator:
     def test_a_copy_goes_on_from_the_same_state(self, copied: Callable[[torch.Generator], torch.Generator]) -> None:
         original = seeded()
         torch.rand(3, device="tiny", generator=original)
-        made = copied(original)
-        assert made.device == original.device
-        assert torch.equal(torch.rand(3, generator=made), torch.rand(3, generator=original))
+        generator = copied(original)
+        assert generator.device == original.device
+        assert torch.equal(torch.rand(3, generator=generator), torch.rand(3, generator=original))
 
     def test_no_such_device(self) -> None:
         with pytest.raises(RuntimeError, match="no device tiny:7"):

@@ -26,8 +26,8 @@ def sent():
     """Send a tensor through a queue between processes and return the received one."""
     queue = torch.multiprocessing.get_context("fork").Queue()
 
-    def through(given):
-        queue.put(given)
+    def through(value):
+        queue.put(value)
         return queue.get(timeout=60)
 
     return through
@@ -37,37 +37,37 @@ class TestSending:
     def test_a_copy_arrives(self, sent):
         """The received tensor has the values, strides and device of the original. A write to it does not reach the
         sender."""
-        given = torch.arange(6.0, device="tiny").view(2, 3).t()
-        found = sent(given)
-        assert found.device == given.device
-        assert found.stride() == given.stride()
-        assert found.tolist() == given.tolist()
-        found.zero_()
-        assert given.sum().item() == 15
+        tensor = torch.arange(6.0, device="tiny").view(2, 3).t()
+        received = sent(tensor)
+        assert received.device == tensor.device
+        assert received.stride() == tensor.stride()
+        assert received.tolist() == tensor.tolist()
+        received.zero_()
+        assert tensor.sum().item() == 15
 
     def test_a_parameter_stays_one(self, sent):
         """A parameter stays a parameter with its requires_grad."""
-        found = sent(torch.nn.Parameter(torch.ones(2, device="tiny"), requires_grad=False))
-        assert type(found) is torch.nn.Parameter
-        assert not found.requires_grad
+        received = sent(torch.nn.Parameter(torch.ones(2, device="tiny"), requires_grad=False))
+        assert type(received) is torch.nn.Parameter
+        assert not received.requires_grad
         assert sent(torch.ones(2, device="tiny", requires_grad=True)).requires_grad
 
     def test_a_storage(self, sent):
         """The bytes of a storage arrive."""
-        found = sent(torch.tensor([1, 2], dtype=torch.uint8).to("tiny").untyped_storage())
-        assert found.device.type == "tiny"
-        assert found.tolist() == [1, 2]
+        received = sent(torch.tensor([1, 2], dtype=torch.uint8).to("tiny").untyped_storage())
+        assert received.device.type == "tiny"
+        assert received.tolist() == [1, 2]
 
     def test_a_sparse_tensor(self, sent):
         """A sparse tensor is sent by its component tensors."""
-        given = torch.eye(3).to_sparse().to("tiny")
-        assert sent(given).to_dense().tolist() == torch.eye(3).tolist()
+        tensor = torch.eye(3).to_sparse().to("tiny")
+        assert sent(tensor).to_dense().tolist() == torch.eye(3).tolist()
 
     def test_of_the_cpu(self, sent):
         """A CPU tensor is still sent as shared memory."""
-        given = torch.zeros(2)
-        sent(given).add_(1)
-        assert given.tolist() == [1, 1]
+        tensor = torch.zeros(2)
+        sent(tensor).add_(1)
+        assert tensor.tolist() == [1, 1]
 
     def test_sharing_is_refused(self):
         """share_memory_ is refused. It formerly did nothing silently: no process would have seen another's writes."""
@@ -80,5 +80,5 @@ def test_a_worker_makes_tensors_on_the_device(method):
     """Batches arrive on the device, in order, from forked and from spawned workers."""
     context, seconds = multiprocessing.get_context(method), 100 if method == "fork" else 500
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=seconds)
-    found = [(rows.device.type, rows.tolist(), numbers.tolist()) for rows, numbers in loader]
-    assert found == [("tiny", [[0, 0], [2, 2]], [0, 1]), ("tiny", [[4, 4], [6, 6]], [2, 3])]
+    batches = [(rows.device.type, rows.tolist(), numbers.tolist()) for rows, numbers in loader]
+    assert batches == [("tiny", [[0, 0], [2, 2]], [0, 1]), ("tiny", [[4, 4], [6, 6]], [2, 3])]

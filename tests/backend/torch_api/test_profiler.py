@@ -29,17 +29,17 @@ class TestProfiler:
             with profile(activities=[ProfilerActivity.CPU]) as seen:
                 value, count = program()
             values.add(value)
-            found = kernels(seen.events())
-            assert len(found) == count > 0
-            assert all(e.name.removeprefix("tiny::")[:2] in ("r_", "E_") for e in found)
-            assert all(e.cpu_time_total > 0 for e in found)
+            events = kernels(seen.events())
+            assert len(events) == count > 0
+            assert all(e.name.removeprefix("tiny::")[:2] in ("r_", "E_") for e in events)
+            assert all(e.cpu_time_total > 0 for e in events)
         assert len(values) == 1
 
     def test_a_kernel_lies_within_what_asked_for_it(self) -> None:
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             program()
-        (asked,) = {e.cpu_parent.name for e in kernels(seen.events())}
-        assert asked == "aten::_local_scalar_dense"
+        (name,) = {e.cpu_parent.name for e in kernels(seen.events())}
+        assert name == "aten::_local_scalar_dense"
 
     def test_none_after_the_profile(self) -> None:
         with profile(activities=[ProfilerActivity.CPU]) as seen:

@@ -34,33 +34,38 @@ class TestDifference:
     """The lists of `replacements` are the real difference."""
 
     @pytest.fixture(scope="class")
-    def found(self, standalone: Standalone) -> list[dict[str, list[str]]]:
+    def differences(self, standalone: Standalone) -> list[dict[str, list[str]]]:
         """Differences before and after the import, after the first use, and after a pinned tensor."""
         done = standalone(DIFFERENCES)
         assert done.returncode == 0, done.stderr
-        found: list[dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        differences: list[dict[str, list[str]]] = json.loads(done.stdout.splitlines()[-1])
+        return differences
 
-    def test_nothing_differs_before_the_import(self, found: list[dict[str, list[str]]]) -> None:
+    def test_nothing_differs_before_the_import(self, differences: list[dict[str, list[str]]]) -> None:
         """The comparison itself changes nothing."""
-        assert not any(found[0].values()), found[0]
+        assert not any(differences[0].values()), differences[0]
 
-    def test_at_import(self, found: list[dict[str, list[str]]]) -> None:
+    def test_at_import(self, differences: list[dict[str, list[str]]]) -> None:
         """The import changes the listed attributes, kernels and settings, each with a reason, and no others."""
         kernels = {f"{name} CPU" for name in replacements.CPU_KERNELS}
-        assert {*found[1]["replaced"], *found[1]["added"]} == {*replacements.AT_IMPORT, *replacements.BY_REGISTRATION}
-        assert ({*found[1]["kernels"]}, found[1]["lost kernels"]) == (kernels, [])
-        assert {*found[1]["settings"]} == {*replacements.SETTINGS}
+        assert {*differences[1]["replaced"], *differences[1]["added"]} == {
+            *replacements.AT_IMPORT,
+            *replacements.BY_REGISTRATION,
+        }
+        assert ({*differences[1]["kernels"]}, differences[1]["lost kernels"]) == (kernels, [])
+        assert {*differences[1]["settings"]} == {*replacements.SETTINGS}
 
-    def test_on_first_use(self, found: list[dict[str, list[str]]]) -> None:
+    def test_on_first_use(self, differences: list[dict[str, list[str]]]) -> None:
         """The first tensor on the device replaces the rest of the listed attributes."""
-        before, after = ({*one["replaced"], *one["added"]} for one in found[1:3])
+        before, after = ({*one["replaced"], *one["added"]} for one in differences[1:3])
         assert after - before == {*replacements.ON_FIRST_USE}
-        assert [found[2][key] == found[1][key] for key in ("kernels", "lost kernels", "settings")] == [True] * 3
+        assert [differences[2][key] == differences[1][key] for key in ("kernels", "lost kernels", "settings")] == [
+            True
+        ] * 3
 
-    def test_on_the_first_pinned_tensor(self, found: list[dict[str, list[str]]]) -> None:
+    def test_on_the_first_pinned_tensor(self, differences: list[dict[str, list[str]]]) -> None:
         """Pinned tensors are recognized by a kernel that waits for the first of them."""
-        assert {*found[3]["kernels"]} - {*found[2]["kernels"]} == {"aten::is_pinned CPU"}
+        assert {*differences[3]["kernels"]} - {*differences[2]["kernels"]} == {"aten::is_pinned CPU"}
 
     def test_public_functions_stay(self) -> None:
         """At import, no public function of torch is replaced: private names, constructors and one private class."""
@@ -264,12 +269,12 @@ class TestCpuCode:
     @pytest.fixture(scope="class")
     def results(self, standalone: Standalone) -> list[dict[str, Any]]:
         """Results of the probes in a process without the import, and in one with it."""
-        found = []
+        outputs = []
         for when in ("before", "after"):
             done = standalone(CPU_CODE, words=[when, json.dumps(PROBES), str(ROOT)])
             assert done.returncode == 0, done.stderr
-            found.append(json.loads(done.stdout.splitlines()[-1]))
-        return found
+            outputs.append(json.loads(done.stdout.splitlines()[-1]))
+        return outputs
 
     @pytest.mark.parametrize("name", PROBES)
     def test_the_same_result(self, results: list[dict[str, Any]], name: str) -> None:

@@ -28,8 +28,8 @@ class TestUntyped:
 
     def test_new_is_empty_and_on_the_device(self) -> None:
         """new() works. It formerly ended the process."""
-        made = storage().new()
-        assert (made.nbytes(), made.device.type) == (0, "tiny")
+        empty = storage().new()
+        assert (empty.nbytes(), empty.device.type) == (0, "tiny")
 
     def test_byteswap(self) -> None:
         """byteswap works. It formerly ended the process."""
@@ -42,15 +42,15 @@ class TestUntyped:
         assert moved.is_tiny
         assert moved.tolist() == [0, 1, 2]
 
-    @pytest.mark.parametrize("made", [lambda: [3, 1], lambda: torch.tensor([3, 1], dtype=torch.uint8).tolist()])
-    def test_of_a_sequence(self, made: type) -> None:
-        assert torch.UntypedStorage(made(), device="tiny").tolist() == [3, 1]
+    @pytest.mark.parametrize("sequence", [lambda: [3, 1], lambda: torch.tensor([3, 1], dtype=torch.uint8).tolist()])
+    def test_of_a_sequence(self, sequence: type) -> None:
+        assert torch.UntypedStorage(sequence(), device="tiny").tolist() == [3, 1]
 
-    @pytest.mark.parametrize("given", [-1, 1.5, "a"])
-    def test_of_what_is_no_size(self, given: object) -> None:
+    @pytest.mark.parametrize("size", [-1, 1.5, "a"])
+    def test_of_what_is_no_size(self, size: object) -> None:
         """Invalid sizes raise torch's errors. They formerly raised a TypeError of an internal function of torch."""
         with pytest.raises(RuntimeError, match=r"-1 bytes|Expected a sequence type|instead of int"):
-            torch.UntypedStorage(given, device="tiny")
+            torch.UntypedStorage(size, device="tiny")
 
     def test_of_no_such_device(self) -> None:
         with pytest.raises(RuntimeError, match="no device tiny:7"):
@@ -59,9 +59,9 @@ class TestUntyped:
     @pytest.mark.parametrize("copied", [lambda s: s.clone(), copy.copy, copy.deepcopy])
     def test_copies_are_apart(self, copied: type) -> None:
         held = storage()
-        made = copied(held)
+        copied_storage = copied(held)
         held[0] = 9
-        assert made[0] == 0
+        assert copied_storage[0] == 0
 
     def test_slices_are_refused(self) -> None:
         """A slice of a storage is refused. It formerly returned an unreadable storage: KeyError, with an address."""
@@ -114,10 +114,10 @@ class TestPinning:
     def test_a_copy_to_the_host_that_need_not_block(self, dtype: torch.dtype | None) -> None:
         """torch wanted pinned memory for it, and raised NotImplementedError."""
         x = torch.tensor([[1.5, 2.0], [3.0, 4.0]], device="tiny", requires_grad=dtype is None).t()
-        made = x.to("cpu", dtype=dtype, non_blocking=True)
-        assert (made.device.type, made.stride(), made.dtype) == ("cpu", (1, 2), dtype or x.dtype)
-        assert made.tolist() == x.tolist() if dtype is None else made.tolist() == [[1, 3], [2, 4]]
-        assert made.requires_grad is x.requires_grad
+        on_cpu = x.to("cpu", dtype=dtype, non_blocking=True)
+        assert (on_cpu.device.type, on_cpu.stride(), on_cpu.dtype) == ("cpu", (1, 2), dtype or x.dtype)
+        assert on_cpu.tolist() == x.tolist() if dtype is None else on_cpu.tolist() == [[1, 3], [2, 4]]
+        assert on_cpu.requires_grad is x.requires_grad
 
     def test_a_data_loader(self) -> None:
         loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2, pin_memory=True)
@@ -129,10 +129,10 @@ class TestLazyClone:
 
     def test_geometry_stays_and_memory_is_apart(self) -> None:
         x = torch.arange(12.0).to("tiny").view(3, 4).t()[1:]
-        made = torch._lazy_clone(x)
-        assert (made.stride(), made.storage_offset()) == (x.stride(), x.storage_offset())
+        clone = torch._lazy_clone(x)
+        assert (clone.stride(), clone.storage_offset()) == (x.stride(), x.storage_offset())
         x.zero_()
-        assert torch.equal(made.cpu(), torch.arange(12.0).view(3, 4).t()[1:])
+        assert torch.equal(clone.cpu(), torch.arange(12.0).view(3, 4).t()[1:])
 
 
 class TestDeterministicMode:
@@ -212,15 +212,15 @@ class TestTooSmall:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize(
-        "made",
+        "tensor",
         [lambda: torch.arange(4.0, device="tiny"), lambda: torch.zeros(4, device="tiny")],
         ids=["range", "zeros"],
     )
-    def test_use_is_refused(self, nbytes: int, use, made) -> None:
+    def test_use_is_refused(self, nbytes: int, use, tensor) -> None:
         """A call equal to an earlier one is refused immediately too. In the queue it would raise elsewhere."""
         for _ in range(2):
-            use(made())
-        x = made()
+            use(tensor())
+        x = tensor()
         x.untyped_storage().resize_(nbytes)
         with pytest.raises(RuntimeError, match=f"are out of bounds for storage of size {nbytes}"):
             use(x)
