@@ -138,9 +138,9 @@ class TestScript:
             "got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer"
         )
         for text, code in ((script, 0), (planted, 1)):
-            made = standalone(text)
-            assert made.returncode == code, made.stderr
-            assert "the largest errors in ulp" in made.stdout
+            completed = standalone(text)
+            assert completed.returncode == code, completed.stderr
+            assert "the largest errors in ulp" in completed.stdout
         assert result.alone == "it finds no difference"
         assert f"{result.id}: does not reproduce alone: it finds no difference" in capsys.readouterr().out
         shows = f"import sys\nsys.path.append({str(Path(__file__).parents[3])!r})\n{planted}"

@@ -27,7 +27,7 @@ class TestTable:
         from conformance.standalone.torch_compat import op_db
 
         rows, reasons = load()
-        named = {one.name + f".{one.variant_test_name}" * bool(one.variant_test_name): one for one in op_db().ops}
+        named = {op.name + f".{op.variant_test_name}" * bool(op.variant_test_name): op for op in op_db().ops}
         floating = {name for name, one in named.items() if torch.float32 in one.dtypes}
         left_out = [name for names in reasons.values() for name in names]
         assert floating <= {row.name for row in rows} | {*left_out}
@@ -99,8 +99,8 @@ class TestErrors:
     def test_no_number(self):
         """nan and the infinities have the largest possible error, which JSON can represent."""
         got, exact = torch.tensor([math.nan, math.inf, 1.0]), torch.ones(3, dtype=torch.float64)
-        found = errors(got, exact, 0 * exact, torch.float32, True)
-        assert found.tolist() == [NO_NUMBER, NO_NUMBER, 0] and math.isfinite(rms(found))
+        ulp_errors = errors(got, exact, 0 * exact, torch.float32, True)
+        assert ulp_errors.tolist() == [NO_NUMBER, NO_NUMBER, 0] and math.isfinite(rms(ulp_errors))
 
     def test_rule(self):
         """An error up to 2 ulp is no finding. Above that, the limit is 4 times torch CPU's error, both for the largest

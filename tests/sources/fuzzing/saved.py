@@ -12,8 +12,9 @@ def fuzz_result(reports: Path) -> dict[str, Any]:
     """Totals of `fuzz.json` and its findings, each with kind, signature, first mismatch and script."""
     run = model.load(reports / "fuzz.json")
     assert run.drawn is not None
-    found = [
-        {**vars(one.finding), "mismatch": one.failures[0], "script": one.failures[0].script} for one in run.findings
+    findings = [
+        {**vars(result.finding), "mismatch": result.failures[0], "script": result.failures[0].script}
+        for result in run.findings
     ]
-    failing = sum(one["count"] for one in found)
-    return {**vars(run.drawn), "complete": run.complete, "findings": found, "failing_programs": failing}
+    failing = sum(finding["count"] for finding in findings)
+    return {**vars(run.drawn), "complete": run.complete, "findings": findings, "failing_programs": failing}

@@ -47,10 +47,10 @@ class TestOneCause:
             Step("setitem", (tensor("b"), {"ellipsis": 0}, 5)),
         ]
         code, run = campaign(tmp_path, f"{LIARS}WrongCell", *(program(VIEW, write) for write in writes))
-        (found,) = [result.finding for result in run.results]
-        assert found is not None
-        assert (code, found.title(), found.count, found.steps) == (1, "aliasing / as_strided", 3, 2)
-        assert len({found.signature, *found.signatures}) >= 3
+        (finding,) = [result.finding for result in run.results]
+        assert finding is not None
+        assert (code, finding.title(), finding.count, finding.steps) == (1, "aliasing / as_strided", 3, 2)
+        assert len({finding.signature, *finding.signatures}) >= 3
         said = capsys.readouterr().out
         assert "3 failing, 1 distinct" in said
         assert "also seen as: value / " in said
@@ -68,9 +68,9 @@ class TestOneCause:
         programs, and their scripts printed uninitialized memory."""
         words = ["--target", f"{LIARS}{target}", "--seed", "0", "--programs", str(programs), "--without", "op_db"]
         assert main([*words, "--check-scripts", "0", "--reports", str(tmp_path)]) == 1
-        (found,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
-        assert found.title() == "aliasing / as_strided"
-        assert found.count >= 4
+        (finding,) = [result.finding for result in model.load(tmp_path / "fuzz.json").results if result.finding]
+        assert finding.title() == "aliasing / as_strided"
+        assert finding.count >= 4
 
     def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
         """If the time runs out before shrinking, the report still merges groups of one cause. The smaller program
@@ -78,9 +78,9 @@ class TestOneCause:
         running = Campaign(Plan("cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
-        for number, made in enumerate((long, short)):
+        for number, failing in enumerate((long, short)):
             group = f"stride / as_strided / {number}"
-            running.add(FailingProgram(FAIL, 0, number, group, made, (), 1, "metadata", "as_strided"))
+            running.add(FailingProgram(FAIL, 0, number, group, failing, (), 1, "metadata", "as_strided"))
         (group,) = running.distinct()
         assert (group.finding.program, group.numbers, len(running.groups)) == (short, {0, 1}, 2)
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
@@ -137,6 +137,6 @@ def test_one_error_of_two_operators(tmp_path: Path) -> None:
     steps = [(exp, sin), (sin,), (total, exp), (total, sin), (exp, total)]
     _, run = campaign(tmp_path, f"{LIARS}SameErrorTransform", *(program(*some) for some in steps))
     saved = [json.loads(path.read_text()) for path in (tmp_path / "reports" / "failures").glob("*.json")]
-    counts = {" ".join(step["op"] for step in one["program"]["steps"]): one["count"] for one in saved}
+    counts = {" ".join(step["op"] for step in finding["program"]["steps"]): finding["count"] for finding in saved}
     assert counts == {"sin": 3, "cumsum": 2}
     assert len(run.results) == 2

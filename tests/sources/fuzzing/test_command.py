@@ -47,7 +47,7 @@ class TestCampaign:
         shown = capsys.readouterr().out
         assert "def program(a):" in shown
         done = result(tmp_path)
-        assert min(one["steps"] for one in done["findings"]) == 1
+        assert min(finding["steps"] for finding in done["findings"]) == 1
         saved = sorted((tmp_path / "failures").glob("*.json"))
         assert len(saved) == len(done["findings"]) == len(list((tmp_path / "failures").glob("*.py")))
         assert min(len(read_program(path).steps) for path in saved) == 1
@@ -58,13 +58,15 @@ class TestCampaign:
     def test_the_result_does_not_depend_on_the_workers(self, tmp_path):
         """The same programs fail, in the same groups, with one worker and with two."""
         target = "mutant:every third write is lost"
-        found = []
+        totals = []
         for jobs in (1, 2):
             fuzz("--target", target, "--programs", 40, "-n", jobs, reports=tmp_path / str(jobs))
             done = result(tmp_path / str(jobs))
-            found.append((done["failing_programs"], done["cells"], sum(one["count"] for one in done["findings"])))
-        assert found[0] == found[1]
-        assert found[0][0] > 0
+            totals.append(
+                (done["failing_programs"], done["cells"], sum(finding["count"] for finding in done["findings"]))
+            )
+        assert totals[0] == totals[1]
+        assert totals[0][0] > 0
 
     def test_stop_at_first_failure(self, tmp_path, capsys):
         """The campaign stops at the first failing program. Regression test: the shard's remaining programs ran too.

@@ -30,7 +30,7 @@ def can_mount(folder: Path) -> bool:
 
 def failing(reports: Path) -> tuple[int, set[int]]:
     saved = [json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")]
-    return fuzz_result(reports)["programs"], {n for one in saved for n in one["numbers"]}
+    return fuzz_result(reports)["programs"], {n for finding in saved for n in finding["numbers"]}
 
 
 class TestFullDisk:

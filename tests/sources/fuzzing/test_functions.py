@@ -44,9 +44,9 @@ class _Operators(TorchDispatchMode):
         self.fault, self.seen, self.kept = fault, set(), None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = self.fault(self, func, args, kwargs or {})
+        result = self.fault(self, func, args, kwargs or {})
         self.seen.add(func)
-        return made
+        return result
 
 
 def _saturates(mode, op, args, kwargs):
@@ -57,8 +57,8 @@ def _saturates(mode, op, args, kwargs):
 
 
 def _keeps_the_first_dtype(mode, op, args, kwargs):
-    made = op(*args, **kwargs)
-    return made.to(args[0].dtype) if op in (aten.atan2.default, aten.fmax.default, aten.hypot.default) else made
+    result = op(*args, **kwargs)
+    return result.to(args[0].dtype) if op in (aten.atan2.default, aten.fmax.default, aten.hypot.default) else result
 
 
 def _ignores_dtype(mode, op, args, kwargs):
@@ -209,7 +209,7 @@ class TestDrawing:
             raise functions.Refused
 
         kept = 0
-        with mock.patch.dict(functions.TOPICS, {name: one._replace(draw=refused) for name, one in TOPICS.items()}):
+        with mock.patch.dict(functions.TOPICS, {name: topic._replace(draw=refused) for name, topic in TOPICS.items()}):
             for number in range(FUNCTIONS_AT, 8 * 20, FUNCTIONS_EVERY):
                 program = DRAWING.numbered(0, number)
                 reference(program)

@@ -24,7 +24,11 @@ def drawn() -> list[tuple[Program, Program]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = [(number, drawing.numbered(0, number)) for number in range(COUNT)]
-        return [(one, with_calls(one, 0, n, TARGET)) for n, one in programs if not unsupported_reason(one, TARGET)]
+        return [
+            (program, with_calls(program, 0, n, TARGET))
+            for n, program in programs
+            if not unsupported_reason(program, TARGET)
+        ]
 
 
 def test_a_program_has_at_most_three_further_calls_with_a_meaning(drawn: list[tuple[Program, Program]]) -> None:

@@ -28,14 +28,14 @@ def _dropped_clone(op, args, kwargs):
 
 
 def _neutral_returns_its_operand(op, args, kwargs):
-    made = op(*args, **kwargs)
-    same = op in (aten.mul.Tensor, aten.add.Tensor, aten.flip.default) and made.shape == args[0].shape
-    return args[0] if same and made.dtype == args[0].dtype and made.equal(args[0]) else made
+    result = op(*args, **kwargs)
+    same = op in (aten.mul.Tensor, aten.add.Tensor, aten.flip.default) and result.shape == args[0].shape
+    return args[0] if same and result.dtype == args[0].dtype and result.equal(args[0]) else result
 
 
 def _stale_bytes(op, args, kwargs):
-    made = op(*args, **kwargs)
-    return made.clone() if op is aten.view.dtype else made
+    result = op(*args, **kwargs)
+    return result.clone() if op is aten.view.dtype else result
 
 
 def _second_of_a_list(op, args, kwargs):
@@ -73,9 +73,9 @@ def _scatter_of_the_first(op, args, kwargs):
 
 
 def _upright(op, args, kwargs):
-    made = op(*args, **kwargs)
-    square = op is aten.transpose.int and made.size(-1) == made.size(-2)
-    return args[0] if square else made
+    result = op(*args, **kwargs)
+    square = op is aten.transpose.int and result.size(-1) == result.size(-2)
+    return args[0] if square else result
 
 
 def _without_offset(op, args, kwargs):
@@ -83,8 +83,8 @@ def _without_offset(op, args, kwargs):
 
 
 def _expanded_copy(op, args, kwargs):
-    made = op(*args, **kwargs)
-    return made.clone() if op is aten.expand.default else made
+    result = op(*args, **kwargs)
+    return result.clone() if op is aten.expand.default else result
 
 
 FAULTS: dict[str, Fault] = {
@@ -143,8 +143,8 @@ class ReturnsCopies(Target):
 
     def transform(self, function):
         def transformed(*inputs):
-            made = function(*inputs)
-            return {name: self.returned(value, inputs) for name, value in made.items()}
+            results = function(*inputs)
+            return {name: self.returned(value, inputs) for name, value in results.items()}
 
         return transformed
 

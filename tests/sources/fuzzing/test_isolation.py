@@ -172,9 +172,9 @@ class TestDeaths:
         """A smaller program that ends the worker is left out, and another worker goes on. Regression test: the finding
         kept its whole program."""
         spec = targets + "Fragile"
-        found = FailingProgram(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
+        finding = FailingProgram(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
         with isolation.Workers(spec, Limits(unit=20)) as workers:
-            small = workers.shrink(found, 60)
+            small = workers.shrink(finding, 60)
         assert [step.op for step in small.program.steps] == ["neg_"]
         assert small.program.inputs[0].size == (4,) and small.mismatches
 
@@ -201,8 +201,8 @@ class TestParts:
         for programs in (0, 7, 20, 61, 200):
             whole = [n for shard in Plan("cpu", programs=programs).shards("") for n in numbers(shard)]
             parts = [Plan("cpu", programs=programs, part=(index, 3)) for index in (1, 2, 3)]
-            found = [n for part in parts for shard in part.shards("") for n in numbers(shard)]
-            assert sorted(found) == whole == list(range(programs))
+            drawn = [n for part in parts for shard in part.shards("") for n in numbers(shard)]
+            assert sorted(drawn) == whole == list(range(programs))
             assert [part.wanted for part in parts] == [sum(s.count for s in part.shards("")) for part in parts]
 
     def test_a_part_goes_on(self):
@@ -254,10 +254,10 @@ class TestReplay:
         ended the command, and `sys.exit(0)` looked like agreement. The saved file contains the target, so `--target` is
         not needed again."""
         monkeypatch.setattr(progress, "MOST_DEATHS", 1)
-        found, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
-        found.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
+        saved, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
+        saved.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
         for option in ("--replay", "--minimize"):
-            assert main([option, str(found), *words]) == 1
+            assert main([option, str(saved), *words]) == 1
             said = capsys.readouterr().out
             assert f"# {kind} at unfold: the device " in said
         again = f"Again: python -m conformance.fuzz --replay {tmp_path / 'failures' / 'found-minimal.json'}"
@@ -265,7 +265,7 @@ class TestReplay:
         smaller = json.loads((tmp_path / "failures" / "found-minimal.json").read_text())
         assert (smaller["target"], smaller["kind"]) == (targets + name, kind)
         assert len(smaller["program"]["steps"]) == 1
-        assert main(["--target", "cpu", "--replay", str(found), *words]) == 0
+        assert main(["--target", "cpu", "--replay", str(saved), *words]) == 0
 
     def test_a_folder(self, targets, tmp_path, capsys):
         """Programs after a crashing one still run."""

@@ -71,10 +71,10 @@ class TestRise:
         """A count above the baseline but within the ops of torch CPU is a finding of the oracle `kernels`."""
         words = ["--programs", "0", "--corpus", str(tmp_path / "programs"), "--kernels", str(recorded)]
         assert main(["--target", wasteful, *words, "--reports", str(tmp_path / "found")]) == 1
-        [found] = fuzz_result(tmp_path / "found")["findings"]
-        assert found["kind"] == "FAIL"
-        assert (found["mismatch"].oracle, found["mismatch"].where) == ("kernels", "the whole run")
-        assert "more kernels than in the baseline" in found["mismatch"].detail
+        [finding] = fuzz_result(tmp_path / "found")["findings"]
+        assert finding["kind"] == "FAIL"
+        assert (finding["mismatch"].oracle, finding["mismatch"].where) == ("kernels", "the whole run")
+        assert "more kernels than in the baseline" in finding["mismatch"].detail
         assert "programs compared with the baseline: 1" in capsys.readouterr().out
 
     @pytest.mark.slow

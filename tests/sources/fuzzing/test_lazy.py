@@ -86,19 +86,19 @@ def test_a_campaign_names_it(forgetful, tmp_path):
     (tmp_path / "corpus" / "two_writes.json").write_text(dump(PROGRAM))
     words = ["--target", forgetful, "--programs", "0", "--corpus", str(tmp_path / "corpus")]
     assert main([*words, "--check-scripts", "0", "--reports", str(tmp_path)]) == 1
-    [found] = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
-    assert found["kind"] == "FAIL"
-    assert [step["op"] for step in found["program"]["steps"]] == ["add_", "add_"]
-    assert found["first_bad_step"] == 2
-    assert found["signature"] == "value / only together, up to arithmetic"
-    [told] = fuzz_result(tmp_path)["findings"]
-    assert told["signature"] == found["signature"]
+    [saved] = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
+    assert saved["kind"] == "FAIL"
+    assert [step["op"] for step in saved["program"]["steps"]] == ["add_", "add_"]
+    assert saved["first_bad_step"] == 2
+    assert saved["signature"] == "value / only together, up to arithmetic"
+    [reported] = fuzz_result(tmp_path)["findings"]
+    assert reported["signature"] == saved["signature"]
 
 
 def test_drawn_programs_find_it(forgetful, tmp_path):
     """25 drawn programs find the fault without a hint."""
     words = ["--target", forgetful, "--programs", "25", "--without", "op_db", "--check-scripts", "0"]
     assert main([*words, "--reports", str(tmp_path)]) == 1
-    found = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
-    assert any("only together" in one["signature"] and one["first_bad_step"] for one in found)
-    assert not any("only together" in one["signature"] and not one["first_bad_step"] for one in found)
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
+    assert any("only together" in finding["signature"] and finding["first_bad_step"] for finding in saved)
+    assert not any("only together" in finding["signature"] and not finding["first_bad_step"] for finding in saved)

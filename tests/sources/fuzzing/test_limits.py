@@ -208,11 +208,11 @@ class TestMinutes:
 
     def test_a_worker_answers_before_the_deadline(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
-        given: list[Any] = []
-        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: given.append((args, options)))
+        requests: list[Any] = []
+        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: requests.append((args, options)))
         with Workers("cpu", Limits()) as workers:
             workers.shrink(FailingProgram(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
-        (_, _, _, _, early, *_), options = given[0]  # the second asks for the attribution
+        (_, _, _, _, early, *_), options = requests[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
 
     def test_the_probe_is_part_of_them(
@@ -220,13 +220,13 @@ class TestMinutes:
     ) -> None:
         """The probe counts against `--minutes`. Regression test: for a device whose kernels take a minute, one minute
         became four. The final message said that no program was supported, although there had been no time for any."""
-        asked: list[Any] = []
+        probes: list[Any] = []
         left: list[float | None] = []
 
         clock = [1000.0]
 
         def resolve(*args: Any, **options: Any) -> tuple[str, Probe]:
-            asked.append(options)
+            probes.append(options)
             clock[0] += 45.0
             return "cpu", Probe(seconds=45.0)
 
@@ -234,7 +234,7 @@ class TestMinutes:
         monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
         monkeypatch.setattr(command.Campaign, "run", lambda running: left.append(running.plan.minutes))
         assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
-        assert asked == [{"strict": 6.0, "seconds": 60.0}]
+        assert probes == [{"strict": 6.0, "seconds": 60.0}]
         assert left == [pytest.approx(0.225)]  # a tenth of the rest is reserved for running scripts
         said = "conformance fuzz: the time of --minutes 1 was over before the first programs had ended"
         assert capsys.readouterr().err == f"{said}, so nothing was compared: give it more\n"
@@ -297,8 +297,8 @@ class TestShrinkingMeanwhile:
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir()
         for number in range(findings):
-            made = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
-            campaign.groups.append(Group(made, {number}, {made.group}))
+            finding = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
+            campaign.groups.append(Group(finding, {number}, {finding.group}))
         clock.now += drawn
         return campaign
 
@@ -357,7 +357,7 @@ class TestNotShrunk:
     """Every list marks a finding that was not shrunk for lack of time."""
 
     @pytest.fixture
-    def made(self, tmp_path: Path) -> tuple[Campaign, Run]:
+    def not_shrunk(self, tmp_path: Path) -> tuple[Campaign, Run]:
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         (tmp_path / "failures").mkdir()
         wrong = (Mismatch("value", "b", "1.0", "2.0"),)
@@ -367,15 +367,17 @@ class TestNotShrunk:
         campaign.result.done = 4
         return campaign, run_of(campaign)
 
-    def test_its_cause_is_not_known(self, made: tuple[Campaign, Run]) -> None:
+    def test_its_cause_is_not_known(self, not_shrunk: tuple[Campaign, Run]) -> None:
         """An unshrunk finding has no known cause. Its group has the wrong property alone, separate from shrunk
         findings, and blames no operator."""
-        _, run = made
+        _, run = not_shrunk
         assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]
-        assert {one.finding.shrunk for one in run.results if one.finding and one.finding.op != "sin"} == {False}
+        assert {result.finding.shrunk for result in run.results if result.finding and result.finding.op != "sin"} == {
+            False
+        }
 
-    def test_the_terminal_says_so(self, made: tuple[Campaign, Run]) -> None:
-        campaign, run = made
+    def test_the_terminal_says_so(self, not_shrunk: tuple[Campaign, Run]) -> None:
+        campaign, run = not_shrunk
         console = Console(record=True, width=200, file=io.StringIO())
         summarize(campaign, run, console, "seed 0")
         terminal.end(console, run, None, Path("fuzz.html"))
@@ -384,16 +386,16 @@ class TestNotShrunk:
         assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
         assert "3 findings not shrunk, since the time was over: give more --minutes" in said
 
-    def test_page_and_summary_say_so(self, made: tuple[Campaign, Run], tmp_path: Path) -> None:
+    def test_page_and_summary_say_so(self, not_shrunk: tuple[Campaign, Run], tmp_path: Path) -> None:
         """The page and the summary mark each of the three unshrunk findings, and not the shrunk one."""
-        _, run = made
+        _, run = not_shrunk
         report.write(run, tmp_path, None)
         page, text = (html.unescape((tmp_path / name).read_text()) for name in ("fuzz.html", "fuzz-summary.md"))
         assert page.count(", not shrunk") == text.count("FAIL, not shrunk") == 3
         assert "3 findings not shrunk, since the time was over: give more --minutes" in text
 
-    def test_it_is_not_declared(self, made: tuple[Campaign, Run]) -> None:
+    def test_it_is_not_declared(self, not_shrunk: tuple[Campaign, Run]) -> None:
         """`--update-expectations` declares shrunk findings only, and gives the reason for each one not added."""
-        entries, done = update([], made[1])
+        entries, done = update([], not_shrunk[1])
         assert [str(entry) for entry in entries] == ["value / sin / FAIL"]
         assert sum(line.startswith("not added: ") for line in done) == 3

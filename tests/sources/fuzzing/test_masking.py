@@ -121,7 +121,9 @@ class TestParts:
         pair.prepare()
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: pair)
         plan = Plan("mutant:view is stale", programs=200, reports=tmp_path)
-        findings = [one for shard in itertools.islice(plan.shards("parts"), 10) for one in run_shard(shard).findings]
+        findings = [
+            finding for shard in itertools.islice(plan.shards("parts"), 10) for finding in run_shard(shard).findings
+        ]
         parts = {}
         for finding in findings:
             parts.setdefault(finding.number, []).append(finding.part)
@@ -134,7 +136,9 @@ class TestParts:
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: pair)
         shard = Shard(Plan("mutant:view is stale", reports=tmp_path), 0, 20, "named")
         findings = run_shard(shard).findings
-        assert {shard.path_of(one.number, one.part) for one in findings} == {*(tmp_path / "failures").glob("found-*")}
+        assert {shard.path_of(finding.number, finding.part) for finding in findings} == {
+            *(tmp_path / "failures").glob("found-*")
+        }
 
 
 LIAR = "class:tests.planted.liars.ValueDevice"
@@ -162,8 +166,8 @@ class TestWarning:
             """The lines of a campaign on these saved programs about masked steps."""
             corpus = tmp_path / "corpus"
             corpus.mkdir()
-            for number, one in enumerate(programs):
-                (corpus / f"{number:02}.json").write_text(dump(one))
+            for number, program in enumerate(programs):
+                (corpus / f"{number:02}.json").write_text(dump(program))
             words = ["--target", LIAR, "--programs", "0", "--corpus", str(corpus), "--reports", str(tmp_path)]
             declaring = ["--expectations", str(tmp_path / "known.toml"), "--update-expectations"]
             assert main([*words, "--check-scripts", "0", *(declaring if declare else [])]) == (0 if declare else 1)
@@ -215,7 +219,7 @@ class TestCrash:
         words = ["--target", CRASHING, "--programs", "0", "--corpus", str(tmp_path / "corpus"), "--check-scripts", "0"]
         assert main([*words, "--reports", str(tmp_path)]) == 1
         run = model.load(tmp_path / "fuzz.json")
-        assert [(one.finding.title(), one.finding.masked) for one in run.findings] == [
+        assert [(result.finding.title(), result.finding.masked) for result in run.findings] == [
             ("crash / atan", 0),
             ("value / add", 0),
         ]

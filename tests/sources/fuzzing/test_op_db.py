@@ -42,11 +42,11 @@ def drawn() -> tuple[list[Program], Tally]:
     return programs(0, 400, tally), tally
 
 
-def spoilt(*made: torch.Tensor) -> object:
+def spoilt(*results: torch.Tensor) -> object:
     """Fill these results with 7, including any `out=` tensor."""
-    for one in made:
-        torch.ops.aten.fill_(one, 7)
-    return made if len(made) > 1 else made[0]
+    for result in results:
+        torch.ops.aten.fill_(result, 7)
+    return results if len(results) > 1 else results[0]
 
 
 def calling(drawn: tuple[list[Program], Tally], ops: str) -> list[Program]:
@@ -102,13 +102,15 @@ class TestDrawing:
         test: every call of the entry was tried in every dtype, which made a campaign three times as slow. The test
         counts calls, because times depend on the machine."""
         tried, operators_of = list[object](), op_db.operators_of
-        monkeypatch.setattr(op_db, "operators_of", lambda *given: tried.append(given) or operators_of(*given))
+        monkeypatch.setattr(
+            op_db, "operators_of", lambda *arguments: tried.append(arguments) or operators_of(*arguments)
+        )
         key, lacking = ("exp", ""), ("aten::exp", "aten::exp.out", "aten::exp_")
         tally = Tally()
-        made = op_db.Operators(("float32", "float64"), frozenset(lacking)).plan(
+        plan = op_db.Operators(("float32", "float64"), frozenset(lacking)).plan(
             Draw(random.Random(0).randint), key, 0, 0, 0, tally
         )
-        assert not made and len(tried) == op_db.TRIED
+        assert not plan and len(tried) == op_db.TRIED
         assert [name.partition("|")[2] for name in tally.lacking] == ["exp"]
 
     def test_out_tensors_are_of_other_sizes_and_dtypes_too(self, drawn):
@@ -155,8 +157,9 @@ class TestJudging:
             out = call.kwargs.get("out")
             if out is None or out.is_contiguous() or not out.numel():
                 return call.run()
-            made = call.func(*call.args, **{**call.kwargs, "out": torch.empty(0, dtype=out.dtype)})
-            out.untyped_storage().copy_(made.untyped_storage()) if made.nbytes == out.untyped_storage().nbytes() else 0
+            result = call.func(*call.args, **{**call.kwargs, "out": torch.empty(0, dtype=out.dtype)})
+            if result.nbytes == out.untyped_storage().nbytes():
+                out.untyped_storage().copy_(result.untyped_storage())
             return out
 
         ops = "add mul sub div atan2 maximum hypot logaddexp fmod remainder"

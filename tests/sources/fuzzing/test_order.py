@@ -57,12 +57,12 @@ class TestOrder:
         depended on the number of workers."""
         seen = []
         for seed in range(4):
-            made, found = campaign(tmp_path / str(seed)), list(FOUND)
-            random.Random(seed).shuffle(found)
-            for finding in found:
-                made.add(finding)
-            made._note_progress()
-            assert [group.finding.number for group in made.ranked()] == [0, 1, 2]
+            running, findings = campaign(tmp_path / str(seed)), list(FOUND)
+            random.Random(seed).shuffle(findings)
+            for finding in findings:
+                running.add(finding)
+            running._note_progress()
+            assert [group.finding.number for group in running.ranked()] == [0, 1, 2]
             seen.append({name: text.replace(f"/{seed}/", "/") for name, text in on_disk(tmp_path / str(seed)).items()})
         assert all(one == seen[0] for one in seen)
         assert len(seen[0]) == 6
@@ -70,13 +70,13 @@ class TestOrder:
     def test_what_was_not_noted_counts_once(self, tmp_path: Path) -> None:
         """A finding's own file stays until its group and the progress are on disk. After a kill between the two,
         resuming reads it, and a second run of its shard adds nothing."""
-        made = campaign(tmp_path)
-        made._note_progress()
+        running = campaign(tmp_path)
+        running._note_progress()
         for finding in FOUND:
-            (Shard(made.plan, finding.number, 1, made.name).path_of(finding.number)).write_text(
+            (Shard(running.plan, finding.number, 1, running.name).path_of(finding.number)).write_text(
                 json.dumps(finding.to_json())
             )
-            made.add(finding)
+            running.add(finding)
         assert len([name for name in on_disk(tmp_path) if name.startswith("found-")]) == len(FOUND)
         again = campaign(tmp_path, resume=True)
         again._restore()
@@ -114,20 +114,20 @@ class TestOrder:
 class TestApart:
     def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
         """The hundredth program of a group starts no new shrinking task."""
-        made, pool = campaign(tmp_path), Kept()
+        running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(100):
-            made.add(replace(FOUND[0], number=number))
-            made._shrink_ahead(remote, 5)
+            running.add(replace(FOUND[0], number=number))
+            running._shrink_ahead(remote, 5)
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
         """Before the end of drawing, only a limited number of groups shrink in advance."""
-        made, pool = campaign(tmp_path), Kept()
+        running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(30):
-            made.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
-            made._shrink_ahead(remote, 2)
+            running.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
+            running._shrink_ahead(remote, 2)
         assert len(pool.tasks) == 2
 
     def test_answers_in_any_order(self) -> None:

@@ -32,11 +32,11 @@ def run(reports: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 def findings(reports: Path) -> dict[str, Any]:
     """A campaign's findings by file: kind, signatures, failing programs and minimal program."""
-    found = {}
+    by_file = {}
     for path in (reports / "failures").glob("*.json"):
         one = json.loads(path.read_text())
-        found[path.name] = [one[key] for key in ("kind", "signature", "found_as", "numbers", "program", "shrunk")]
-    return found
+        by_file[path.name] = [one[key] for key in ("kind", "signature", "found_as", "numbers", "program", "shrunk")]
+    return by_file
 
 
 def totals(reports: Path) -> dict[str, Any]:

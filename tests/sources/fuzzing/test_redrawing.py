@@ -23,8 +23,8 @@ def planned(reports: Path, **changes: object) -> Plan:
 
 def outcome(campaign: Campaign) -> tuple[object, ...]:
     """The parts of a campaign's result that depend neither on the workers nor on interruptions."""
-    found = sorted((group.finding.cause(), sorted(group.numbers)) for group in campaign.groups)
-    return campaign.result.done, vars(campaign.result), found
+    causes = sorted((group.finding.cause(), sorted(group.numbers)) for group in campaign.groups)
+    return campaign.result.done, vars(campaign.result), causes
 
 
 def ran(plan: Plan) -> Campaign:

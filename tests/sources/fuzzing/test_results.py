@@ -37,8 +37,8 @@ class TestParts:
     )
     def test_the_text_tells_the_parts(self, signature: Signature) -> None:
         """Every text that `Signature` produces parses back into its parts."""
-        found = from_signature(str(signature))
-        assert (found.oracle, found.step, found.layout, found.error, found.kind) == (
+        parsed = from_signature(str(signature))
+        assert (parsed.oracle, parsed.step, parsed.layout, parsed.error, parsed.kind) == (
             signature.oracle, signature.op, signature.layout, signature.error, FAIL)  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ class TestParts:
     )
     def test_deaths_and_flaky_ones(self, text: str, kind: str, oracle: str, step: str) -> None:
         """The first word gives the kind."""
-        found = from_signature(text)
-        assert (found.kind, found.oracle, found.step) == (kind, oracle, step)
+        parsed = from_signature(text)
+        assert (parsed.kind, parsed.oracle, parsed.step) == (kind, oracle, step)
 
     def test_words_that_parts_can_be(self) -> None:
         """The step names include the positions that are not steps."""
@@ -78,10 +78,10 @@ class TestResults:
     def test_replayed_programs_are_grouped(self) -> None:
         """Two saved programs with one signature become one finding with a count of two."""
         finding = FailingProgram(CRASH, 0, -1, "crash / add", NOTHING)
-        made = replayed("tiny", [(finding, "a"), (finding, "b")], ["a", "b", "c"], 1)
-        (one,) = [result.finding for result in made.results]
+        run = replayed("tiny", [(finding, "a"), (finding, "b")], ["a", "b", "c"], 1)
+        (one,) = [result.finding for result in run.results]
         assert one is not None
-        assert (one.count, one.saved, made.exit_code()) == (2, ("a", "b"), 1)
+        assert (one.count, one.saved, run.exit_code()) == (2, ("a", "b"), 1)
         assert replayed("tiny", [], ["a"], 1).exit_code() == 2
 
 
@@ -144,15 +144,17 @@ class TestCampaign:
         assert "XFAIL saved\n     a known bug" in said
         assert "1 known finding in 1 program, declared in" in said
         assert self.fuzz(tmp_path, "cpu", *words) == 1
-        told = f"{tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[declare]]"
-        assert told in capsys.readouterr().out
+        message = (
+            f"{tmp_path / 't.toml'}, line 1 declares it, and no program showed it: delete or narrow that [[declare]]"
+        )
+        assert message in capsys.readouterr().out
 
     def test_a_typo_stops_before_anything_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """An unknown key gives one sentence with file, line and the nearest key, and exit code 2."""
         (tmp_path / "t.toml").write_text('[[declare]]\nscope = {programs = 3}\nreason = "r"\nproprety = "value"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'proprety'; did you mean property?\n"
-        assert capsys.readouterr().err == told
+        message = f"conformance fuzz: {tmp_path / 't.toml'}, line 4: unknown key 'proprety'; did you mean property?\n"
+        assert capsys.readouterr().err == message
         assert not (tmp_path / "reports" / "fuzz.json").exists()
 
     def test_a_misspelt_oracle_is_refused(self, tmp_path, capsys):
@@ -160,8 +162,8 @@ class TestCampaign:
         does not exist was treated as a finding that no longer showed."""
         (tmp_path / "t.toml").write_text('[[declare]]\nscope = {programs = 3}\nproperty = "valeu"\nreason = "r"\n')
         assert self.fuzz(tmp_path, "cpu") == 2
-        told = (
+        message = (
             f"{tmp_path / 't.toml'}, line 1: findings of drawn programs have no property 'valeu'; did you mean value?"
         )
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not (tmp_path / "reports" / "fuzz.json").exists()

@@ -71,7 +71,7 @@ def summary(reports: Path) -> tuple[object, ...]:
         done["programs"],
         done["failing_programs"],
         done["cells"],
-        sorted((one["signature"], one["numbers"]) for one in saved),
+        sorted((finding["signature"], finding["numbers"]) for finding in saved),
     )
 
 
@@ -95,8 +95,8 @@ class TestResume:
             assert running.poll() is None, "it ended before it could be killed"
             running.send_signal(signal.SIGKILL)
             running.wait()
-        found = len(list((tmp_path / "failures").glob("*.json")))
-        assert found
+        saved = len(list((tmp_path / "failures").glob("*.json")))
+        assert saved
         assert subprocess.run(command(tmp_path, "--resume"), capture_output=True, check=False).returncode == 1
         programs, failing, cells, groups = summary(tmp_path)
         assert (programs, failing, cells) == undisturbed[:3]
@@ -206,8 +206,8 @@ class TestMemory:
         assert main(words) == 1
         done = fuzz_result(tmp_path)
         assert done["programs"] == 30
-        [found] = done["findings"]
-        assert (found["kind"], found["signature"], found["steps"]) == ("MEMORY", "memory / unfold", 1)
+        [finding] = done["findings"]
+        assert (finding["kind"], finding["signature"], finding["steps"]) == ("MEMORY", "memory / unfold", 1)
 
 
 class TestCorpus:
@@ -219,7 +219,7 @@ class TestCorpus:
         assert main([*words, "--corpus", str(corpus)]) == 1
         done = fuzz_result(tmp_path)
         assert done["programs"] == len(list(corpus.glob("*.json")))
-        assert all(one["program"] < 0 for one in done["findings"])
+        assert all(finding["program"] < 0 for finding in done["findings"])
         (tmp_path / "empty").mkdir()
         assert main([*words, "--corpus", str(tmp_path / "empty")]) == 2
         assert "no program" in capsys.readouterr().err

@@ -35,4 +35,4 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
     assert main([*words, "--reports", str(tmp_path)]) == 1
     findings = fuzz_result(tmp_path)["findings"]
     assert findings
-    assert {one["elsewhere"]["shrinking"] for one in findings} == {"failed: RuntimeError: an odd program"}
+    assert {finding["elsewhere"]["shrinking"] for finding in findings} == {"failed: RuntimeError: an odd program"}

@@ -82,10 +82,10 @@ class TestRenderers:
             )
         )
         assert main([*words, "--check-scripts", "0", "--reports", str(tmp_path)]) == 1
-        [found] = fuzz_result(tmp_path)["findings"]
-        assert found["elsewhere"]["cpu"] == "agrees"
-        assert found["elsewhere"]["mutant:flip forgets the last dim"] == "fails in the same way (value)"
-        assert found["elsewhere"]["mutant:nonsense"].startswith("cannot be used: there is no fault")
+        [finding] = fuzz_result(tmp_path)["findings"]
+        assert finding["elsewhere"]["cpu"] == "agrees"
+        assert finding["elsewhere"]["mutant:flip forgets the last dim"] == "fails in the same way (value)"
+        assert finding["elsewhere"]["mutant:nonsense"].startswith("cannot be used: there is no fault")
 
 
 class TestUpstream:

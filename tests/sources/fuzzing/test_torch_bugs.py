@@ -105,9 +105,9 @@ class TestRun:
             Group(of_torch, {0, 2}, {"value / a"}, True, {"compile:eager": "agrees", "compile:aot_eager": SAME}),
             Group(own, {1}, {"value / c"}, True, {"compile:eager": "agrees", "compile:aot_eager": "agrees"}),
         ]
-        made = Campaign(Plan(SPEC, **options), groups=groups)
-        made.result.done = 10
-        return made
+        running = Campaign(Plan(SPEC, **options), groups=groups)
+        running.result.done = 10
+        return running
 
     def test_they_are_apart_in_every_form(self) -> None:
         """They come after the backend's own findings, even if more programs show them."""
@@ -128,10 +128,10 @@ class TestRun:
         campaign = self.campaign()
         del campaign.groups[1]
         assert run_of(campaign).exit_code() == 0
-        asked = self.campaign(fail_on_torch_bugs=True)
-        del asked.groups[1]
-        assert run_of(asked).exit_code() == 1
-        assert run_of(asked).listed[0].layer == "compile:aot_eager"
+        strict = self.campaign(fail_on_torch_bugs=True)
+        del strict.groups[1]
+        assert run_of(strict).exit_code() == 1
+        assert run_of(strict).listed[0].layer == "compile:aot_eager"
 
 
 class TestCampaign:

@@ -48,13 +48,15 @@ class TestTrials:
         limits = Limits(unit=5, compiling=5, memory=4, grace=1)
         names = ("exp", "tan", "atan", "acosh", "log")
         with LocalPool(spec, limits, 1, MODULES) as pool:
-            made = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
-        assert {name: trial.outcome for name, trial in made.items()} == {
+            tried = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
+        assert {name: trial.outcome for name, trial in tried.items()} == {
             "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
             "log": Outcome.WORKS,
         }  # fmt: skip
-        assert made["exp"].operator == "aten::exp" and "has no kernel" in made["exp"].said
-        assert made["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in made["acosh"].said
+        assert tried["exp"].operator == "aten::exp" and "has no kernel" in tried["exp"].said
+        assert (
+            tried["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in tried["acosh"].said
+        )
 
     def test_the_operator_that_raises_is_to_blame(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The operator that raises is to blame. Regression test: on a device without `set_`, a convolution failed
@@ -64,8 +66,8 @@ class TestTrials:
         spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
         names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
-            made = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
-        assert {name: (trial.outcome, trial.operator) for name, trial in made.items()} == {
+            tried = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
+        assert {name: (trial.outcome, trial.operator) for name, trial in tried.items()} == {
             "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
             "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
             "exp": (Outcome.WORKS, ""),
@@ -77,8 +79,8 @@ class TestTrials:
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.WrongNameTarget"
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
-            (made,) = trials(pool, spec, [task(spec, call_of, "exp")], 100)
-        assert (made.outcome, made.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in made.said
+            (trial,) = trials(pool, spec, [task(spec, call_of, "exp")], 100)
+        assert (trial.outcome, trial.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in trial.said
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
         """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
@@ -96,12 +98,12 @@ class TestTrials:
         spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
             pool.ask(os.getpid)  # the target is loaded
-            made = {t.name: t for t in trials(pool, spec, [task(spec, subject_of, name) for name in names], 12)}
+            tried = {t.name: t for t in trials(pool, spec, [task(spec, subject_of, name) for name in names], 12)}
             # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
             # with a KeyError.
             (late,) = trials(pool, spec, [task(spec, subject_of, "sum")], 60)
-        assert made["neg"].outcome is Outcome.WORKS and made["neg"].seconds > 5
-        assert made["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
+        assert tried["neg"].outcome is Outcome.WORKS and tried["neg"].seconds > 5
+        assert tried["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
         assert late.name == "sum" and late.outcome is Outcome.WORKS
 
     @pytest.mark.slow
@@ -137,11 +139,11 @@ class TestInvestigation:
             ("steps", "c"): Trial("c", Outcome.FAILS, "aten::y", "no"),
             ("steps", "d"): Trial("d", Outcome.DIED),
         })  # fmt: skip
-        made = investigation.profile({"A": "1"}, 8, Path("p.toml"))
+        profile = investigation.profile({"A": "1"}, 8, Path("p.toml"))
         scope = Scope(operator=("aten::x",), op=("a", "b"), step=("a",))
-        assert made.declarations == (Declaration(scope, (UNSUPPORTED,), "no"),)
-        assert made.spec == "device:odd,import=m,call=f" and made.environment == {"A": "1"}
-        assert made.seconds == 100  # twice the seconds of the slowest trial
+        assert profile.declarations == (Declaration(scope, (UNSUPPORTED,), "no"),)
+        assert profile.spec == "device:odd,import=m,call=f" and profile.environment == {"A": "1"}
+        assert profile.seconds == 100  # twice the seconds of the slowest trial
 
 
 class TestOddDevices:
@@ -174,11 +176,13 @@ class TestOddDevices:
         said = capfd.readouterr().out
         assert "what a device prints" not in said
         assert "had no time, so nothing is declared of them: give more --minutes" in said
-        made = profiles.load(folder / "conformance.toml")
+        profile = profiles.load(folder / "conformance.toml")
         assert (
-            made.spec == f"{ODD}{call}" and made.environment == {"ODD_DEVICE": "1"} and not made.unsupported("feature")
+            profile.spec == f"{ODD}{call}"
+            and profile.environment == {"ODD_DEVICE": "1"}
+            and not profile.unsupported("feature")
         )
-        assert "float32" in (made.dtypes or ())
+        assert "float32" in (profile.dtypes or ())
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -211,6 +215,10 @@ class TestOddDevices:
 @pytest.mark.timeout(900)
 def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch CPU lacks no operator of torch CPU."""
-    found = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
-    assert not found.of(Outcome.LACKING) and not found.of(Outcome.DIED) and not found.of(Outcome.FAILS)
-    assert len(found.of(Outcome.WORKS)) > 850
+    investigation = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
+    assert (
+        not investigation.of(Outcome.LACKING)
+        and not investigation.of(Outcome.DIED)
+        and not investigation.of(Outcome.FAILS)
+    )
+    assert len(investigation.of(Outcome.WORKS)) > 850

@@ -62,9 +62,9 @@ def test_what_is_lacking_is_counted_and_does_not_fail(profile: Path, capsys: pyt
     assert opinfo(words) == 1
     profile.write_text(LACKS_EXP)
     assert opinfo(["--op", "exp", "--op", "log", "--samples", "2"]) == 0
-    made = model.load("reports/opinfo.json")
-    assert [result.name for result in made.results] == ["log"] and made.target == "conformance.toml"
-    (row,) = made.lacking
+    run = model.load("reports/opinfo.json")
+    assert [result.name for result in run.results] == ["log"] and run.target == "conformance.toml"
+    (row,) = run.lacking
     assert (row.operator, row.cases, row.steps) == ("aten::exp", 1, ()) and row.measured > 10
     said = capsys.readouterr().out
     assert "aten::exp" in said and "1 operator declared lacking: 1 op_db entry, 1 op_db case not run" in said
@@ -76,9 +76,9 @@ def test_what_works_is_reported_by_op_db(profile: Path, capsys: pytest.CaptureFi
     """The run names the line to delete, even if it compares no other case."""
     profile.write_text(WORKS)
     assert opinfo(["--op", "neg", "--op", "abs", "--samples", "1"]) == 1
-    (found,) = [result for result in model.load("reports/opinfo.json").results if result.outcome == "XPASS"]
+    (unexpected,) = [result for result in model.load("reports/opinfo.json").results if result.outcome == "XPASS"]
     where = "conformance.toml, line 4: delete 'neg' from that [[declare]] entry"
-    assert (found.op, found.reason) == ("neg", f"declared lacking, and works: {where}")
+    assert (unexpected.op, unexpected.reason) == ("neg", f"declared lacking, and works: {where}")
     assert "declared lacking, and works" in capsys.readouterr().out
 
 
@@ -86,9 +86,9 @@ def test_what_works_is_reported_by_the_fuzzer(profile: Path, capsys: pytest.Capt
     """The declared steps are not drawn, and programs that call the operator in another step do not run."""
     profile.write_text(WORKS)
     assert fuzz(["--programs", "40"]) == 1
-    made = model.load("reports/fuzz.json")
-    assert [(result.op, result.outcome) for result in made.results] == [("neg_", "XPASS")]
-    assert made.drawn is not None and "neg_" not in made.drawn.unsupported
+    run = model.load("reports/fuzz.json")
+    assert [(result.op, result.outcome) for result in run.results] == [("neg_", "XPASS")]
+    assert run.drawn is not None and "neg_" not in run.drawn.unsupported
     assert "declared lacking: neg_" in capsys.readouterr().out
     data = json.loads(Path("reports/fuzz.json").read_text())
     assert data["lacking"][0]["steps"] == ["neg_", "neg"]
@@ -134,10 +134,10 @@ class TestFeatures:
         """The probe's table is printed and saved, with the effects of the profile's entries marked."""
         profile.write_text(self.FALSE)
         assert fuzz(["--programs", "5"]) == 1
-        made = model.load("reports/fuzz.json")
-        found = {result.finding.step: result.reason for result in made.results if result.finding}
-        assert found == SAID and made.counts() == {"XPASS": 3}
-        assert made.environment["device: set_"] == "yes" and "int16" in made.environment["device: dtypes"]
+        run = model.load("reports/fuzz.json")
+        reasons = {result.finding.step: result.reason for result in run.results if result.finding}
+        assert reasons == SAID and run.counts() == {"XPASS": 3}
+        assert run.environment["device: set_"] == "yes" and "int16" in run.environment["device: dtypes"]
         said = capsys.readouterr().out
         assert "What cpu has" in said and "inputs are made by as_strided" in said
 
@@ -145,9 +145,9 @@ class TestFeatures:
         """The result does not depend on the cases that run."""
         profile.write_text(self.FALSE)
         assert opinfo(["--op", "abs", "--samples", "1"]) == 1
-        made = model.load("reports/opinfo.json")
-        assert {result.op: result.reason for result in made.results if result.outcome == "XPASS"} == SAID
-        assert made.environment["device: set_"] == "yes" and "What cpu has" in capsys.readouterr().out
+        run = model.load("reports/opinfo.json")
+        assert {result.op: result.reason for result in run.results if result.outcome == "XPASS"} == SAID
+        assert run.environment["device: set_"] == "yes" and "What cpu has" in capsys.readouterr().out
 
     def test_a_true_profile_is_green(self, profile: Path) -> None:
         """A feature that the probe finds lacking, as `init` did, gives no contradiction and no note."""
@@ -155,9 +155,9 @@ class TestFeatures:
             '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\n' + unsupported(feature='"unfold"')
         )
         fuzz(["--programs", "3", "--check-scripts", "0"])
-        made = model.load("reports/fuzz.json")
-        assert made.counts()["XPASS"] == 0 and not made.notes
-        assert made.environment["device: unfold"].startswith("no: NotImplementedError")
+        run = model.load("reports/fuzz.json")
+        assert run.counts()["XPASS"] == 0 and not run.notes
+        assert run.environment["device: unfold"].startswith("no: NotImplementedError")
 
     def test_what_is_lacking_and_undeclared(self, profile: Path) -> None:
         """An undeclared missing feature is a note, since programs fail anyway. Entries of the target's class count as
@@ -205,10 +205,10 @@ def test_a_campaign_says_what_a_declaration_removes(profile: Path, capsys: pytes
     removed 604 of 626 entries of op_db, although the profile named nine."""
     profile.write_text('[target]\nkind = "cpu"\n' + unsupported(operator='"aten::view"', op='"view"'))
     assert fuzz(["--programs", "6", "--only", "op_db"]) == 0
-    made = model.load("reports/fuzz.json")
-    (row,) = made.lacking
+    run = model.load("reports/fuzz.json")
+    (row,) = run.lacking
     assert row.operator == "aten::view" and len(row.entries) > 1
-    entries = {cell.partition("|")[0] for cell in made.drawn.entries} if made.drawn else set()
+    entries = {cell.partition("|")[0] for cell in run.drawn.entries} if run.drawn else set()
     assert len(entries) > 10 and not entries & {*row.entries}
     assert f"1 operator declared lacking: {len(row.entries)} op_db entries not run" in capsys.readouterr().out
 
@@ -221,9 +221,9 @@ def test_one_page_for_one_target(profile: Path, capsys: pytest.CaptureFixture[st
     assert opinfo(["--op", "abs", "--samples", "1"]) == 0
     page = Path("reports/conformance.html").read_text()
     assert "5 drawn programs" in page and "<h1>device:cpu</h1>" in page
-    made = [model.load(f"reports/{name}.json") for name in ("fuzz", "opinfo")]
-    assert [run.target for run in made] == ["device:cpu,without=nothing", "conformance.toml"]
-    assert {run.identity for run in made} == {"device:cpu"}
+    runs = [model.load(f"reports/{name}.json") for name in ("fuzz", "opinfo")]
+    assert [run.target for run in runs] == ["device:cpu,without=nothing", "conformance.toml"]
+    assert {run.identity for run in runs} == {"device:cpu"}
     assert report(["merge", "reports/fuzz.json", "reports/opinfo.json", "--reports", "joined"]) == 0
     assert "5 drawn programs" in Path("joined/conformance.html").read_text()
 

@@ -40,18 +40,18 @@ def file(tmp_path_factory) -> Path:
 
 def run(target: str, file: Path, reports: Path, *words: str) -> tuple[int, dict[str, ModelRow], model.Run]:
     code = main(["--target", target, "--calls", str(file), "--reports", str(reports), "--check-scripts", "0", *words])
-    made = model.load(reports / "models.json")
-    return code, {row.name: row for row in made.models}, made
+    model_run = model.load(reports / "models.json")
+    return code, {row.name: row for row in model_run.models}, model_run
 
 
 class TestTable:
     def test_cpu_is_green(self, file, tmp_path, capsys):
         """Every model runs, on the terminal and on the page."""
-        code, rows, made = run("cpu", file, tmp_path)
+        code, rows, model_run = run("cpu", file, tmp_path)
         assert code == 0
         assert {row.outcome for row in rows.values()} == {"runs"}
         assert all(row.compared == row.calls > 0 for row in rows.values())
-        assert made.drawn.compared == len(json.loads(file.read_text())["calls"])
+        assert model_run.drawn.compared == len(json.loads(file.read_text())["calls"])
         assert "3 of 3 models run, 0 stopped, 0 wrong" in capsys.readouterr().out
         page = (tmp_path / "models.html").read_text()
         assert "3 of 3 models run" in page
@@ -59,18 +59,23 @@ class TestTable:
 
     def test_a_wrong_operator_names_the_models_that_it_falsifies(self, file, tmp_path, capsys):
         """`neg` and `mul` lie. The finding is shrunk and has a script, like any other."""
-        code, rows, made = run("class:tests.planted.liars.ValueDevice", file, tmp_path)
+        code, rows, model_run = run("class:tests.planted.liars.ValueDevice", file, tmp_path)
         assert code == 1
         assert rows["adds"].runs
         assert rows["squashes"].runs
         assert rows["multiplies"].outcome == "wrong in aten::mul.Tensor (1), aten::neg (1)"
-        assert {one.finding.title() for one in made.findings} == {"value / aten:mul.Tensor", "value / aten:neg.default"}
-        assert all(one.finding.shrunk and "torch.ops.aten." in one.failures[0].script for one in made.findings)
+        assert {result.finding.title() for result in model_run.findings} == {
+            "value / aten:mul.Tensor",
+            "value / aten:neg.default",
+        }
+        assert all(
+            result.finding.shrunk and "torch.ops.aten." in result.failures[0].script for result in model_run.findings
+        )
         said = capsys.readouterr().out
         assert "2 of 3 models run, 0 stopped, 1 wrong" in said
         assert "wrong in aten::mul.Tensor (1)" in (tmp_path / "models.html").read_text()
         saved = sorted((tmp_path / "failures").glob("*.json"))
-        assert {json.loads(one.read_text())["program"]["note"] for one in saved} == {
+        assert {json.loads(path.read_text())["program"]["note"] for path in saved} == {
             "aten::mul.Tensor of multiplies", "aten::neg of multiplies"
         }  # fmt: skip
 
@@ -83,8 +88,8 @@ class TestTable:
 
     def test_one_error_of_several_operators_is_a_finding_of_each(self, file, tmp_path):
         """Regression test: the calls of all operators were counted for the operator that raised first."""
-        _, rows, made = run("class:tests.planted.liars.OneError", file, tmp_path)
-        titles = {one.finding.title(): one.finding.count for one in made.findings}
+        _, rows, model_run = run("class:tests.planted.liars.OneError", file, tmp_path)
+        titles = {result.finding.title(): result.finding.count for result in model_run.findings}
         assert titles == {"error / aten:neg.default": 1, "error / aten:tanh.default": 1}
         assert {name for name, row in rows.items() if row.stopped} == {"multiplies", "squashes"}
 
@@ -138,14 +143,14 @@ class TestTable:
 
 class TestChoice:
     def test_one_model(self, file, tmp_path):
-        code, rows, made = run("class:tests.planted.liars.ValueDevice", file, tmp_path, "--model", "adds")
+        code, rows, model_run = run("class:tests.planted.liars.ValueDevice", file, tmp_path, "--model", "adds")
         assert (code, [*rows]) == (0, ["adds"])
-        assert made.drawn.programs == rows["adds"].calls
+        assert model_run.drawn.programs == rows["adds"].calls
 
     def test_some_calls(self, file, tmp_path):
         """`--programs` limits the calls; a row says how many of its calls ran."""
-        _, rows, made = run("cpu", file, tmp_path, "--programs", "2")
-        assert made.drawn.programs == 2
+        _, rows, model_run = run("cpu", file, tmp_path, "--programs", "2")
+        assert model_run.drawn.programs == 2
         assert sum(row.compared for row in rows.values()) < sum(row.calls for row in rows.values())
 
     def test_a_stopped_run_goes_on(self, file, tmp_path):

@@ -40,13 +40,13 @@ class TestRecorder:
         with recorder.model("net"):
             step()
             step()
-            known, made = len(recorder.calls.calls), recorder.calls.made["net"]
+            known, count = len(recorder.calls.calls), recorder.calls.made["net"]
             step()
         assert {"addmm.default", "relu.default", "threshold_backward.default", "mul_.Tensor"} <= {
             call.op for call in recorder.calls.calls
         }
         assert len(recorder.calls.calls) == known
-        assert recorder.calls.made["net"] > made
+        assert recorder.calls.made["net"] > count
         assert recorder.checked().excluded == {}
 
     def test_no_data(self, tmp_path):

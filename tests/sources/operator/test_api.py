@@ -19,8 +19,8 @@ SOME = ["values", "layouts", "reads", "unwritten", "mutation"]
 
 def test_a_correct_operator():
     """The verdicts are returned, each with the number of its calls."""
-    made = conformance.check(**CORRECT["pointwise"], checks=SOME)
-    assert {one.check for one in made} >= {*SOME} and all(one.compared for one in made)
+    verdicts = conformance.check(**CORRECT["pointwise"], checks=SOME)
+    assert {verdict.check for verdict in verdicts} >= {*SOME} and all(verdict.compared for verdict in verdicts)
 
 
 def test_a_lie_raises_its_script():
@@ -72,17 +72,17 @@ def test_a_local_function():
 
 def test_tolerances_of_the_user():
     """`rtol` and `atol` replace the usual ones."""
-    given = {"reference": torch.exp, "inputs": {"x": "float32[8] in 0..1"}, "checks": ["values"]}
-    conformance.check(lambda x: x.exp() * 1.01, **given, rtol=0.1, atol=0.0)
+    request = {"reference": torch.exp, "inputs": {"x": "float32[8] in 0..1"}, "checks": ["values"]}
+    conformance.check(lambda x: x.exp() * 1.01, **request, rtol=0.1, atol=0.0)
     with pytest.raises(AssertionError):
-        conformance.check(lambda x: x.exp() * 1.01, **given)
+        conformance.check(lambda x: x.exp() * 1.01, **request)
 
 
 def test_fewer_inputs_are_a_warning():
     """A check that the budget cuts short is never silent."""
     with pytest.warns(UserWarning, match=r"values: 0 of \d+ inputs, the time was over; .*budget=0 limits it"):
-        made = conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0)
-    assert all(one.late and not one.compared for one in made)
+        verdicts = conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0)
+    assert all(verdict.late and not verdict.compared for verdict in verdicts)
 
 
 def test_an_unknown_check():

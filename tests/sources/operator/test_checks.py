@@ -45,14 +45,14 @@ COMPILED = ("compile", "dynamic", "inductor")
 NEAR = "tests.planted.kernels"
 
 
-def judged(given: dict, **changes) -> dict[str, Verdict]:
+def judged(described: dict, **changes) -> dict[str, Verdict]:
     """The verdicts on a request, by check."""
-    request = Request(**{**given, "near": NEAR, **changes})
-    return {one.check: one for one in verdicts(examination(request), request)}
+    request = Request(**{**described, "near": NEAR, **changes})
+    return {verdict.check: verdict for verdict in verdicts(examination(request), request)}
 
 
-def wrong(made: dict[str, Verdict]) -> list[str]:
-    return [name for name, one in made.items() if one.finding is not None]
+def wrong(by_check: dict[str, Verdict]) -> list[str]:
+    return [name for name, verdict in by_check.items() if verdict.finding is not None]
 
 
 @alone
@@ -82,9 +82,9 @@ def test_a_lie_is_found_by_its_check(name):
 @alone
 def test_a_correct_operator_passes(name):
     """No check but those that compile shows a difference, and the values were compared."""
-    made = judged(CORRECT[name], checks=[name for name in CHECKS if CHECKS[name].usual and name not in COMPILED])
-    assert wrong(made) == []
-    assert made["values"].compared and made["reads"].compared and made["unwritten"].compared
+    by_check = judged(CORRECT[name], checks=[name for name in CHECKS if CHECKS[name].usual and name not in COMPILED])
+    assert wrong(by_check) == []
+    assert by_check["values"].compared and by_check["reads"].compared and by_check["unwritten"].compared
 
 
 @alone
@@ -92,8 +92,8 @@ def test_a_correct_operator_passes(name):
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_operator_passes_compiled(name):
     """Compilers change nothing about a correct operator."""
-    made = judged(CORRECT[name], checks=COMPILED)
-    assert wrong(made) == [] and any(made[name].compared for name in COMPILED)
+    by_check = judged(CORRECT[name], checks=COMPILED)
+    assert wrong(by_check) == [] and any(by_check[name].compared for name in COMPILED)
 
 
 @alone
@@ -117,20 +117,20 @@ class TestTime:
 
     def test_no_call_begins_without_time(self):
         """A procedure whose share is 0 makes no call."""
-        made = judged(CORRECT["pointwise"], checks=["values", "repetition"], budget=0.0)
-        assert made["values"].reason == f"0 of {made['values'].late} inputs, {OVER}" and made["values"].late
-        assert made["repetition"].late > 5 and not made["repetition"].compared
+        by_check = judged(CORRECT["pointwise"], checks=["values", "repetition"], budget=0.0)
+        assert by_check["values"].reason == f"0 of {by_check['values'].late} inputs, {OVER}" and by_check["values"].late
+        assert by_check["repetition"].late > 5 and not by_check["repetition"].compared
 
     def test_a_verdict_counts_the_inputs(self, monkeypatch):
         """A check of one kind of calls counts these, and the others count all."""
         items = [("values", ""), ("values", OVER), ("layouts", OVER), ("empty", "refused"), ("empty", OVER)]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
-        made = judged(CORRECT["pointwise"], checks=["values", "layouts", "empty", "dtype"])
-        assert made["values"] == Verdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
-        assert made["layouts"] == Verdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
-        assert made["empty"] == Verdict("empty", 0, "refused")
-        assert made["dtype"].reason == f"1 of 4 inputs, {OVER}" == made["crash"].reason
-        assert unfinished(made.values()).startswith(f"values: 1 of 2 inputs, {OVER}; layouts: 0 of 1")
+        by_check = judged(CORRECT["pointwise"], checks=["values", "layouts", "empty", "dtype"])
+        assert by_check["values"] == Verdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
+        assert by_check["layouts"] == Verdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
+        assert by_check["empty"] == Verdict("empty", 0, "refused")
+        assert by_check["dtype"].reason == f"1 of 4 inputs, {OVER}" == by_check["crash"].reason
+        assert unfinished(by_check.values()).startswith(f"values: 1 of 2 inputs, {OVER}; layouts: 0 of 1")
 
     def test_time_that_is_left_goes_to_the_others(self):
         """The shares are in proportion to the weights; excluded checks have none."""
@@ -147,8 +147,11 @@ class TestTime:
         monkeypatch.setattr("conformance.sources.operator.examine.calls_of", lambda *_: [None])
         request = Request(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
         budget = Budget.of(request)
-        made = [*verdicts(examination(request), request, budget)]
-        assert [one.check for one in made if one.finding] == ["hang", "hang"] and budget.left <= BUDGET - 40.0
+        results = [*verdicts(examination(request), request, budget)]
+        assert [result.check for result in results if result.finding] == [
+            "hang",
+            "hang",
+        ] and budget.left <= BUDGET - 40.0
 
     def test_checks_one_by_one_share_a_budget(self, monkeypatch):
         """The pytest marker and the command judge check by check."""
@@ -217,13 +220,16 @@ class TestRequest:
 
     def test_an_excluded_check_does_not_run(self):
         """It keeps its reason."""
-        made = judged(LIES["values"], checks=["values", "dtype"], exclude={"values": "known"})
-        assert made["values"] == Verdict("values", reason="known", excluded=True) and wrong(made) == []
+        by_check = judged(LIES["values"], checks=["values", "dtype"], exclude={"values": "known"})
+        assert by_check["values"] == Verdict("values", reason="known", excluded=True) and wrong(by_check) == []
 
     def test_a_missing_part_is_a_reason(self):
         """An operator without a derivative is not judged for it, and says so."""
-        made = judged(CORRECT["reduction"], checks=["gradients", "gradcheck"])
-        assert made["gradients"].reason == "the operator registers no derivative" and not made["gradients"].compared
+        by_check = judged(CORRECT["reduction"], checks=["gradients", "gradcheck"])
+        assert (
+            by_check["gradients"].reason == "the operator registers no derivative"
+            and not by_check["gradients"].compared
+        )
 
 
 @pytest.mark.skipif(ALONE in os.environ, reason="this is the process")
@@ -249,9 +255,9 @@ def kernel_by_address(x):
 def test_a_function_that_reads_memory_has_no_rule_for_vmap():
     """The check is not measured, and the others are."""
     inputs = {"x": "float32[n]", "sizes": {"n": "1..9"}}
-    given = {"operator": kernel_by_address, "reference": lambda x: 2 * x, "inputs": inputs}
-    made = judged(given, checks=("values", "vmap"))
-    assert "no rule for vmap" in made["vmap"].reason and made["values"].compared and not wrong(made)
+    described = {"operator": kernel_by_address, "reference": lambda x: 2 * x, "inputs": inputs}
+    by_check = judged(described, checks=("values", "vmap"))
+    assert "no rule for vmap" in by_check["vmap"].reason and by_check["values"].compared and not wrong(by_check)
 
 
 @alone
@@ -267,8 +273,8 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
     described = {"inputs": "float32[3]", "given": "float32[3]"}
     request = Request(double, reference=reference, inputs=described, checks=["gradients"])
     trial = examination(request)
-    (found,) = (one.finding for one in verdicts(trial, request) if one.finding)
-    ended = standalone(script(trial, found))
+    (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
+    ended = standalone(script(trial, difference))
     assert ended.returncode == 1 and "gradients of " in ended.stdout, ended.stderr
 
 
@@ -300,13 +306,13 @@ class TestRounding:
 
     def judged(self, operator) -> list[str]:
         inputs = {"x": "float32[n, m] in 0..1000", "sizes": {"n": "1..5", "m": "1..64"}}
-        given = {
+        described = {
             "operator": operator,
             "reference": cancelled,
             "inputs": inputs,
             "exclude": {"specials": "they overflow"},
         }
-        return wrong(judged(given, checks=["values", "blocks", "layouts", "gradients"]))
+        return wrong(judged(described, checks=["values", "blocks", "layouts", "gradients"]))
 
     def test_another_order_is_no_difference(self, monkeypatch):
         """Unlike under the usual tolerances, which are for results as large as their terms."""
@@ -314,7 +320,7 @@ class TestRounding:
         monkeypatch.setattr(checks, "SWAYS", 0)
         assert "blocks" in self.judged(one_by_one)
 
-    @pytest.mark.parametrize(("units", "found"), [(2, False), (32, True)])
-    def test_a_fault_above_the_bound(self, units, found):
+    @pytest.mark.parametrize(("units", "fails"), [(2, False), (32, True)])
+    def test_a_fault_above_the_bound(self, units, fails):
         """Each of the two sums may move by 8 units in the last place."""
-        assert ("values" in self.judged(lambda x: cancelled(x) + units * self.EPS * x.sum(-1))) is found
+        assert ("values" in self.judged(lambda x: cancelled(x) + units * self.EPS * x.sum(-1))) is fails

@@ -14,7 +14,7 @@ from conformance.sources.operator.names import NAMED
 
 def test_the_names_are_those_of_the_table():
     """The command line knows the checks without importing torch."""
-    assert tuple(CHECKS) == NAMES and {one.name for one in CHECKS.values() if not one.usual} == {*NAMED}
+    assert tuple(CHECKS) == NAMES and {check.name for check in CHECKS.values() if not check.usual} == {*NAMED}
 
 
 def test_a_lie_fails_the_run(tmp_path, capfd):

@@ -21,8 +21,8 @@ def smallest(name: str):
     """The examination of a lie, and its difference in a smaller call."""
     request = Request(**{**LIES[name], "checks": [name]}, near="tests.planted.kernels")
     trial = examination(request)
-    (found,) = [one.finding for one in verdicts(trial, request) if one.check == name]
-    return trial, minimized(trial, found)
+    (difference,) = [verdict.finding for verdict in verdicts(trial, request) if verdict.check == name]
+    return trial, minimized(trial, difference)
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def smallest(name: str):
 )
 def test_the_script_shows_the_lie(name, standalone):
     """It ends with exit code 1, or as the operator ends its process, and names the check."""
-    trial, found = smallest(name)
-    text = script(trial, found)
+    trial, difference = smallest(name)
+    text = script(trial, difference)
     ended = standalone(text)
     assert ended.returncode == (-11 if name == "crash" else 1), ended.stderr
     assert name == "crash" or any(line.startswith(f"{name} of ") for line in ended.stdout.splitlines())
-    assert headline(found).startswith(f"{name}: ") and "conformance" not in text.partition("def inputs")[0].lower()
+    assert headline(difference).startswith(f"{name}: ") and "conformance" not in text.partition("def inputs")[0].lower()
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_the_script_shows_the_lie(name, standalone):
 )
 def test_a_correct_operator_passes_the_script(name, right, standalone):
     """The script of a lie, run on a correct operator, ends with exit code 0."""
-    trial, found = smallest(name)
-    text = script(trial, found).replace(f"{trial.operator.text}(", f"{right}(")
+    trial, difference = smallest(name)
+    text = script(trial, difference).replace(f"{trial.operator.text}(", f"{right}(")
     text = text.replace("import os, sys, torch", "import os, sys, torch\nfrom tests.planted.kernels import right_silu")
     ended = standalone(text.replace(f"gradient({trial.operator.text})", f"gradient({right})"))
     assert ended.returncode == 0, (ended.stdout, ended.stderr)
@@ -61,14 +61,14 @@ def test_a_correct_operator_passes_the_script(name, right, standalone):
 
 def test_a_value_is_shrunk_to_one_element():
     """A lie about every element needs one."""
-    _, found = smallest("values")
-    assert [one.numel() for one in tensors(found.call.values)] == [1]
+    _, difference = smallest("values")
+    assert [tensor.numel() for tensor in tensors(difference.call.values)] == [1]
 
 
 def test_a_layout_stays_one():
     """A smaller call of the kind `layouts` still has an input with strides or an offset."""
-    _, found = smallest("layouts")
-    (x,) = tensors(found.call.values)
+    _, difference = smallest("layouts")
+    (x,) = tensors(difference.call.values)
     assert x.numel() <= 4 and not (x.is_contiguous() and not x.storage_offset())
 
 
@@ -84,8 +84,10 @@ def test_an_input_with_a_name_of_the_script(standalone):
 
     request = Request(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
     trial = examination(request)
-    (found,) = (one.finding for one in verdicts(trial, replace(request, checks=["values"])) if one.finding)
-    ended = standalone(script(trial, found))
+    (difference,) = (
+        verdict.finding for verdict in verdicts(trial, replace(request, checks=["values"])) if verdict.finding
+    )
+    ended = standalone(script(trial, difference))
     assert ended.returncode == 1 and "values of " in ended.stdout, ended.stderr
 
 
@@ -99,14 +101,14 @@ class TestProgram:
 
     def test_lengths_shrink_in_tuples_too(self):
         """A length is cut in each tensor and tuple that has it."""
-        made = [call_of(one, self.CALL).values for one in smaller_lengths(program_of(self.CALL))]
-        assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in made]
+        smaller = [call_of(one, self.CALL).values for one in smaller_lengths(program_of(self.CALL))]
+        assert ((2, 1), (1,)) in [(tuple(one["x"].shape), one["shape"]) for one in smaller]
 
     def test_two_lengths_shrink_together(self):
         """A length may be a multiple of another one, so both are halved."""
         call = Call("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
-        made = [call_of(one, call).values for one in smaller_lengths(program_of(call))]
-        assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in made]
+        smaller = [call_of(one, call).values for one in smaller_lengths(program_of(call))]
+        assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in smaller]
 
     def test_an_argument_without_a_text(self):
         """Such a call is not shrunk, and its script says why."""

@@ -12,7 +12,7 @@ from conformance.sources.operator.inputs import Lengths, Number, Range, Tensor, 
 class TestParse:
     def test_every_form(self):
         """Tensors with several dtypes and expressions, ranges, numbers, values and alternatives."""
-        made = parse(
+        parsed = parse(
             {
                 "x": "float32/bfloat16[2*n + 1, m] | None",
                 "index": "int64[k] in 0..n-1 unique",
@@ -23,7 +23,7 @@ class TestParse:
                 "sizes": {"k": "0..n", "n": "8..64 step 8", "m": 5},
             }
         )
-        assert made.arguments == {
+        assert parsed.arguments == {
             "x": (Tensor(("float32", "bfloat16"), ("2*n + 1", "m")), Value(None)),
             "index": (Tensor(("int64",), ("k",), Range("0", "n-1"), "unique"),),
             "dim": (Number("int", Range("-1", "1")),),
@@ -31,14 +31,18 @@ class TestParse:
             "plain": (Value(3),),
             "shape": (Lengths(("n", "2*m")),),
         }
-        assert list(made.sizes.items()) == [("n", Range("8", "64", 8)), ("k", Range("0", "n")), ("m", Range("5", "5"))]
+        assert list(parsed.sizes.items()) == [
+            ("n", Range("8", "64", 8)),
+            ("k", Range("0", "n")),
+            ("m", Range("5", "5")),
+        ]
 
     def test_a_zero_dim_tensor(self):
         """Brackets without a size are a 0-dim tensor."""
         assert parse({"x": "float32[]"}).arguments["x"] == (Tensor(("float32",), ()),)
 
     @pytest.mark.parametrize(
-        ("given", "said"),
+        ("described", "said"),
         [
             ({}, "describe no argument"),
             ({"x": "float33[n]"}, "has the dtype 'float33'"),
@@ -59,10 +63,10 @@ class TestParse:
             ({"x y": "int"}, "not an identifier"),
         ],
     )
-    def test_a_contradiction_is_one_sentence(self, given, said):
+    def test_a_contradiction_is_one_sentence(self, described, said):
         """The error names the argument or the size, and the fault."""
         with pytest.raises(UsageError, match=said) as error:
-            parse(given)
+            parse(described)
         assert "\n" not in str(error.value)
 
 

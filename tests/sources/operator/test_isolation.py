@@ -24,8 +24,8 @@ def test_messages_arrive_in_order():
 
 def test_a_closure_runs():
     """The fork has the objects of this process."""
-    given = torch.arange(3.0)
-    assert [*forked(lambda send: send((given * 2).tolist()), 10)] == [[0, 2, 4]]
+    tensor = torch.arange(3.0)
+    assert [*forked(lambda send: send((tensor * 2).tolist()), 10)] == [[0, 2, 4]]
 
 
 def test_a_crash_is_named():

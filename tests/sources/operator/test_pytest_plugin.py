@@ -33,8 +33,8 @@ def outcome(pytester: pytest.Pytester, **files: str) -> str:
     """The report of a session with the plugin in a process of its own. The checks fork, and autograd may refuse that
     in this process."""
     pytester.makepyfile(**files)
-    found = {one.value for one in entry_points(group="pytest11")}
-    load = [] if PLUGIN in found else ["-p", PLUGIN]  # an installed package has loaded it
+    installed = {entry_point.value for entry_point in entry_points(group="pytest11")}
+    load = [] if PLUGIN in installed else ["-p", PLUGIN]  # an installed package has loaded it
     ran = pytester.runpytest_subprocess("-rA", *load, "--strict-markers", "-p", "no:cacheprovider")
     return "\n".join([*ran.outlines, *ran.errlines])
 

@@ -15,21 +15,21 @@ from tests.planted import kernels
 class TestOperatorOf:
     def test_a_custom_operator_has_a_schema(self):
         """The schema tells the parameters and the written arguments, and the module has a name for it."""
-        made = operator_of(kernels.right_scale_)
-        assert list(made.signature.parameters) == ["x", "by"] and made.written == {"x"}
-        assert (made.lines, made.text) == (("from tests.planted.kernels import right_scale_",), "right_scale_")
+        operator = operator_of(kernels.right_scale_)
+        assert list(operator.signature.parameters) == ["x", "by"] and operator.written == {"x"}
+        assert (operator.lines, operator.text) == (("from tests.planted.kernels import right_scale_",), "right_scale_")
 
     def test_an_operator_below_torch_ops(self):
         """It is reached by its path, after the import of the module that registers it."""
-        made = operator_of(torch.ops.lies.version, "tests.planted.kernels")
-        assert made.lines == ("import tests.planted.kernels  # registers the operator",)
-        assert made.text == "torch.ops.lies.version" and made.written == {"x"}
+        operator = operator_of(torch.ops.lies.version, "tests.planted.kernels")
+        assert operator.lines == ("import tests.planted.kernels  # registers the operator",)
+        assert operator.text == "torch.ops.lies.version" and operator.written == {"x"}
         assert operator_of(torch.ops.lies.version.default).schema.name == "lies::version"
 
     def test_a_plain_function_declares_nothing(self):
         """A plain function has no schema."""
-        made = operator_of(kernels.right_view)
-        assert made.schema is None and made.written is None and made.text == "right_view"
+        operator = operator_of(kernels.right_view)
+        assert operator.schema is None and operator.written is None and operator.text == "right_view"
 
     def test_a_local_function_is_written_out(self):
         """A function that no import reaches, and that needs nothing from outside, is defined in the script."""
@@ -37,8 +37,8 @@ class TestOperatorOf:
         def local(x):
             return x + 1
 
-        made = operator_of(local)
-        assert made.lines == ("def local(x):", "    return x + 1") and made.text == "local"
+        operator = operator_of(local)
+        assert operator.lines == ("def local(x):", "    return x + 1") and operator.text == "local"
 
     def test_a_local_function_with_names_of_its_module(self):
         """The names that it uses are imported from its module."""
@@ -50,9 +50,9 @@ class TestOperatorOf:
 
     def test_two_functions_of_one_name(self):
         """A function whose name is taken is imported under another name."""
-        made = operator_of(kernels.right_view, taken="right_view")
-        assert made.lines == ("from tests.planted.kernels import right_view as operator_",)
-        assert made.text == "operator_"
+        operator = operator_of(kernels.right_view, taken="right_view")
+        assert operator.lines == ("from tests.planted.kernels import right_view as operator_",)
+        assert operator.text == "operator_"
 
     def test_a_kernel_without_a_derivative(self):
         """An operator without a kernel for autograd has no derivative; a plain function may have one."""
@@ -62,8 +62,8 @@ class TestOperatorOf:
     def test_a_closure_cannot_be_reached(self):
         """The script says so."""
         one = 1
-        made = operator_of(lambda x: x + one)
-        assert "no import reaches" in made.lines[0]
+        operator = operator_of(lambda x: x + one)
+        assert "no import reaches" in operator.lines[0]
 
     def test_functions_of_cpp_have_no_signature(self):
         """Arguments are then named by their position."""
@@ -71,9 +71,9 @@ class TestOperatorOf:
 
     def test_arguments_that_do_not_fit(self):
         """A call with other parameters is not bound."""
-        made = operator_of(kernels.right_scale_)
-        assert made.bound((1, 2), {}) == {"x": 1, "by": 2}
-        assert made.bound((1, 2, 3), {}) is None and made.bound((1,), {"other": 2}) is None
+        operator = operator_of(kernels.right_scale_)
+        assert operator.bound((1, 2), {}) == {"x": 1, "by": 2}
+        assert operator.bound((1, 2, 3), {}) is None and operator.bound((1,), {"other": 2}) is None
 
     def test_no_callable(self):
         """Anything else is one sentence."""

@@ -59,8 +59,8 @@ class TestTable:
         for variant, kinds in arguments.table().items():
             for kind, changes in kinds.items():
                 for change in changes:
-                    made = [change.applied(x) for x in ARGUMENTS[kind]]
-                    assert any(applies for _, applies in made), (variant, kind, change.name)
+                    results = [change.applied(x) for x in ARGUMENTS[kind]]
+                    assert any(applies for _, applies in results), (variant, kind, change.name)
 
     def test_every_variant_has_changes(self) -> None:
         """The table has the variants of `names.CHANGED`, each with changes, and names are unique."""
@@ -167,8 +167,11 @@ class TestWholeCalls:
 
     def test_suites_of_their_own(self) -> None:
         """The suite `arguments` and the changed steps of drawn programs have the variants of one argument only."""
-        assert {v for one in plan.SUITES["arguments"] for v in one.variants} == {*names.KINDS, *names.REFUSED}
-        assert {v for one in plan.SUITES["ends"] for v in one.variants} == {*names.ENDS}
+        assert {v for selection in plan.SUITES["arguments"] for v in selection.variants} == {
+            *names.KINDS,
+            *names.REFUSED,
+        }
+        assert {v for selection in plan.SUITES["ends"] for v in selection.variants} == {*names.ENDS}
 
 
 class TestFaults:

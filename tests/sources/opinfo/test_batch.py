@@ -70,7 +70,7 @@ class TestNotPassing:
         together, alone = (run(target, case("nn.functional.relu"), way) for way in (True, False))
         assert together.outcome is alone.outcome is Outcome.FAIL
         assert 0 < together.failed == alone.failed < together.samples == alone.samples
-        assert [one.sample for one in together.failures] == [one.sample for one in alone.failures]
+        assert [failure.sample for failure in together.failures] == [failure.sample for failure in alone.failures]
 
     def test_a_graph_break_splits_the_batch(self, eager: Counted) -> None:
         """`tolist` breaks the graph, and then nothing shows which call the compiler received."""

@@ -41,12 +41,14 @@ class TestTimeOver:
         """A case with changed arguments runs again without the sample that ended its worker. If there is no time for
         that, the crash is reported all the same. Formerly the case had no result."""
         (result,) = Scripted(death(3)).run([DIVISION])
-        assert (result.outcome, [one.sample for one in result.failures]) == (Outcome.CRASH, [3])
+        assert (result.outcome, [failure.sample for failure in result.failures]) == (Outcome.CRASH, [3])
 
     def test_all_crashes_are_there(self) -> None:
         """Several deaths are one result with a failure for each."""
         (result,) = Scripted(death(3), death(5)).run([DIVISION])
-        assert [one.sample for one in result.failures] == [5, 3] or [one.sample for one in result.failures] == [3, 5]
+        assert [failure.sample for failure in result.failures] == [5, 3] or [
+            failure.sample for failure in result.failures
+        ] == [3, 5]
 
     @pytest.mark.parametrize("error", [None, ValueError("a fault")])
     def test_no_case_has_two_results(self, error: Exception | None) -> None:
@@ -54,6 +56,6 @@ class TestTimeOver:
         passed = SUM.result(Outcome.PASS, samples=2)
         again = Done((DIVISION.result(Outcome.PASS, samples=4), 0.0)) if error is None else Done(None, error)
         results = [*Scripted(death(3), Done((passed, 0.0)), again).run([DIVISION, SUM])]
-        assert [one.op for one in results] == ["sum", "div"]
+        assert [result.op for result in results] == ["sum", "div"]
         assert results[1].outcome is Outcome.CRASH
-        assert 3 in [one.sample for one in results[1].failures]
+        assert 3 in [failure.sample for failure in results[1].failures]

@@ -87,9 +87,9 @@ class TestPlanted:
     def test_once_for_each_operator_and_pattern(self) -> None:
         """The cases of one operator and pattern are minimized once, with forward calls in OpInfo's layout first. The
         others keep the script of their sample."""
-        made = results("add", variants=["backward", "forward", "method"], layouts=["gaps", "as_sampled"])
-        small = [one.id for one in made.results if "Minimized from" in one.failures[0].script]
-        assert len(made.results) == 6 and small == ["add::float32::forward::as_sampled"]
+        minimized = results("add", variants=["backward", "forward", "method"], layouts=["gaps", "as_sampled"])
+        small = [result.id for result in minimized.results if "Minimized from" in result.failures[0].script]
+        assert len(minimized.results) == 6 and small == ["add::float32::forward::as_sampled"]
 
     def test_other_result_of_out(self, alone: Callable[[str], Ended]) -> None:
         """A call that returns another tensor than `out` shows in the program."""
@@ -100,19 +100,19 @@ class TestPlanted:
 
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
-        made = results("exp", variants=["forward_over_backward"])
+        minimized = results("exp", variants=["forward_over_backward"])
         reason = "it cannot be written as a program: a derivative in forward mode: 1"
-        assert made.notes == [f"0 of 1 failure minimized ({reason})"]
-        assert "op_db" in made.results[0].failures[0].script
+        assert minimized.notes == [f"0 of 1 failure minimized ({reason})"]
+        assert "op_db" in minimized.results[0].failures[0].script
 
     def test_time_of_a_limited_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run with a time limit and a failure ends its cases early, so that time is left to minimize."""
         monkeypatch.setattr(runner, "SHARE", 1.0)
         selection = Selection(("add", "sin", "sub"), ("float32",), samples=2)
-        made = run("planted", selections=[selection], limits=LIMITS, seconds=600.0)
-        assert [one.op for one in made.results] == ["add"]
-        assert made.notes == ["2 of 3 cases not run, since the time was over"]
-        assert "torch.add(a, a)" in made.results[0].failures[0].script
+        minimized = run("planted", selections=[selection], limits=LIMITS, seconds=600.0)
+        assert [result.op for result in minimized.results] == ["add"]
+        assert minimized.notes == ["2 of 3 cases not run, since the time was over"]
+        assert "torch.add(a, a)" in minimized.results[0].failures[0].script
 
 
 class TestOwner:
@@ -125,18 +125,23 @@ class TestOwner:
         known = passed.replace(op="mul", outcome=Outcome.XFAIL, failures=(Failure("value", "result", "1", "2"),))
         layer = known.replace(op="sub", outcome=Outcome.FAIL, layer="compile:eager")
         kernels = known.replace(op="div", outcome=Outcome.FAIL, failures=(Failure("kernels", "the whole run"),))
-        made = Run("cpu", [passed, known, layer, kernels])
-        cases = {one.id: Case(one.op, "", "", one.dtype, one.variant, one.layout) for one in made.results}
-        minimize.minimize(made, cases, LIMITS)
-        assert made.results == [passed, known, layer, kernels] and not made.notes
+        minimized = Run("cpu", [passed, known, layer, kernels])
+        cases = {
+            result.id: Case(result.op, "", "", result.dtype, result.variant, result.layout)
+            for result in minimized.results
+        }
+        minimize.minimize(minimized, cases, LIMITS)
+        assert minimized.results == [passed, known, layer, kernels] and not minimized.notes
 
     def test_time_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run whose time is over starts no worker, and says so."""
         monkeypatch.setattr(minimize, "PlacedPool", None)
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
-        made = Run("cpu", [failed])
-        minimize.minimize(made, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0)
-        assert made.notes == ["1 failure not minimized, since the time was over"]
+        minimized = Run("cpu", [failed])
+        minimize.minimize(
+            minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0
+        )
+        assert minimized.notes == ["1 failure not minimized, since the time was over"]
 
     @pytest.mark.parametrize(("same", "best"), [([ExitReason.CRASH], "smaller"), ([], "best")])
     def test_after_a_death(self, same: list[ExitReason], best: str) -> None:

@@ -74,8 +74,8 @@ class TestLiesAreCaught:
         ],
     )
     def test_of_each_source(self, name, overload):
-        found = [run_case(case, Liar(overload)) for case in cases(name)]
-        assert found and {result.outcome for result in found} == {Outcome.FAIL}
+        results = [run_case(case, Liar(overload)) for case in cases(name)]
+        assert results and {result.outcome for result in results} == {Outcome.FAIL}
         assert {run_case(case, CpuTarget()).outcome for case in cases(name)} == {Outcome.PASS}
 
     def test_of_a_foreach_operator(self):
@@ -121,9 +121,9 @@ class TestEntries:
         op = overloads.infos()[case.op]
         index = next(s.index for s in samples(op, case.variant, torch.float32, "as_sampled", None) if s.args[3] == 0)
         failure = Failure("crash", ON_CPU, "an answer", "killed its process with SIGSEGV", sample=index)
-        made = Minimizer(CpuTarget(), case, failure, time.time() + 60, Progress()).smallest()
-        assert isinstance(made, Failure), made
-        assert "torch.ops.aten.nll_loss2d_backward(a, b, c, " in made.script
+        smallest = Minimizer(CpuTarget(), case, failure, time.time() + 60, Progress()).smallest()
+        assert isinstance(smallest, Failure), smallest
+        assert "torch.ops.aten.nll_loss2d_backward(a, b, c, " in smallest.script
 
     def test_one_sample_alone_is_the_same(self, monkeypatch):
         op = overloads.infos()["ops.aten.special_erfc"]
@@ -141,8 +141,10 @@ class TestEntries:
         """Every fortieth entry agrees with itself; `conformance opinfo --target cpu --suite overloads` runs all of
         them."""
         entries = catalog.entries(beside=True)[len(catalog.entries()) :: 40]
-        found = plan.select(entries, [Selection(tuple(one.name for one in entries), ("float32", "int64"), samples=3)])
-        results = [run_case(case, CpuTarget()) for case in found]
+        selected = plan.select(
+            entries, [Selection(tuple(entry.name for entry in entries), ("float32", "int64"), samples=3)]
+        )
+        results = [run_case(case, CpuTarget()) for case in selected]
         assert len(results) > 20 and {result.outcome for result in results} == {Outcome.PASS}
 
 

@@ -109,7 +109,7 @@ class TestPlan:
         entry = plan.Entry(
             "add", "", "binary", frozenset({"float32", "int64"}), frozenset(), frozenset({"error_inputs"})
         )
-        selections = [replace(each, variants=("error_inputs",)) for each in plan.usual()]
+        selections = [replace(selection, variants=("error_inputs",)) for selection in plan.usual()]
         assert [case.dtype for case in plan.select([entry], selections)] == ["float32"]
 
     def test_fewer_ops_of_a_suite(self) -> None:

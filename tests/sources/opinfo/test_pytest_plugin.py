@@ -60,12 +60,12 @@ class TestItems:
     def test_shards(self, tmp_path: Path) -> None:
         """Two shards together collect every case once."""
         words = "--target cpu --op add --op sin --op cos --collect-only -q".split()
-        found = [
+        collected = [
             {line for line in items(tmp_path, *words, *more).stdout.splitlines() if "::as_sampled" in line}
             for more in ([], ["--shard", "1/2"], ["--shard", "2/2"])
         ]
-        assert found[0] == found[1] | found[2]
-        assert [len(each) for each in found] == [3, 2, 1]
+        assert collected[0] == collected[1] | collected[2]
+        assert [len(each) for each in collected] == [3, 2, 1]
 
     @pytest.mark.slow
     def test_under_xdist(self, tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ class TestVariants:
     )
     def test_steps(self, variant: str, steps: list[str]) -> None:
         """Each variant is one step. A gradient variant has one more, whose cotangent is an input. Torch CPU passes."""
-        made = programs("add", variant)
-        assert {tuple(text(program)) for program in made} == {tuple(steps)}
-        for program in made:
+        written = programs("add", variant)
+        assert {tuple(text(program)) for program in written} == {tuple(steps)}
+        for program in written:
             assert any(one.requires_grad for one in program.inputs) == ("backward" in steps)
             assert judge_program(program, load_target("cpu")).passed
 
@@ -79,8 +79,8 @@ class TestLayouts:
         """Each tensor keeps its size, strides, offset and storage, and each value its bits."""
         for case, call in calls(name, layout=layout):
             program = program_of(case, call)
-            made, given = [*make_inputs(program).values()], list({id(t): t for t in tensors(call.tree)}.values())
-            for one, two in zip(made, given, strict=True):
+            inputs, originals = [*make_inputs(program).values()], list({id(t): t for t in tensors(call.tree)}.values())
+            for one, two in zip(inputs, originals, strict=True):
                 assert (one.size(), one.stride(), one.storage_offset()) == (
                     two.size(),
                     two.stride(),
@@ -102,8 +102,8 @@ class TestLayouts:
 
     def test_tensor_on_the_cpu(self) -> None:
         """A tensor that OpInfo keeps on the CPU is a constant on the CPU."""
-        made = programs("tensor_split", count=3)  # type: ignore[arg-type]
-        assert any(isinstance(arg, dict) and arg.get("host") for program in made for arg in program.steps[0].args)
+        written = programs("tensor_split", count=3)  # type: ignore[arg-type]
+        assert any(isinstance(arg, dict) and arg.get("host") for program in written for arg in program.steps[0].args)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "complex32", "int8", "uint16", "bool"])
     def test_dtypes(self, dtype: str) -> None:

@@ -68,15 +68,15 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
 
     one = case(name, variant, layout)
     op = catalog.find(one)
-    made = []
+    texts = []
     for sample in samples(op, variant, torch.float32, layout, count):
         for call in VARIANTS[variant](op, sample):
             program = None
             with contextlib.suppress(Unwritable):
                 program = program_of(one, call)
             terms, sparse = JudgedCall(one, call).terms, name == "to_sparse"
-            made.append(script.standalone(one, target, call, "a finding", None, program, terms=terms, sparse=sparse))
-    return made
+            texts.append(script.standalone(one, target, call, "a finding", None, program, terms=terms, sparse=sparse))
+    return texts
 
 
 def printed(texts: list[str], tmp_path: Path) -> list[str]:
@@ -129,10 +129,10 @@ class TestStandalone:
             for lies in (False, True):
                 target = Honest(TRANSFORM.replace("LIES", str(lies)))
                 layout = "as_sampled" if variant == "error_inputs" else "transposed"
-                made = [text for name in OPS[variant] for text in scripts(name, variant, layout, target)]
-                assert made
-                texts += made
-                shown += [lies and variant not in ("error_inputs", "forward_over_backward")] * len(made)
+                added = [text for name in OPS[variant] for text in scripts(name, variant, layout, target)]
+                assert added
+                texts += added
+                shown += [lies and variant not in ("error_inputs", "forward_over_backward")] * len(added)
         for text, marked, said in zip(texts, shown, printed(texts, tmp_path), strict=True):
             assert ("ended 1" in said, "no difference here" in said) == (marked, not marked), own_part(text) + said
 

@@ -140,9 +140,9 @@ class TestPlanted:
         (failure,) = result.failures
         assert failure.actual.startswith("RuntimeError: no kernel for the tensor at ")
         script = f"import sys\nsys.path.append({str(Path(__file__).parents[3])!r})\n{failure.script}"
-        made = Run("refusing", [result.replace(failures=(replace(failure, script=script),))])
-        confirm(made, 60.0, 60.0, 1)
-        assert [result.alone for result in made.results] == [SHOWS]
+        refusing = Run("refusing", [result.replace(failures=(replace(failure, script=script),))])
+        confirm(refusing, 60.0, 60.0, 1)
+        assert [result.alone for result in refusing.results] == [SHOWS]
 
     def test_torch_cpu_has_no_finding(self):
         """Torch CPU agrees with itself, forward and in gradients."""

@@ -29,9 +29,9 @@ def planted(name: str, change: Change) -> Iterator[None]:
         if one is not row or function is None:
             return function
 
-        def wrong(*given: Any, **named: Any) -> Any:
-            made = function(*given, **named)
-            return (change(made[0]), *made[1:]) if isinstance(made, tuple) else change(made)
+        def wrong(*positional: Any, **named: Any) -> Any:
+            result = function(*positional, **named)
+            return (change(result[0]), *result[1:]) if isinstance(result, tuple) else change(result)
 
         return wrong
 

@@ -52,14 +52,14 @@ def test_a_wrong_operator_fails_the_run(traced, tmp_path):
     assert ran.returncode == 1, ran.stderr
     assert "forward: 1 operator is wrong\n  aten.relu.default, train.py:7: loss = net(" in ran.stdout
     assert "changes the loss by" in ran.stdout and "backward:" not in ran.stdout and "trained" in ran.stdout
-    results = {(one.name, one.variant): one for one in model.load(tmp_path / "reports/trace.json").results}
-    wrong = [one for one in results.values() if one.outcome is Outcome.FAIL]
+    results = {(result.name, result.variant): result for result in model.load(tmp_path / "reports/trace.json").results}
+    wrong = [result for result in results.values() if result.outcome is Outcome.FAIL]
     assert [(one.name, one.variant, one.oracles) for one in wrong] == [("aten.relu.default", "forward", ("value",))]
     assert results["aten.threshold_backward.default", "backward"].outcome is Outcome.PASS
     page = (tmp_path / "reports/trace.html").read_text()
     assert "<code>train.py:7: loss = net(" in page, "the table of causes names the line of the user"
     assert ">value of relu<" in page and "1 of " in page and " cases does not do what torch CPU does" in page
-    assert {one.family for one in results.values()} == {"aten"}
+    assert {result.family for result in results.values()} == {"aten"}
     file = "reports/failures/trace-forward-aten.relu.default-train.py-7.py"
     assert f"    script: {file}\n" in ran.stdout and "torch.ops.aten.relu.default(" in (tmp_path / file).read_text()
 

@@ -39,11 +39,11 @@ def test_a_right_compiler_passes(faults):
     """Results and gradients of each call are judged, and no call of an operator inside."""
     x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
     compiled = torch.compile(step, backend="aot_eager")
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         for _ in range(2):
             compiled(x).backward()
-    assert not found.faults and found.devices == ["compile:aot_eager"]
-    assert {key: tally.judged for key, tally in found.mode.tallies.items()} == {
+    assert not trace.faults and trace.devices == ["compile:aot_eager"]
+    assert {key: tally.judged for key, tally in trace.mode.tallies.items()} == {
         ("compiled graph 1", "forward"): 2,
         ("compiled graph 1", "backward"): 2,
     }
@@ -53,9 +53,9 @@ def test_a_wrong_node_is_named(faults):
     """The node with its line, and a script for the compiler."""
     faults("relu")
     x = torch.linspace(-1, 1, 12).view(3, 4)
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         torch.compile(step, backend="toy")(x)
-    (fault,) = found.faults
+    (fault,) = trace.faults
     assert (fault.name, fault.phase) == ("torch.relu", "forward")
     assert (fault.place.file, fault.place.line) == (__file__, LINE + 2)
     assert "torch.relu(x0)" in fault.script and "torch.compile(backend='toy'" in fault.script
@@ -64,43 +64,43 @@ def test_a_wrong_node_is_named(faults):
 def test_a_wrong_gradient_is_named(faults):
     """A compiler that is wrong in the backward pass only."""
     x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         torch.compile(step, backend="negates_gelu_backward")(x)
         torch.compile(lambda x: F.gelu(x * 2).sum(), backend="negates_gelu_backward")(x).backward()
-    (fault,) = found.faults
+    (fault,) = trace.faults
     assert (fault.name, fault.phase, fault.group) == ("torch.nn.functional.gelu", "backward", "compiled graph 2")
 
 
 def test_nodes_that_are_wrong_together(faults):
     """Every node alone is right: the last node of the shortest wrong beginning is named."""
     x = torch.linspace(-1, 1, 12).view(3, 4)
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         torch.compile(lambda x: torch.neg(torch.exp(torch.sin(x) * 2)), backend="wrong_exp_of_products")(x)
-    (fault,) = found.faults
+    (fault,) = trace.faults
     assert fault.name == "torch.exp, together with the nodes before it" and "# No script" in fault.script
 
 
 def test_random_graphs_are_judged_by_their_metadata(faults):
     """A compiler may draw other numbers than torch CPU, but not another shape."""
-    with conformance.trace() as found:
-        made = torch.compile(lambda x: F.dropout(x) + 1, backend="draws_otherwise")(torch.ones(100))
-    assert not found.faults and found.judged == 1 and made.shape == (100,)
+    with conformance.trace() as trace:
+        result = torch.compile(lambda x: F.dropout(x) + 1, backend="draws_otherwise")(torch.ones(100))
+    assert not trace.faults and trace.judged == 1 and result.shape == (100,)
 
 
 def test_a_graph_outlives_its_trace(faults):
     """A function that was compiled under a trace is not judged after it."""
     faults("")
     compiled = torch.compile(step, backend="toy")
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         compiled(torch.ones(3, 4))
     compiled(torch.ones(3, 4))
-    assert found.judged == 1
+    assert trace.judged == 1
 
 
 @pytest.mark.slow
 def test_inductor(faults):
     """Inductor has no wrong graph in a small training step."""
     x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         torch.compile(step)(x).backward()
-    assert not found.faults and found.judged == 2
+    assert not trace.faults and trace.judged == 2

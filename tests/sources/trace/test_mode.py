@@ -29,14 +29,14 @@ SIN = inspect.getsourcelines(Doubled)[1] + 3
 BACKWARD_SIN = SIN + 4
 
 
-def places(found):
+def places(trace):
     """Return phase and line of each fault."""
-    return [(one.phase, one.place.line) for one in found.faults]
+    return [(fault.phase, fault.place.line) for fault in trace.faults]
 
 
 def test_every_kind_of_call_is_judged():
     """In-place writes, out=, views of one storage, list operators, 0-d and empty tensors, and a Python answer."""
-    with conformance.trace("cpu") as found:
+    with conformance.trace("cpu") as trace:
         x = torch.arange(6.0).view(2, 3)
         x.t()[0].add_(1).clamp_(max=2)
         torch.mul(x, 2, out=torch.empty(0))
@@ -45,18 +45,18 @@ def test_every_kind_of_call_is_judged():
         x.unsqueeze_(0).index_put_((torch.tensor([0]),), torch.tensor(1.0))
         torch.randn(3).bernoulli_()
         x.to(torch.bfloat16).complex32() if hasattr(x, "complex32") else torch.view_as_real(x * 1j)
-    assert not found.faults, str(found)
-    assert all(tally.judged == tally.seen for tally in found.mode.tallies.values()), str(found)
+    assert not trace.faults, str(trace)
+    assert all(tally.judged == tally.seen for tally in trace.mode.tallies.values()), str(trace)
 
 
 def test_autocast_does_not_reach_the_reference():
     """Casts of the script's autocast are operators of their own; the reference computes in the dtype of the device."""
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
-    with conformance.trace("cpu") as found, torch.autocast("cpu", torch.bfloat16):
+    with conformance.trace("cpu") as trace, torch.autocast("cpu", torch.bfloat16):
         y = F.layer_norm(x @ w, (4,)).relu()
         y.float().sum().backward()
-    assert not found.faults and w.grad is not None, str(found)
-    assert found.mode.tallies["aten._to_copy.default", "forward"].judged
+    assert not trace.faults and w.grad is not None, str(trace)
+    assert trace.mode.tallies["aten._to_copy.default", "forward"].judged
 
 
 def test_the_trace_changes_no_answer():
@@ -82,29 +82,29 @@ def test_a_failure_of_the_judge_ends_no_script(monkeypatch):
         raise TypeError("no such comparison")
 
     monkeypatch.setattr(TracedCall, "judged", fails)
-    with conformance.trace("cpu") as found:
+    with conformance.trace("cpu") as trace:
         assert torch.ones(3).neg().tolist() == [-1, -1, -1]
-    assert "calls not judged: TypeError: no such comparison" in str(found)
+    assert "calls not judged: TypeError: no such comparison" in str(trace)
 
 
 class Writes(TorchDispatchMode):
     """A device whose `neg` adds 1 to its input, and whose `t` copies. Only tensors of tiny are concerned."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.neg.default and args[0].device.type == "tiny":
             args[0].add_(1)
-        return made.clone() if func is torch.ops.aten.t.default and made.device.type == "tiny" else made
+        return result.clone() if func is torch.ops.aten.t.default and result.device.type == "tiny" else result
 
 
 def test_modes_of_a_device_stay():
     """A device that pushes a mode inside the trace keeps it, and the trace ends."""
     mode = Writes()
-    with conformance.trace("cpu") as found:
+    with conformance.trace("cpu") as trace:
         mode.__enter__()
         torch.ones(3).neg()
     torch.ones(3).neg()
-    assert _get_current_dispatch_mode_stack() == [mode] and found.judged == 2
+    assert _get_current_dispatch_mode_stack() == [mode] and trace.judged == 2
     mode.__exit__(None, None, None)
 
 
@@ -121,35 +121,35 @@ class TestTiny:
     def test_an_undeclared_write(self):
         """An operator that writes its input is named, with the memory that it changed."""
         x = torch.ones(3).to("tiny")
-        with Writes(), conformance.trace() as found:
+        with Writes(), conformance.trace() as trace:
             -x  # noqa: B018
-        (fault,) = found.faults
+        (fault,) = trace.faults
         assert (fault.name, fault.mismatch.oracle, fault.mismatch.where) == ("aten.neg.default", "storage", "self")
 
     def test_a_view_that_copies(self):
         """A view with memory of its own is named, although its values are right."""
         x = torch.ones(3, 2).to("tiny")
-        with Writes(), conformance.trace() as found:
+        with Writes(), conformance.trace() as trace:
             x.t()
-        (fault,) = found.faults
+        (fault,) = trace.faults
         assert (fault.name, fault.mismatch.oracle) == ("aten.t.default", "alias")
 
     def test_the_default_device(self):
         """The reference runs on the CPU although new tensors lie on the device."""
         torch.set_default_device("tiny")
         try:
-            with conformance.trace() as found:
+            with conformance.trace() as trace:
                 torch.ones(3).add(torch.arange(3)).sum()
         finally:
             torch.set_default_device(None)
-        assert not found.faults and all(one.judged == one.seen for one in found.mode.tallies.values()), str(found)
+        assert not trace.faults and all(tally.judged == tally.seen for tally in trace.mode.tallies.values()), str(trace)
 
     def test_a_custom_function(self):
         """Forward and backward of a custom function have lines of their own."""
         x = torch.ones(3).to("tiny").requires_grad_()
-        with conformance.trace() as found:
+        with conformance.trace() as trace:
             Doubled.apply(x).sum().backward()
-        assert places(found) == [("forward", SIN), ("backward", BACKWARD_SIN)]
+        assert places(trace) == [("forward", SIN), ("backward", BACKWARD_SIN)]
 
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_a_checkpoint(self, reentrant):
@@ -157,9 +157,9 @@ class TestTiny:
         x = torch.ones(3).to("tiny").requires_grad_()
         line = inspect.currentframe().f_lineno + 1
         inner = lambda x: torch.sin(x) * x  # noqa: E731
-        with conformance.trace() as found:
+        with conformance.trace() as trace:
             checkpoint(inner, x, use_reentrant=reentrant).sum().backward()
-        assert places(found) == [("forward", line), ("backward", line)]
+        assert places(trace) == [("forward", line), ("backward", line)]
 
     def test_a_hook(self):
         """A hook that runs in the backward pass has its own line."""
@@ -167,9 +167,9 @@ class TestTiny:
         line = inspect.currentframe().f_lineno + 1
         hook = lambda grad: torch.sin(grad).cos()  # noqa: E731
         x.register_hook(hook)
-        with conformance.trace() as found:
+        with conformance.trace() as trace:
             (x * 2).sum().backward()
-        assert places(found) == [("backward", line)]
+        assert places(trace) == [("backward", line)]
 
     def test_an_optimizer(self):
         """A wrong operator of an optimizer step, with the effect of its error on the loss."""
@@ -182,21 +182,21 @@ class TestTiny:
 
         x = torch.full((3,), 0.5).to("tiny").requires_grad_()
         optimizer = Sine([x], {})
-        with conformance.trace() as found:
+        with conformance.trace() as trace:
             (x * 2).sum().backward()
             optimizer.step()
-        (fault,) = found.faults
+        (fault,) = trace.faults
         assert (fault.phase, fault.name) == ("optimizer", "aten.sin_.default")
         assert fault.effect == pytest.approx(3 * 1 * 2)
 
     def test_several_devices(self):
         """Calls between two devices are judged, in both directions."""
         x = torch.ones(3).to("tiny").requires_grad_()
-        with conformance.trace() as found:
+        with conformance.trace() as trace:
             y = (x.cpu() * 2).to("tiny")
             torch.sin(y).sum().backward()
-        assert [one.name for one in found.faults] == ["aten.sin.default"]
-        assert found.mode.tallies["aten._to_copy.default", "forward"].judged == 2
+        assert [fault.name for fault in trace.faults] == ["aten.sin.default"]
+        assert trace.mode.tallies["aten._to_copy.default", "forward"].judged == 2
 
     def test_a_call_that_the_device_refuses(self):
         """An error of the device where torch CPU has none is a finding, and reaches the script."""
@@ -204,7 +204,7 @@ class TestTiny:
         def refuses(value):
             raise NotImplementedError("no cosine")
 
-        with planted("cos.default", refuses), conformance.trace() as found, pytest.raises(NotImplementedError):
+        with planted("cos.default", refuses), conformance.trace() as trace, pytest.raises(NotImplementedError):
             torch.cos(torch.ones(3).to("tiny"))
-        (fault,) = found.faults
+        (fault,) = trace.faults
         assert fault.name == "aten.cos.default" and fault.mismatch.oracle == "error"

@@ -94,10 +94,10 @@ def test_an_operator_planted_into_a_compiler_is_named(model, name, named):
     """The trace of one step of a compiled model names the wrong function with its phase, and no other."""
     torch.compiler.reset()
     step = MODELS[model]("cpu", lambda net: torch.compile(net, backend=lying(name)))
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         step()
-    assert {f"{one.name} {one.phase}" for one in found.faults} == named, str(found)
-    assert all(one.place.file.endswith("models.py") for one in found.faults)
+    assert {f"{fault.name} {fault.phase}" for fault in trace.faults} == named, str(trace)
+    assert all(fault.place.file.endswith("models.py") for fault in trace.faults)
 
 
 @pytest.mark.tiny
@@ -107,12 +107,12 @@ def test_a_planted_operator_is_named(model, name, change, named):
     import conformance.backend
 
     step = MODELS[model]("tiny")
-    with planted(name, change), conformance.trace() as found:
+    with planted(name, change), conformance.trace() as trace:
         step()
-    assert {f"{one.name} {one.phase}" for one in found.faults} == named
-    assert all(one.place.file.endswith("models.py") for one in found.faults if one.phase != "optimizer")
+    assert {f"{fault.name} {fault.phase}" for fault in trace.faults} == named
+    assert all(fault.place.file.endswith("models.py") for fault in trace.faults if fault.phase != "optimizer")
     gaps = "# No script: a result with empty places."
-    assert all("torch.ops.aten." in one.script or gaps in one.script for one in found.faults)
+    assert all("torch.ops.aten." in fault.script or gaps in fault.script for fault in trace.faults)
 
 
 @pytest.mark.tiny
@@ -122,8 +122,8 @@ def test_tiny_is_right(model):
     import conformance.backend
 
     step = MODELS[model]("tiny")
-    with conformance.trace() as found:
+    with conformance.trace() as trace:
         step()
         step()
-    assert not found.faults, str(found)
-    assert sum(one.judged for one in found.mode.tallies.values()) > 200
+    assert not trace.faults, str(trace)
+    assert sum(tally.judged for tally in trace.mode.tallies.values()) > 200
