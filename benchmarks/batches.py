@@ -47,7 +47,7 @@ def main() -> int:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     target = load_target(args.target)
-    entries = [one for one in catalog.entries() if args.variant in one.variants and args.dtype in one.dtypes]
+    entries = [entry for entry in catalog.entries() if args.variant in entry.variants and args.dtype in entry.dtypes]
     chosen = random.Random(args.seed).sample(entries, min(args.ops, len(entries)))
     seconds, compared, differing = {True: 0.0, False: 0.0}, 0, 0
     for entry in chosen:

@@ -65,9 +65,9 @@ def _tensor_match(dropped: str) -> Callable[..., None]:
 def _faults() -> dict[str, Callable[[], Any]]:
     """Return the context managers that drop a guard, by its name."""
     builder = guards.GuardBuilder
-    made = {f"TENSOR_MATCH: {part}": _patched(builder, "TENSOR_MATCH", _tensor_match(part)) for part in PARTS}
-    made |= {name: _patched(builder, name, lambda *args, **kwargs: None) for name in NO_OPS}
-    return made | {name: _patched(guards, name, lambda *args, **kwargs: None) for name in INSTALLERS}
+    faults = {f"TENSOR_MATCH: {part}": _patched(builder, "TENSOR_MATCH", _tensor_match(part)) for part in PARTS}
+    faults |= {name: _patched(builder, name, lambda *args, **kwargs: None) for name in NO_OPS}
+    return faults | {name: _patched(guards, name, lambda *args, **kwargs: None) for name in INSTALLERS}
 
 
 def _patched(owner: Any, name: str, other: Callable[..., Any]) -> Callable[[], Any]:
@@ -93,10 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     target, until = load_target(args.target), time.monotonic() + 60 * args.minutes
     drawing = Drawing(without=unsupported_steps(describe_target(args.target)))
-    found: dict[str, tuple[int, str]] = {}
+    shown: dict[str, tuple[int, str]] = {}
     faults, tried = _faults(), 0
     for number in range(args.programs):
-        left = [name for name in faults if name not in found]
+        left = [name for name in faults if name not in shown]
         if not left or time.monotonic() > until:
             break
         program = drawing.numbered(args.seed, number)
@@ -110,13 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with dropped(faults[name]):
                 verdict = judge_program(program, target, locate=False)
             if verdict.call:
-                found[name] = number + 1, f"{verdict.change}: {verdict.mismatches[0].oracle}"
+                shown[name] = number + 1, f"{verdict.change}: {verdict.mismatches[0].oracle}"
     print(
-        f"{len(found)} of {len(faults)} dropped guards found in {tried} programs of seed {args.seed} on {args.target}\n"
+        f"{len(shown)} of {len(faults)} dropped guards found in {tried} programs of seed {args.seed} on {args.target}\n"
     )
     print("| guard | programs | change and oracle |\n|---|---|---|")
     for name in faults:
-        print("| {} | {} | {} |".format(name, *found.get(name, ("not found", ""))))
+        print("| {} | {} | {} |".format(name, *shown.get(name, ("not found", ""))))
     return 0
 
 

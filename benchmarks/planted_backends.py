@@ -94,7 +94,7 @@ def main() -> None:
                     reports = Path(folder)
                     seconds = campaign(tree, spec, ",".join(planted), args, reports)
                     run, shown = load(reports / "fuzz.json"), detected(reports, planted)
-                    listed = [one for one in run.findings if one.outcome != "XFAIL"]
+                    listed = [result for result in run.findings if result.outcome != "XFAIL"]
                     drawn = str(run.drawn.programs) if run.drawn else ""
                     names = "all" if planted == faults else planted[0]
                     counts = drawn, str(len(listed)), str(len(causes_of(listed))), f"{seconds:.0f}"

@@ -66,11 +66,11 @@ def main() -> None:
     torch.set_num_threads(1)
     plain = seconds(step_of(args, "cpu"), args.steps)
     step = step_of(args, args.device)
-    with conformance.trace(args.device, divergence=args.divergence) as found:
+    with conformance.trace(args.device, divergence=args.divergence) as report:
         traced = seconds(step, args.steps)
-    judged = found.judged // (args.steps + 1)
+    judged = report.judged // (args.steps + 1)
     print(f"plain: {plain:.2f} s a step; traced: {traced:.2f} s, {traced / plain:.1f} times, {judged} calls a step")
-    print(found)
+    print(report)
 
 
 if __name__ == "__main__":

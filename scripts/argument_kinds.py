@@ -27,7 +27,7 @@ SEARCHED = 20
 
 def pairs(glob: str, dtype: torch.dtype) -> tuple[dict[tuple[str, str], Counter[str]], set[tuple[str, str]]]:
     """Return the calls by (op, argument) and variant, and the arguments that no variant changes."""
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    calls: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     unchanged: set[tuple[str, str]] = set()
     for (name, overload), op in catalog.by_name().items():
         full = f"{name}.{overload}".removesuffix(".")
@@ -36,13 +36,13 @@ def pairs(glob: str, dtype: torch.dtype) -> tuple[dict[tuple[str, str], Counter[
         for variant in ARGUMENTS:
             for sample in samples(op, variant, dtype, "as_sampled", None):
                 assert sample.origin is not None
-                found[full, arguments.shown(sample.origin.place)][variant] += 1
+                calls[full, arguments.shown(sample.origin.place)][variant] += 1
         for sample in samples(op, "forward", dtype, "as_sampled", SEARCHED):
             names = [("input", sample.input), *((f"args[{at}]", x) for at, x in enumerate(sample.args))]
             for place, value in [*names, *sample.kwargs.items()]:
                 if value is not None and not arguments.kind_of(value):
                     unchanged.add((full, place))
-    return found, {pair for pair in unchanged if pair not in found}
+    return calls, {pair for pair in unchanged if pair not in calls}
 
 
 def main() -> int:
@@ -54,17 +54,17 @@ def main() -> int:
     options = parser.parse_args()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, unchanged = pairs(options.op, getattr(torch, options.dtype))
+        by_pair, unchanged = pairs(options.op, getattr(torch, options.dtype))
     if options.list:
-        for (op, place), variants in sorted(found.items()):
+        for (op, place), variants in sorted(by_pair.items()):
             print(f"{op} {place}: {', '.join(f'{name} {count}' for name, count in variants.items())}")
         return 0
     print("| variant | ops | pairs of op and argument | calls |", "|---|---|---|---|", sep="\n")
     for variant in ARGUMENTS:
-        of = {pair: counts[variant] for pair, counts in found.items() if counts[variant]}
+        of = {pair: counts[variant] for pair, counts in by_pair.items() if counts[variant]}
         print(f"| {variant} | {len({op for op, _ in of}):,} | {len(of):,} | {sum(of.values()):,} |")
-    calls = sum(counts.total() for counts in found.values())
-    print(f"| all | {len({op for op, _ in found}):,} | {len(found):,} | {calls:,} |")
+    calls = sum(counts.total() for counts in by_pair.values())
+    print(f"| all | {len({op for op, _ in by_pair}):,} | {len(by_pair):,} | {calls:,} |")
     print(f"{len(unchanged)} arguments are of no kind that is changed: objects of Python, devices, sparse tensors")
     return 0
 

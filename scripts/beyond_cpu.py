@@ -244,7 +244,7 @@ def _run(case: Case, sample: Sample, call: Any, change: Any) -> Iterator[Any]:
         return
     inputs = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     outputs = [one for one in results if one.requires_grad]
-    yield from torch.autograd.grad(outputs, inputs, [torch.ones_like(one) for one in outputs], allow_unused=True)
+    yield from torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs], allow_unused=True)
 
 
 def _drawn(case: Case, sample: Sample) -> bool:

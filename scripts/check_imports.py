@@ -101,7 +101,7 @@ def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
     """Yield an import cycle, imports inside functions included; imports for type checkers do not count."""
     graph: dict[str, set[str]] = {}
     for name, statements in imports.items():
-        targets = {module_of(each.target, imports) for each in statements if each.runs}
+        targets = {module_of(statement.target, imports) for statement in statements if statement.runs}
         graph[name] = {target for target in targets if target not in (None, name, PACKAGE)}  # type: ignore[misc]
     try:
         TopologicalSorter(graph).prepare()
@@ -112,13 +112,16 @@ def cycles(imports: dict[str, list[Import]]) -> Iterator[str]:
 def dead(imports: dict[str, list[Import]], modules: dict[str, Path]) -> Iterator[str]:
     """Yield imports from the package of a module or name that does not exist."""
     defined = {name: set(top_level_names(path)) for name, path in modules.items()}
-    for each in (
-        each for statements in imports.values() for each in statements if each.target.split(".")[0] == PACKAGE
+    for statement in (
+        statement
+        for statements in imports.values()
+        for statement in statements
+        if statement.target.split(".")[0] == PACKAGE
     ):
-        module = module_of(each.target, imports)
-        rest = each.target.removeprefix(module or "").lstrip(".")
+        module = module_of(statement.target, imports)
+        rest = statement.target.removeprefix(module or "").lstrip(".")
         if module and rest and rest != "*" and rest not in defined[module] and "__getattr__" not in defined[module]:
-            yield f"{each.file}:{each.line}: dead import: {module} has no {rest}"
+            yield f"{statement.file}:{statement.line}: dead import: {module} has no {rest}"
 
 
 def top_level_names(path: Path) -> Iterator[str]:
@@ -145,13 +148,13 @@ def trespasses(imports: dict[str, list[Import]], settings: dict[str, Any]) -> It
         if room and room not in rooms:
             yield f"{name}: a new room: name it, and what it may import, in [tool.{PACKAGE}.rooms] of pyproject.toml"
             continue
-        for each in statements:
-            if each.target.split(".")[0] in forbidden.get(name, ()):
-                yield f"{each.file}:{each.line}: {name} must not import {each.target.split('.')[0]}"
-            module = module_of(each.target, imports)
+        for statement in statements:
+            if statement.target.split(".")[0] in forbidden.get(name, ()):
+                yield f"{statement.file}:{statement.line}: {name} must not import {statement.target.split('.')[0]}"
+            module = module_of(statement.target, imports)
             other = room_of(module, rooms) if module else None
             if room and other and other != room and other not in rooms[room]:
-                yield f"{each.file}:{each.line}: {room} must not import {other}"
+                yield f"{statement.file}:{statement.line}: {room} must not import {other}"
 
 
 def private(modules: dict[str, Path], settings: dict[str, Any]) -> Iterator[str]:

@@ -134,8 +134,8 @@ def listed() -> str:
         parts += [f"### {name}", "\n".join(public(module))]
     for name in CLASSES:
         module_name, _, cls = name.rpartition(".")
-        found = getattr(importlib.import_module(module_name), cls)
-        parts += [f"### {name}", sentence(inspect.getdoc(found)), "\n".join(attributes(found))]
+        documented = getattr(importlib.import_module(module_name), cls)
+        parts += [f"### {name}", sentence(inspect.getdoc(documented)), "\n".join(attributes(documented))]
     return "\n\n".join(parts)
 
 
@@ -143,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns 1 for a stale page, 2 for a page without the markers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="report a stale page, and write nothing")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        return PART.renew(listed(), given.check)
+        return PART.renew(listed(), args.check)
     except PageError as error:
         print(f"commands: {error}", file=sys.stderr)
         return 2

@@ -24,12 +24,12 @@ COUNT = "_ZN3c104cuda12device_countEv"
 
 def unresolved(site: Path) -> list[str]:
     """Return the symbols that the extensions below a folder of packages need and no library defines."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     path = os.environ | {"LD_LIBRARY_PATH": str(site / "torch" / "lib")}
     for file in sorted(site.glob("torch[av]*/**/*.so")):
         ran = subprocess.run(["ldd", "-r", str(file)], check=False, capture_output=True, text=True, env=path)
-        found |= {*re.findall(r"undefined symbol: (\w+)", ran.stdout + ran.stderr)}
-    return sorted(name for name in found if not name.startswith(("Py", "_Py")))
+        symbols |= {*re.findall(r"undefined symbol: (\w+)", ran.stdout + ran.stderr)}
+    return sorted(name for name in symbols if not name.startswith(("Py", "_Py")))
 
 
 def source(names: Sequence[str]) -> str:

@@ -187,21 +187,21 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
     parser.add_argument("command", nargs="?", choices=["collect"], help="read runs into the tracked data first")
     parser.add_argument("runs", nargs="*", type=Path, help="opinfo.json files, earliest first")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        if given.command == "collect":
+        if args.command == "collect":
             before = json.loads((root / DATA).read_text()) if (root / DATA).exists() else None
-            data = collect([json.loads(path.read_text()) for path in given.runs], before)
+            data = collect([json.loads(path.read_text()) for path in args.runs], before)
             write(root / DATA, json.dumps(data, indent=1) + "\n")
         reasons = tomllib.loads((root / REASONS).read_text())["reasons"]
         data = json.loads((root / DATA).read_text())
         table = csv_text(fallbacks(data, reasons))
-        if not given.check:
+        if not args.check:
             write(root / TABLE, table)
         elif (root / TABLE).read_text() != table:
             print(f"{TABLE} is stale; run python -m scripts.device_tables", file=sys.stderr)
             return 1
-        return PART.renew(page_part(data), given.check, root)
+        return PART.renew(page_part(data), args.check, root)
     except (OSError, KeyError, ValueError, TablesError) as error:
         print(f"device_tables: {error}", file=sys.stderr)
         return 2

@@ -94,57 +94,57 @@ def read(path: Path) -> Finding:
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         scripts = [Script(**script) for script in data.pop("scripts", ())]
-        found = Finding(path.stem, **data, scripts=scripts)
+        finding = Finding(path.stem, **data, scripts=scripts)
     except (tomllib.TOMLDecodeError, TypeError) as error:
         raise FindingsError(f"{path.name} is no finding: {error}") from None
-    if found.layer not in (*LAYERS, *PACKAGES):
+    if finding.layer not in (*LAYERS, *PACKAGES):
         layers = ", ".join((*LAYERS, *PACKAGES))
-        raise FindingsError(f"{path.name} has the layer {found.layer!r}; choose one of {layers}")
-    if found.kind not in KINDS:
-        raise FindingsError(f"{path.name} has the kind {found.kind!r}; choose one of {', '.join(KINDS)}")
-    if [issue for issue in found.issues if issue.partition("#")[0] not in TRACKERS]:
-        raise FindingsError(f"{path.name} has the issues {found.issues}; an issue is pytorch#NUMBER")
-    return found
+        raise FindingsError(f"{path.name} has the layer {finding.layer!r}; choose one of {layers}")
+    if finding.kind not in KINDS:
+        raise FindingsError(f"{path.name} has the kind {finding.kind!r}; choose one of {', '.join(KINDS)}")
+    if [issue for issue in finding.issues if issue.partition("#")[0] not in TRACKERS]:
+        raise FindingsError(f"{path.name} has the issues {finding.issues}; an issue is pytorch#NUMBER")
+    return finding
 
 
 def read_all(folder: Path) -> list[Finding]:
     """Return the findings of a folder, by layer and kind. Raises FindingsError if two titles have one anchor."""
     every = [read(path) for path in sorted(folder.glob("*.toml"))]
     anchors: dict[str, str] = {}
-    for found in every:
-        if (other := anchors.setdefault(found.anchor, found.name)) != found.name:
-            raise FindingsError(f"{found.name}.toml has the title of {other}.toml; give it another one")
+    for finding in every:
+        if (other := anchors.setdefault(finding.anchor, finding.name)) != finding.name:
+            raise FindingsError(f"{finding.name}.toml has the title of {other}.toml; give it another one")
     order = [*LAYERS, *PACKAGES]
-    return sorted(every, key=lambda found: (order.index(found.layer), KINDS.index(found.kind), found.name))
+    return sorted(every, key=lambda finding: (order.index(finding.layer), KINDS.index(finding.kind), finding.name))
 
 
-def links(found: Finding) -> str:
+def links(finding: Finding) -> str:
     """Markdown links to the issues of a finding."""
-    made = []
-    for issue in found.issues:
+    texts = []
+    for issue in finding.issues:
         tracker, _, number = issue.partition("#")
-        made.append(f"[#{number}](https://github.com/{TRACKERS[tracker]}/issues/{number})")
-    return ", ".join(made)
+        texts.append(f"[#{number}](https://github.com/{TRACKERS[tracker]}/issues/{number})")
+    return ", ".join(texts)
 
 
-def status(found: Finding) -> str:
+def status(finding: Finding) -> str:
     """Return `known` for a finding with an issue upstream, `not in the index`, or "" for another project."""
-    if not found.layer.startswith("tinygrad") and found.layer not in PACKAGES:
-        return "known" if found.issues else "not in the index"
+    if not finding.layer.startswith("tinygrad") and finding.layer not in PACKAGES:
+        return "known" if finding.issues else "not in the index"
     return ""
 
 
-def entry(found: Finding) -> str:
+def entry(finding: Finding) -> str:
     """Paragraph of a finding: heading, summary, both answers, and links. The wrong answer links the data file.
 
     If a call raises, its answers are in the finding's file only: the title and the kind say what happens."""
-    file = f"({FOLDER.name}/{found.name}.toml)"
-    shown = found.expected and found.kind not in ("crash", "error", "missing error")
-    answers = f"Expected {found.expected}, [got {found.got}]{file}." if shown else ""
-    script = "" if shown else f"[{'Script' if found.scripts else 'Notes'}]{file}."
-    issues = f"{links(found)}." if found.issues else ""
-    parts = found.summary, answers, script, issues
-    return f"### {found.title}\n\n" + " ".join(part for part in parts if part)
+    file = f"({FOLDER.name}/{finding.name}.toml)"
+    shown = finding.expected and finding.kind not in ("crash", "error", "missing error")
+    answers = f"Expected {finding.expected}, [got {finding.got}]{file}." if shown else ""
+    script = "" if shown else f"[{'Script' if finding.scripts else 'Notes'}]{file}."
+    issues = f"{links(finding)}." if finding.issues else ""
+    parts = finding.summary, answers, script, issues
+    return f"### {finding.title}\n\n" + " ".join(part for part in parts if part)
 
 
 def section(layer: str, findings: Sequence[Finding]) -> str:
@@ -155,23 +155,23 @@ def section(layer: str, findings: Sequence[Finding]) -> str:
 
 def by_layer(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     """The findings of each layer of `LAYERS`. Another table has the findings of packages."""
-    return {layer: [found for found in findings if found.layer == layer] for layer in LAYERS}
+    return {layer: [finding for finding in findings if finding.layer == layer] for layer in LAYERS}
 
 
 def counted(findings: Sequence[Finding]) -> str:
     """CSV table with the number of findings by layer and kind."""
     rows, layers = [["layer", *KINDS, "all"]], by_layer(findings)
-    for layer, of in [*layers.items(), ("all", [found for each in layers.values() for found in each])]:
-        counts = [sum(found.kind == kind for found in of) for kind in KINDS]
+    for layer, of in [*layers.items(), ("all", [finding for each in layers.values() for finding in each])]:
+        counts = [sum(finding.kind == kind for finding in of) for kind in KINDS]
         rows.append([layer, *(str(count or "") for count in counts), str(len(of))])
     return csv_text(rows)
 
 
 def listed(findings: Sequence[Finding]) -> str:
     """Generated part of the page: a sentence about upstream, and a section for each layer."""
-    findings = [found for found in findings if found.layer in LAYERS]
-    named = sum(status(found) == "known" for found in findings)
-    new = sum(status(found) == "not in the index" for found in findings)
+    findings = [finding for finding in findings if finding.layer in LAYERS]
+    named = sum(status(finding) == "known" for finding in findings)
+    new = sum(status(finding) == "not in the index" for finding in findings)
     upstream = f"{named} findings of PyTorch have an issue upstream. The {new} others are not in the index of issues."
     return "\n\n".join([upstream, *(section(layer, of) for layer, of in by_layer(findings).items() if of)])
 

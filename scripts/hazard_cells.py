@@ -21,14 +21,14 @@ COUNTS = (400, 2_000, 20_000)
 
 def reached(seed: int, counts: Sequence[int]) -> list[int]:
     """Return the number of cells that the first programs of a seed reach, for each of these counts of programs."""
-    drawing, tally, found, before = Drawing(), Tally(), list[int](), 0
+    drawing, tally, cells, before = Drawing(), Tally(), list[int](), 0
     for count in counts:
         for number in range(before, count):
             if drawing.hazard_cells(seed, number):
                 drawing.numbered(seed, number, tally)
-        found.append(len(tally.hazards))
+        cells.append(len(tally.hazards))
         before = count
-    return found
+    return cells
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,10 +38,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(words)
     counts = sorted(args.counts)
-    found = reached(args.seed, counts)
-    for count, cells in zip(counts, found, strict=True):
+    numbers = reached(args.seed, counts)
+    for count, cells in zip(counts, numbers, strict=True):
         print(f"{count:,} programs of seed {args.seed}: {cells:,} of {len(CELLS):,} cells")
-    return int(found[-1] < len(CELLS))
+    return int(numbers[-1] < len(CELLS))
 
 
 if __name__ == "__main__":

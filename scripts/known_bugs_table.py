@@ -24,8 +24,8 @@ HEAD = ("bug", "title", "target", "program", "steps", "finding")
 
 def row(bug: Mapping[str, Any]) -> list[str]:
     """Return the cells of a bug that was measured."""
-    found = (f"{bug['programs']}", f"{bug['steps']}", bug["finding"]) if bug["status"] == FOUND else (MISSED, "", "")
-    return [f"#{bug['number']}", bug["title"], bug["target"], *found]
+    measured = (f"{bug['programs']}", f"{bug['steps']}", bug["finding"]) if bug["status"] == FOUND else (MISSED, "", "")
+    return [f"#{bug['number']}", bug["title"], bug["target"], *measured]
 
 
 def main(arguments: Sequence[str], table: Path = TABLE) -> int:

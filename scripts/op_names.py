@@ -19,11 +19,11 @@ from conformance.record import op_names, versions
 
 def renewed(names: Mapping[str, Sequence[str]], version: str, present: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the record with these names as the entries of the version."""
-    made = {
+    record = {
         name: tuple(sorted({*names.get(name, ())} - {version} | ({version} if name in present else set()), key=_number))
         for name in sorted({*names, *present})
     }
-    return {name: has for name, has in made.items() if has}
+    return {name: has for name, has in record.items() if has}
 
 
 def _number(version: str) -> tuple[int, ...]:

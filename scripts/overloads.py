@@ -79,20 +79,22 @@ def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operator
             print(f"{op.name}: {error}", file=sys.stderr)
     assert seen.profiler is not None
     events = seen.profiler.kineto_results.events()  # the raw events: building their tree takes more time than the calls
-    found = {(event.name(), event.overload_name()) for event in events}
-    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in found if name.startswith("aten::")]
+    called = {(event.name(), event.overload_name()) for event in events}
+    return [f"{name[6:]}.{rest}".removesuffix(".") for name, rest in called if name.startswith("aten::")]
 
 
 def attempts(op: Any, sample: Sample, backward: bool) -> Iterator[None]:
     """Call the sample in each form of the entry; a call that the CPU refuses does not count."""
 
     def function() -> Any:
-        made = op.op(sample.input, *sample.args, **sample.kwargs)
-        found = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if torch.is_tensor(one)]
-        if backward and any(one.requires_grad for one in found):
-            wanted = [one for one in found if one.requires_grad]
-            torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
-        return made
+        result = op.op(sample.input, *sample.args, **sample.kwargs)
+        tensors = [
+            tensor for tensor in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(tensor)
+        ]
+        if backward and any(tensor.requires_grad for tensor in tensors):
+            wanted = [tensor for tensor in tensors if tensor.requires_grad]
+            torch.autograd.backward(wanted, [torch.ones_like(tensor) for tensor in wanted])
+        return result
 
     forms = [function]
     if not backward:
@@ -117,14 +119,14 @@ def calls(whole: dict[str, str], below: dict[str, str], left: list[str]) -> dict
         entry = f"{name}.{rest}".removesuffix(".")
         for word in {name, op.aten_name, *(alias.name for alias in op.aliases)}:
             named[word.replace(".", "_")].append(entry)
-    found = {}
+    sources = {}
     for name in left:
         for source in candidates(name, named, below):
             dtypes = [dtype for dtype in SAMPLES if works(name, f"{source}; {dtype}")]
             if dtypes:
-                found[name] = f"{source}; {', '.join(dtypes)}"
+                sources[name] = f"{source}; {', '.join(dtypes)}"
                 break
-    return found
+    return sources
 
 
 def candidates(name: str, named: dict[str, list[str]], below: dict[str, str]) -> Iterator[str]:
@@ -161,9 +163,9 @@ def answers(name: str, source: str) -> bool:
     """As `works`, in this process."""
     op, answered = overloads.overload(name), 0
     try:
-        dtypes, made = overloads.source_of(op, source)
+        dtypes, arguments = overloads.source_of(op, source)
         [dtype] = dtypes
-        entry = overloads.Overload(name, op, dtypes, made)
+        entry = overloads.Overload(name, op, dtypes, arguments)
         for sample in itertools.islice(entry.sample_inputs(MARKER, dtype), TRIED):
             answered += len(list(attempts(entry, sample, False)))
     except Exception:
@@ -173,28 +175,28 @@ def answers(name: str, source: str) -> bool:
 
 def reached_by_entries() -> dict[str, str]:
     """Overloads that the entries outside op_db call, and the entry of each."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for name, op in overloads.infos().items():
         dtype = next(one for one in SAMPLES if getattr(torch, one) in op.dtypes)
         for called in profiled(op, dtype, TRIED, False):
-            found.setdefault(called, name)
-    return found
+            entries.setdefault(called, name)
+    return entries
 
 
 def classes(whole: dict[str, str], beside: dict[str, str]) -> dict[str, dict[str, str]]:
     """Every overload in the first class that contains it, with its entry or reason."""
-    made: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
+    by_class: dict[str, dict[str, str]] = {"op_db": {}, "entries beside op_db": {}, "not called": {}, "unknown": {}}
     for name in sorted(name[6:] for name in operator_names() if name.startswith("aten::")):
         reason = overloads.excluded(name)
         if name in whole:
-            made["op_db"][name] = whole[name]
+            by_class["op_db"][name] = whole[name]
         elif name in beside:
-            made["entries beside op_db"][name] = beside[name]
+            by_class["entries beside op_db"][name] = beside[name]
         elif reason or not takes_tensors(name):
-            made["not called"][name] = reason or "no tensor among its arguments and results"
+            by_class["not called"][name] = reason or "no tensor among its arguments and results"
         else:
-            made["unknown"][name] = ""
-    return made
+            by_class["unknown"][name] = ""
+    return by_class
 
 
 def takes_tensors(name: str) -> bool:
@@ -203,9 +205,9 @@ def takes_tensors(name: str) -> bool:
     return op is not None and "Tensor" in str(op._schema)
 
 
-def counts(found: dict[str, dict[str, str]]) -> list[str]:
+def counts(by_class: dict[str, dict[str, str]]) -> list[str]:
     """Lines of the table in docs/checks.md: the number of overloads in each class."""
-    op_db, beside, excluded, unknown = (f"{len(names):,}" for names in found.values())
+    op_db, beside, excluded, unknown = (f"{len(names):,}" for names in by_class.values())
     return [
         f"| torch {torch.__version__.partition('+')[0]} | overloads | by |",
         "|---|---|---|",
@@ -213,7 +215,7 @@ def counts(found: dict[str, dict[str, str]]) -> list[str]:
         f"| called by an entry beside op_db | {beside} | `conformance opinfo --suite overloads` |",
         f"| not called, with a reason | {excluded} | |",
         f"| unknown | {unknown} | |",
-        f"| all | {sum(map(len, found.values())):,} | |",
+        f"| all | {sum(map(len, by_class.values())):,} | |",
     ]
 
 
@@ -229,26 +231,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="renew the calls, and the table of the page")
     parser.add_argument("--names", action="store_true", help="print every overload with its entry or reason")
-    given = parser.parse_args()
-    write = given.write
+    args = parser.parse_args()
+    write = args.write
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     whole, below = reached_by_op_db()
     if write:
-        found = classes(whole, {})
-        left = [name for name in found["unknown"] if overloads.overload(name) is not None]
+        by_class = classes(whole, {})
+        left = [name for name in by_class["unknown"] if overloads.overload(name) is not None]
         model.write_atomic(TABLE, table(calls(whole, below, left)))
         overloads.TABLE = tomllib.loads(TABLE.read_text())
         overloads.infos.cache_clear()
-    found = classes(whole, reached_by_entries())
+    by_class = classes(whole, reached_by_entries())
     if write:
-        PART.renew("\n".join(counts(found)))
-    if given.names:
-        print("\n".join(f"{name}: {why}" for names in found.values() for name, why in sorted(names.items())))
-    print("\n".join(f"{len(names):5,} {kind}" for kind, names in found.items()))
-    if found["unknown"]:
-        print("unknown:", " ".join(found["unknown"]))
-    return bool(found["unknown"])
+        PART.renew("\n".join(counts(by_class)))
+    if args.names:
+        print("\n".join(f"{name}: {why}" for names in by_class.values() for name, why in sorted(names.items())))
+    print("\n".join(f"{len(names):5,} {kind}" for kind, names in by_class.items()))
+    if by_class["unknown"]:
+        print("unknown:", " ".join(by_class["unknown"]))
+    return bool(by_class["unknown"])
 
 
 if __name__ == "__main__":

@@ -109,18 +109,18 @@ def run(package: Package, root: Path = ROOT) -> int:
     if package.page:
         command = [str(python), str(root / "scripts" / "transcripts.py"), str(root / package.page)]
         code = subprocess.run(command, check=False, cwd=root, env=environment).returncode or code
-    for found in of_package(package, root):
-        for script in found.scripts:
+    for finding in of_package(package, root):
+        for script in finding.scripts:
             said = output(script, package, root)
             if said.split() != script.prints.split():
-                print(f"{found.name} prints other lines:\n{said}", file=sys.stderr)
+                print(f"{finding.name} prints other lines:\n{said}", file=sys.stderr)
                 code = code or 1
     return code
 
 
 def of_package(package: Package, root: Path = ROOT) -> list[Finding]:
     """Return the findings of a package."""
-    return [found for found in findings.read_all(root / findings.FOLDER) if found.layer == package.layer]
+    return [finding for finding in findings.read_all(root / findings.FOLDER) if finding.layer == package.layer]
 
 
 def tables(root: Path = ROOT) -> dict[str, str]:
@@ -128,12 +128,19 @@ def tables(root: Path = ROOT) -> dict[str, str]:
     counts: list[list[object]] = [["package", "version", "operators", "findings", "of these known upstream"]]
     rows: list[list[object]] = [["package", "operators", "finding", "expected", "got", "upstream"]]
     for package in read_all(root).values():
-        found = of_package(package, root)
-        known = sum(bool(one.issues) for one in found)
-        counts.append([package.layer, package.version, package.operators(root), len(found), known])
-        for one in found:
+        own = of_package(package, root)
+        known = sum(bool(finding.issues) for finding in own)
+        counts.append([package.layer, package.version, package.operators(root), len(own), known])
+        for finding in own:
             rows.append(
-                [package.layer, ", ".join(one.operators), one.title, one.expected, one.got, findings.links(one)]
+                [
+                    package.layer,
+                    ", ".join(finding.operators),
+                    finding.title,
+                    finding.expected,
+                    finding.got,
+                    findings.links(finding),
+                ]
             )
     return {"packages.csv": _csv(counts), "findings.csv": _csv(rows)}
 

@@ -54,7 +54,7 @@ def of_campaign(reports: Path) -> dict[str, Any]:
     keys = ("kind", "signature", "found_as", "numbers", "program", "shrunk")
     findings = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
     drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
-    return {**{name: {key: one[key] for key in keys} for name, one in findings.items()}, "drawn": drawn}
+    return {**{name: {key: finding[key] for key in keys} for name, finding in findings.items()}, "drawn": drawn}
 
 
 def of_op_db(reports: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def of_op_db(reports: Path) -> dict[str, Any]:
     data = json.loads((reports / "opinfo.json").read_text())
     results = [{key: value for key, value in one.items() if key not in TIMES} for one in data.pop("results")]
     rest = {key: value for key, value in data.items() if key not in TIMES}
-    return {**rest, **{str(number): one for number, one in enumerate(results)}}
+    return {**rest, **{str(number): result for number, result in enumerate(results)}}
 
 
 def main() -> int:

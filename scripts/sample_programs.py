@@ -59,14 +59,14 @@ def tables() -> str:
             if undefined.fault_of(case)[1]:  # ends the process on torch CPU
                 continue
             lost = set[str]()
-            made = 0
+            total = 0
             for call in calls(case):
-                made += 1
+                total += 1
                 try:
                     program_of(case, call)
                 except Unwritable as error:
                     lost.add(str(error).partition(":")[0])
-            count, whole = count + bool(made), whole + bool(made and not lost)
+            count, whole = count + bool(total), whole + bool(total and not lost)
             for reason in lost:
                 reasons[reason].append(f"{case.name} ({variant})")
         rows.append(f"| {variant} | {count} | {whole} |")

@@ -27,18 +27,18 @@ def rows(run: Run) -> list[list[str]]:
     """The table of a run: each case, those with the largest share of their memory limit first, then unmeasured
     cases.
     """
-    found = [list(HEAD)]
+    table = [list(HEAD)]
     for result in run.footprints:
         of = result.footprint
         assert of is not None
         peaks = map(mebibytes, (of.held, of.target, of.cpu))
         seconds = of.target_seconds, of.cpu_seconds, of.target_seconds / max(of.cpu_seconds, 0.001)
-        found.append([*_case(result), *peaks, *(f"{number:.1f}" for number in seconds), str(result.outcome)])
+        table.append([*_case(result), *peaks, *(f"{number:.1f}" for number in seconds), str(result.outcome)])
     for result in run.results:
         if result.footprint is None:
             said = " ".join((result.reason or f"{result.failures[0]}").split())[:150]
-            found.append([*_case(result), *[""] * 6, f"{result.outcome}: {said}"])
-    return found
+            table.append([*_case(result), *[""] * 6, f"{result.outcome}: {said}"])
+    return table
 
 
 def _case(result: Result) -> tuple[str, str, str]:

@@ -110,11 +110,11 @@ def run(check: Check, python: str) -> Outcome:
             cwd=ROOT if check.kind == "tests" else folder, env=environment, text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        made = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
-    made.seconds, made.date = round(time.monotonic() - began, 1), datetime.date.today().isoformat()
-    if made.faults:
+        outcome = of_tests(done) if check.kind == "tests" else of_run(check, done, Path(folder))
+    outcome.seconds, outcome.date = round(time.monotonic() - began, 1), datetime.date.today().isoformat()
+    if outcome.faults:
         print(done.stdout[-6000:], flush=True)
-    return made
+    return outcome
 
 
 def of_tests(done: subprocess.CompletedProcess[str]) -> Outcome:
@@ -134,15 +134,15 @@ def of_run(check: Check, done: subprocess.CompletedProcess[str], reports: Path) 
     except (OSError, ValueError):
         return Outcome(faults=1, said=last_line(done.stdout) or f"exit code {done.returncode}")
     *_, (passed, failed, skipped) = re.findall(r"(\d+) passed, (\d+) failed, (\d+) skipped", done.stdout) or [(0, 0, 0)]
-    made = Outcome(int(passed), int(failed), int(skipped))
+    outcome = Outcome(int(passed), int(failed), int(skipped))
     broken = [
         result for result in data["results"] if result["outcome"] in ("CRASH", "TIMEOUT", "FAIL", "XPASS", "FLAKY")
     ]
     ours = [result for result in broken if check.subject in RIGHT or is_ours(result)]
-    made.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
+    outcome.faults = len(ours) or int(done.returncode not in (0, 1) or not data["complete"])
     named = [f"{result.get('op', '')} ({', '.join(oracles(result)) or result['outcome']})" for result in ours or broken]
-    made.said = "; ".join(dict.fromkeys(named))
-    return made
+    outcome.said = "; ".join(dict.fromkeys(named))
+    return outcome
 
 
 def is_ours(result: dict[str, Any]) -> bool:
@@ -175,8 +175,8 @@ def check_all(python: str, suite: str = "") -> int:
     """Run all checks under an interpreter, or one suite of op_db on `tiny`, and save the results; return 1 for a fault,
     2 if the version has no `tiny`.
     """
-    asked = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
-    has: dict[str, str] = json.loads(asked.stdout)
+    answer = subprocess.run([python, "-c", ASK], check=True, capture_output=True, text=True, cwd=ROOT)
+    has: dict[str, str] = json.loads(answer.stdout)
     torch = has["torch"].partition("+")[0]
     tiny = tuple(map(int, torch.split(".")[:2])) >= OLDEST_FOR_TINY and bool(has["tinygrad"])
     entry: dict[str, Any] = {**has, "torch": torch, "date": datetime.date.today().isoformat(), "checks": {}}
@@ -190,14 +190,14 @@ def check_all(python: str, suite: str = "") -> int:
     else:
         record = [python, "-m", "scripts.op_names"]
         subprocess.run(record, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    made: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     kept = entry["checks"] = dict(entry["checks"])
     for check in [of_suite(suite)] if suite else checks(tiny):
         outcome = run(check, python)
-        kept[check.name] = made[check.name] = asdict(outcome)
-        print(f"torch {torch}: {check.name}: {cell(made[check.name])} in {outcome.seconds:.0f} s", flush=True)
+        kept[check.name] = outcomes[check.name] = asdict(outcome)
+        print(f"torch {torch}: {check.name}: {cell(outcomes[check.name])} in {outcome.seconds:.0f} s", flush=True)
         keep(entry)
-    return int(any(one["faults"] for one in made.values()))
+    return int(any(one["faults"] for one in outcomes.values()))
 
 
 def keep(entry: dict[str, Any]) -> None:
@@ -231,8 +231,8 @@ def in_order(entry: dict[str, Any]) -> tuple[list[int], str]:
 
 def read() -> list[dict[str, Any]]:
     """Last results, oldest torch first."""
-    found: list[dict[str, Any]] = json.loads((ROOT / RESULTS).read_text()) if (ROOT / RESULTS).exists() else []
-    return found
+    results: list[dict[str, Any]] = json.loads((ROOT / RESULTS).read_text()) if (ROOT / RESULTS).exists() else []
+    return results
 
 
 def page() -> int:
@@ -243,7 +243,7 @@ def page() -> int:
             dict.fromkeys(name for entry in entries for name in entry["checks"] if name.startswith(kind + " "))
         )
         if subjects:
-            rows = entries if kind != "main" else [one for one in entries if subjects[0] in one["checks"]]
+            rows = entries if kind != "main" else [entry for entry in entries if subjects[0] in entry["checks"]]
             parts.append(f"{title}:\n\n" + "\n".join(table(rows, subjects)))
     return PART.renew("\n\n".join(parts), root=ROOT)
 
@@ -274,9 +274,9 @@ def main() -> int:
     checker.add_argument("python")
     checker.add_argument("--suite", default="", help="only this suite of op_db, on tiny; the other results are kept")
     commands.add_parser("page", help="write the page from the last results")
-    given = parser.parse_args()
-    if given.command == "check":
-        return check_all(given.python, given.suite)
+    args = parser.parse_args()
+    if args.command == "check":
+        return check_all(args.python, args.suite)
     return page()
 
 

@@ -107,8 +107,8 @@ def renewed(text: str, outputs: Sequence[Sequence[Command]]) -> str:
     """Return the page with today's output in each transcript that differs and has no line `...`."""
     blocks = [block for block in transcripts(text) if block[1] == "text"]
     for block, commands in reversed(list(zip(blocks, outputs, strict=True))):
-        if not all(one.same for one in commands) and not any("..." in one.shown for one in commands):
-            lines = [line for one in commands for line in (f"$ {one.words}", *map(str.rstrip, one.printed))]
+        if not all(command.same for command in commands) and not any("..." in command.shown for command in commands):
+            lines = [line for command in commands for line in (f"$ {command.words}", *map(str.rstrip, command.printed))]
             text = text[: block.start(2)] + "\n".join([*lines, ""]) + text[block.end(2) :]
     return text
 
@@ -123,7 +123,7 @@ def main() -> int:
     for page in args.pages:
         text = page.read_text()
         blocks = run(text)
-        different = [one for commands in blocks for one in commands if not one.same]
+        different = [command for commands in blocks for command in commands if not command.same]
         print("\n".join([f"{page}: {sum(map(len, blocks))} commands", *(one.difference for one in different)]))
         if args.write and different:
             page.write_text(renewed(text, blocks))

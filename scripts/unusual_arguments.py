@@ -238,7 +238,7 @@ def judged(name: str, skipped: dict[int, str]) -> list[tuple[str, str, str, str]
     """(name, change, verdict, detail) of each changed call of an OpInfo or method; calls of these numbers have killed a
     worker before, and get their verdict without a call."""
     warnings.simplefilter("ignore")
-    found, before = [], None
+    verdicts, before = [], None
     for number, (what, op, sample, tree, call) in enumerate(_calls(name)):
         if sample is not before:  # equal calls are answered from caches
             before = sample
@@ -266,8 +266,8 @@ def judged(name: str, skipped: dict[int, str]) -> list[tuple[str, str, str, str]
                     verdict, why = (SAME, "") if no_worse(got, expected, exact) else (verdict, why)
         except worker.UnitTimeout:
             verdict, why = side, ""
-        found.append((name, what, verdict, why))
-    return found
+        verdicts.append((name, what, verdict, why))
+    return verdicts
 
 
 def _calls(name: str) -> Iterator[tuple[str, Any, Any, Tree, Callable[..., Any]]]:
@@ -325,7 +325,7 @@ def outcome(
             inputs = [leaf for leaf in leaves(mine) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             outputs = [leaf for leaf in results if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if inputs and outputs:
-                ones = [torch.ones_like(one) for one in outputs]
+                ones = [torch.ones_like(output) for output in outputs]
                 results += torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
         return "answer", [_on_host(leaf) for leaf in results], None
     except Exception as error:
@@ -340,11 +340,11 @@ def is_internal(error: Exception) -> bool:
     return "conformance/backend" in inside and type(error).__name__ not in CLEAR
 
 
-def no_worse(found: tuple[str, Any, Any], expected: tuple[str, Any, Any], exact: tuple[str, Any, Any]) -> bool:
+def no_worse(actual: tuple[str, Any, Any], expected: tuple[str, Any, Any], exact: tuple[str, Any, Any]) -> bool:
     """Whether all results have the CPU's metadata, and are at most twice as far from float64 as the CPU's own."""
-    if not found[0] == expected[0] == exact[0] == "answer" or not len(found[1]) == len(expected[1]) == len(exact[1]):
+    if not actual[0] == expected[0] == exact[0] == "answer" or not len(actual[1]) == len(expected[1]) == len(exact[1]):
         return False
-    for got, cpu, wide in zip(found[1], expected[1], exact[1], strict=True):
+    for got, cpu, wide in zip(actual[1], expected[1], exact[1], strict=True):
         if not (isinstance(got, tuple) and isinstance(cpu, tuple) and isinstance(wide, tuple)) or got[:3] != cpu[:3]:
             return False
         if not (got[0].is_floating_point or got[0].is_complex) or got[1] != wide[1]:
@@ -373,30 +373,30 @@ def _plain(text: str) -> str:
     return re.sub(r"torch\.(\w+)Tensor", r"CPU\1Type", text).split("\n")[0]
 
 
-def compared(op: Any, expected: tuple[str, Any, Any], found: tuple[str, Any, Any]) -> tuple[str, str]:
+def compared(op: Any, expected: tuple[str, Any, Any], actual: tuple[str, Any, Any]) -> tuple[str, str]:
     """The verdict of a call, and its difference."""
-    said = f"{found[1]}: {str(found[2])[:160]!r}" if found[0] != "answer" else ""
+    said = f"{actual[1]}: {str(actual[2])[:160]!r}" if actual[0] != "answer" else ""
     wanted = f"{expected[1]}: {str(expected[2])[:160]!r}" if expected[0] != "answer" else ""
-    if found[0] == "answer":
+    if actual[0] == "answer":
         if expected[0] != "answer":
             return ONLY_TINY, f"not {wanted}"
-        why = difference(op, expected[1], found[1])
+        why = difference(op, expected[1], actual[1])
         return (OTHER, why) if why else (SAME, "")
-    if expected[0] != "answer" and (expected[1], _plain(expected[2])) == (found[1], _plain(found[2])):
+    if expected[0] != "answer" and (expected[1], _plain(expected[2])) == (actual[1], _plain(actual[2])):
         return SAME_ERROR, ""
-    if found[0] == "internal":
+    if actual[0] == "internal":
         return INTERNAL, f"{said}, not {wanted or 'an answer'}"
     if expected[0] == "answer":
         return ONLY_CPU, said
-    return (OTHER_TEXT if expected[1] == found[1] else OTHER_TYPE), f"{said}, not {wanted}"
+    return (OTHER_TEXT if expected[1] == actual[1] else OTHER_TYPE), f"{said}, not {wanted}"
 
 
-def difference(op: Any, expected: Sequence[Any], found: Sequence[Any]) -> str:
+def difference(op: Any, expected: Sequence[Any], actual: Sequence[Any]) -> str:
     """The first difference between two lists of results; "" if there is none."""
-    if len(expected) != len(found):
-        return f"{len(found)} results, not {len(expected)}"
+    if len(expected) != len(actual):
+        return f"{len(actual)} results, not {len(expected)}"
     free = op is not None and (nondeterministic(op) or not catalog.has_value(op) or op.name == "nn.functional.rrelu")
-    for wanted, got in zip(expected, found, strict=True):
+    for wanted, got in zip(expected, actual, strict=True):
         if not (isinstance(wanted, tuple) and len(wanted) == 4 and isinstance(wanted[-1], torch.Tensor)):
             same = wanted == got or (wanted != wanted and got != got) or str(wanted) == _plain(str(got))
             if not same:
@@ -459,18 +459,18 @@ def reason_of(name: str, what: str, verdict: str) -> int | None:
     return None
 
 
-def table(found: Sequence[tuple[str, str, str, str]]) -> list[str]:
+def table(verdicts: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """Markdown: the counts by verdict and form."""
-    counts = Counter((verdict, form(name, what)) for name, what, verdict, _ in found)
+    counts = Counter((verdict, form(name, what)) for name, what, verdict, _ in verdicts)
     lines = [f"| verdict | {' | '.join(FORMS)} |", "| --- " * (1 + len(FORMS)) + "|"]
     for verdict in VERDICTS:
         lines.append(f"| {verdict} | {' | '.join(str(counts[verdict, f] or '') for f in FORMS)} |")
     return lines
 
 
-def by_reason(found: Sequence[tuple[str, str, str, str]]) -> list[list[str]]:
+def by_reason(verdicts: Sequence[tuple[str, str, str, str]]) -> list[list[str]]:
     """The table of the calls that differ, by reason."""
-    reasons = Counter(reason_of(name, what, verdict) for name, what, verdict, _ in found if verdict not in GOOD)
+    reasons = Counter(reason_of(name, what, verdict) for name, what, verdict, _ in verdicts if verdict not in GOOD)
     rows = [["calls", "of", "reason"]]
     for number, (_, names_, _, reason) in enumerate(REASONS):
         if reasons[number]:
@@ -485,10 +485,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for all verdicts")
     parser.add_argument("--write", action="store_true", help="renew the tables in docs/")
     options = parser.parse_args()
-    found, explained = [], set()
+    verdicts, explained = [], set()
     failed = False
     for name, what, verdict, why in run(names(options.op), options.n):
-        found.append((name, what, verdict, why))
+        verdicts.append((name, what, verdict, why))
         if verdict in GOOD:
             continue
         reason = reason_of(name, what, verdict)
@@ -496,8 +496,8 @@ def main() -> int:
         failed |= reason is None
         print(f"{'NO REASON: ' if reason is None else ''}{verdict}: {name}: {what}: {why}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps(found))
-    lines = table(found)
+        options.json.write_text(json.dumps(verdicts))
+    lines = table(verdicts)
     print(*lines, sep="\n")
     if options.op == "*":
         for number in set(range(len(REASONS))) - explained:
@@ -505,7 +505,7 @@ def main() -> int:
             failed = True
     if options.write:
         PART.renew("\n".join(lines))
-        write(TABLE, csv_text(by_reason(found)))
+        write(TABLE, csv_text(by_reason(verdicts)))
     return int(failed)
 
 

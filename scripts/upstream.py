@@ -121,13 +121,13 @@ def run(bug: Bug, checkout: Path | None = None) -> tuple[int, str]:
 
 def table(bugs: Sequence[Bug]) -> str:
     """The list of bugs as CSV; the last column says whether a later tinygrad still needs the patches."""
-    made = io.StringIO()
-    lines = csv.writer(made, lineterminator="\n")
+    csv_file = io.StringIO()
+    lines = csv.writer(csv_file, lineterminator="\n")
     lines.writerow(["rank", "severity", "title", "file", "patches", "newest tinygrad", "date", "still shows it"])
     for bug in bugs:
         seen = [bug.newest["commit"][:12], bug.newest["date"], "yes" if bug.newest["shows"] else "no"]
         lines.writerow([bug.rank, bug.severity, bug.title, f"{bug.name}.toml", len(bug.patches), *seen])
-    return made.getvalue()
+    return csv_file.getvalue()
 
 
 def note(path: Path, commit: str, date: str, shows: bool) -> None:
@@ -140,10 +140,10 @@ def commit_of(checkout: Path) -> tuple[str, str]:
     """The commit and its date of a checkout with its repository. Raises UpstreamError."""
     if not (checkout / "tinygrad" / "tensor.py").is_file():
         raise UpstreamError(f"{checkout} is no checkout of tinygrad: it has no tinygrad/tensor.py")
-    told = subprocess.run(
+    log = subprocess.run(
         ["git", "-C", str(checkout), "log", "-1", "--format=%H %cs"], capture_output=True, text=True, check=False
     )
-    commit, _, date = told.stdout.strip().partition(" ")
+    commit, _, date = log.stdout.strip().partition(" ")
     if not date:
         raise UpstreamError(f"{checkout} has no commit; clone tinygrad instead of unpacking an archive")
     return commit, date
