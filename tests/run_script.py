@@ -79,8 +79,8 @@ class Standalone:
             path = script
         else:
             path.write_text(script)
-        asked = [str(path), str(folder or mine / "files"), str(out), str(err), list(words), dict(environment or {})]
-        self.server.stdin.write(json.dumps(asked) + "\n")
+        request = [str(path), str(folder or mine / "files"), str(out), str(err), list(words), dict(environment or {})]
+        self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         code = int(self.server.stdout.readline())
-        return subprocess.CompletedProcess(asked, code, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(request, code, out.read_text(), err.read_text())

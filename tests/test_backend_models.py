@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, name: str) -> None:
-    found = Finding("value / aten:neg.default", property="value", op="aten:neg.default", count=1)
-    failing = Result("neg", "", "program", "", Outcome.FAIL, finding=found)
+    finding = Finding("value / aten:neg.default", property="value", op="aten:neg.default", count=1)
+    failing = Result("neg", "", "program", "", Outcome.FAIL, finding=finding)
     run = Run("new", [failing], drawn=ProgramStats(programs=26), models=ROWS)
     save(run, folder / "run.json")
     assert main([f"{name}={folder / 'run.json'}"], folder) == 0

@@ -132,7 +132,7 @@ def script() -> Iterator[ModuleType]:
 class TestTranscripts:
     """`python scripts/transcripts.py --write` replaces the transcripts of the pages by today's output."""
 
-    ELSEWHERE = tuple(ROOT / one.page for one in packages.read_all().values() if one.page)
+    ELSEWHERE = tuple(ROOT / package.page for package in packages.read_all().values() if package.page)
     """Pages whose transcripts need a package: `nox -s packages` runs them."""
 
     WITH = tuple(page for page in PAGES if re.search(r"^```text\n\$ ", page.read_text(), re.MULTILINE))
@@ -143,9 +143,9 @@ class TestTranscripts:
         """Each command of a transcript prints the text below it, except for times."""
         if TORCH is None or not versions.holds(f"=={TORCH[1]}.*"):
             pytest.skip(f"the transcripts are of the torch in requirements/constraints.txt, not {versions.installed()}")
-        made = [one for commands in script.run(page.read_text()) for one in commands]
-        assert made
-        assert "\n".join(one.difference for one in made if not one.same) == ""
+        ran = [command for commands in script.run(page.read_text()) for command in commands]
+        assert ran
+        assert "\n".join(command.difference for command in ran if not command.same) == ""
 
     def test_files_belong_to_a_transcript(self) -> None:
         """A page whose blocks are saved as files has commands that run them."""
@@ -179,6 +179,6 @@ class TestTranscripts:
         """Today's output replaces the old output, and the page is otherwise unchanged."""
         file = "```python\nprint(1)\n```\n\nSaved as `one.py`:\n\n"
         page = f"# a page\n\n{file}```text\n$ python one.py\n2\n```\n\nThe end.\n"
-        made = script.run(page)
-        assert [one.same for commands in made for one in commands] == [False]
-        assert script.renewed(page, made) == page.replace("\n2\n", "\n1\n")
+        transcripts = script.run(page)
+        assert [command.same for commands in transcripts for command in commands] == [False]
+        assert script.renewed(page, transcripts) == page.replace("\n2\n", "\n1\n")

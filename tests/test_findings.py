@@ -22,9 +22,9 @@ def marks(code: str) -> list[pytest.MarkDecorator]:
 
 
 SCRIPTS = [
-    pytest.param(script, id=f"{found.name}:{number}", marks=marks(script.code))
-    for found in EVERY
-    for number, script in enumerate(found.scripts, 1)
+    pytest.param(script, id=f"{finding.name}:{number}", marks=marks(script.code))
+    for finding in EVERY
+    for number, script in enumerate(finding.scripts, 1)
     if not script.needs
 ]
 
@@ -40,8 +40,8 @@ class TestScripts:
     def test_findings_without_a_script_that_runs_are_known(self):
         """Only findings that need the device or another checkout have no script that the tests can run. Those of
         packages are in test_packages.py."""
-        own = [found for found in EVERY if found.layer in findings.LAYERS]
-        without = [found.name for found in own if not [one for one in found.scripts if not one.needs]]
+        own = [finding for finding in EVERY if finding.layer in findings.LAYERS]
+        without = [finding.name for finding in own if not [script for script in finding.scripts if not script.needs]]
         assert without == [
             "tinygrad-llvm", "tinygrad-unused-index", "tinygrad-moved-terms", "tinygrad-narrow-where",
             "tinygrad-register-value", "tinygrad-torch-backend",
@@ -65,10 +65,10 @@ class TestPage:
 
     def test_status(self) -> None:
         """An entry names its issue upstream. The page counts the other entries of PyTorch."""
-        said = {found.name: findings.entry(found) for found in EVERY}
+        said = {finding.name: findings.entry(finding) for finding in EVERY}
         assert said["expand-adds-up"].endswith(" [#197448](https://github.com/pytorch/pytorch/issues/197448).")
         assert said["zeta-large"].endswith("](findings/zeta-large.toml).") and ", [got " in said["zeta-large"]
-        status = {found.name: findings.status(found) for found in EVERY}
+        status = {finding.name: findings.status(finding) for finding in EVERY}
         assert (status["zeta-large"], status["tinygrad-llvm"]) == ("not in the index", "")
 
     def test_a_stale_page_fails_the_check(self, copy, capsys):

@@ -94,13 +94,13 @@ class TestPinned:
 class TestBrowser:
     """The session installs a browser, or reports that it cannot."""
 
-    @pytest.mark.parametrize(("user", "asked"), [(0, True), (1000, False)])
-    def test_none_to_be_had(self, noxfile, monkeypatch, user, asked):
+    @pytest.mark.parametrize(("user", "tries_apt"), [(0, True), (1000, False)])
+    def test_none_to_be_had(self, noxfile, monkeypatch, user, tries_apt):
         """As root the session tries apt-get. If there is still no browser, the session says so and continues."""
         monkeypatch.setattr(noxfile.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
         monkeypatch.setattr(noxfile.os, "geteuid", lambda: user)
         noxfile.browser(session := Session())
-        assert bool(session.ran) is asked
+        assert bool(session.ran) is tries_apt
         assert "No browser can be had" in session.said[-1]
 
     def test_one_is_there(self, noxfile, monkeypatch):
@@ -143,16 +143,16 @@ class TestConformance:
         """--quick draws fewer programs and runs a smaller suite."""
         noxfile.conformance(full := Session())
         noxfile.conformance(quick := Session("--quick"))
-        programs = [int(value(self.options(each)["conformance.fuzz"], "--programs")) for each in (full, quick)]
+        programs = [int(value(self.options(session)["conformance.fuzz"], "--programs")) for session in (full, quick)]
         assert programs[0] > programs[1] > 0
-        suites = [value(self.options(each)["conformance.opinfo_runner"], "--suite") for each in (full, quick)]
+        suites = [value(self.options(session)["conformance.opinfo_runner"], "--suite") for session in (full, quick)]
         assert suites == ["main", "quick"]
 
     def test_options_reach_the_command_that_has_them(self, noxfile):
         """--target goes to both commands, --programs to the fuzzer, --op and --dtype to op_db. Explicit options
         override --quick."""
-        given = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
-        noxfile.conformance(session := Session(*given))
+        words = "--quick --target cpu --programs 7 --op add --op mul --dtype float64,bool --samples 3 --seed 5".split()
+        noxfile.conformance(session := Session(*words))
         fuzz, opinfo = self.options(session).values()
         assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7 --corpus conformance/program/corpus"
         assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
@@ -208,7 +208,7 @@ class TestBackends:
             assert ("profile" in backend) != ("target" in backend), name
             target = ROOT / backend["profile"] if "profile" in backend else backend["target"]
             assert describe_target(str(target).format(checkout="/nowhere")), name
-            assert sum(one.startswith("torch==") for one in backend["packages"]) == 1, name
+            assert sum(package.startswith("torch==") for package in backend["packages"]) == 1, name
             assert {*backend} <= {"packages", "debian", "environment", "checkout", "target", "profile", "options"}
             assert f"| {name} |" in page, name
             bugs = tomllib.loads((ROOT / "docs" / "backends" / f"{name}.toml").read_text())
@@ -241,39 +241,41 @@ class TestBackends:
 class TestVersions:
     """Environments for other releases of torch."""
 
-    def made(self, noxfile, monkeypatch, tmp_path, asked: str) -> list[list[str]]:
+    def install_commands(self, noxfile, monkeypatch, tmp_path, version: str) -> list[list[str]]:
         monkeypatch.setattr(noxfile.nox.project, "load_toml", lambda _: PROJECT)
-        session = Session(asked)
+        session = Session(version)
         monkeypatch.setattr(session, "run", lambda *command, **_: session.ran.append(list(command)))
-        python = noxfile.other_environment(session, asked, tmp_path)
+        python = noxfile.other_environment(session, version, tmp_path)
         assert python == str(tmp_path / "bin" / "python")
         return [command for command in session.ran if "install" in command]
 
-    @pytest.mark.parametrize(("asked", "extras"), [("2.9.1", "test"), ("2.13.0", "tiny,test"), ("2.15.0", "tiny,test")])
-    def test_a_release_of_torch(self, noxfile, monkeypatch, tmp_path, asked, extras):
+    @pytest.mark.parametrize(
+        ("version", "extras"), [("2.9.1", "test"), ("2.13.0", "tiny,test"), ("2.15.0", "tiny,test")]
+    )
+    def test_a_release_of_torch(self, noxfile, monkeypatch, tmp_path, version, extras):
         """The requested torch is installed with all other constraints, and with tinygrad where the device runs."""
-        (install,) = self.made(noxfile, monkeypatch, tmp_path, asked)
-        assert install[-3:] == [f"torch=={asked}", "--editable", f".[{extras}]"]
+        (install,) = self.install_commands(noxfile, monkeypatch, tmp_path, version)
+        assert install[-3:] == [f"torch=={version}", "--editable", f".[{extras}]"]
         constraints = Path(value(install, "--constraint")).read_text()
         assert "numpy==" in constraints
         assert "torch==" not in constraints
 
     def test_the_newest_tinygrad(self, noxfile, monkeypatch, tmp_path):
         """The pinned torch is installed with the newest tinygrad, even beyond the package's own range."""
-        first, second = self.made(noxfile, monkeypatch, tmp_path, "tinygrad")
+        first, second = self.install_commands(noxfile, monkeypatch, tmp_path, "tinygrad")
         assert first[-3:] == [noxfile.pinned("torch"), "--editable", ".[tiny,test]"]
         assert second[-2:] == ["--upgrade", "tinygrad"]
 
     def test_is_made_once(self, noxfile, monkeypatch, tmp_path):
         """A second run installs nothing."""
-        assert self.made(noxfile, monkeypatch, tmp_path, "2.9.1")
-        assert not self.made(noxfile, monkeypatch, tmp_path, "2.9.1")
+        assert self.install_commands(noxfile, monkeypatch, tmp_path, "2.9.1")
+        assert not self.install_commands(noxfile, monkeypatch, tmp_path, "2.9.1")
 
     def test_one_that_fails_does_not_stop_the_others(self, noxfile, monkeypatch, tmp_path):
         """Each version has a result, and the session names those versions which failed."""
         session = Session("2.9.1", "2.15.0", failing="check")
         session.cache_dir = tmp_path / "cache"
-        monkeypatch.setattr(noxfile, "other_environment", lambda session, asked, folder: asked)
+        monkeypatch.setattr(noxfile, "other_environment", lambda session, version, folder: version)
 
         def run(*command, **_):
             session.ran.append(command[-1])
@@ -289,7 +291,7 @@ class TestVersions:
         """`--suite` reaches the check of each version."""
         session = Session("2.15.0", "--suite", "main")
         session.cache_dir = tmp_path / "cache"
-        monkeypatch.setattr(noxfile, "other_environment", lambda session, asked, folder: asked)
+        monkeypatch.setattr(noxfile, "other_environment", lambda session, version, folder: version)
         noxfile.versions(session)
         assert [command[-3:] for command in session.ran] == [["2.15.0", "--suite", "main"]]
 

@@ -14,32 +14,32 @@ from scripts import cuda_stand_ins, findings, packages
 from scripts.pages import ROOT
 
 KNOWN = packages.read_all()
-FOUND = [found for found in findings.read_all(ROOT / findings.FOLDER) if found.layer in findings.PACKAGES]
+FOUND = [finding for finding in findings.read_all(ROOT / findings.FOLDER) if finding.layer in findings.PACKAGES]
 ON_SOME_MACHINES = {"bitsandbytes-gemv-aborts": "bitsandbytes on a CPU with AVX512-BF16"}
 """Findings whose script shows the bug on some machines only, with their needs. No test runs them."""
 
 RUN = [
-    pytest.param(script, KNOWN[script.needs], id=f"{found.name}:{number}")
-    for found in FOUND
-    for number, script in enumerate(found.scripts, 1)
-    if found.name not in ON_SOME_MACHINES
+    pytest.param(script, KNOWN[script.needs], id=f"{finding.name}:{number}")
+    for finding in FOUND
+    for number, script in enumerate(finding.scripts, 1)
+    if finding.name not in ON_SOME_MACHINES
 ]
 
 
 class TestFindings:
     def test_each_has_a_script_that_its_package_runs(self):
         """Every script is counted: it needs a package of the list, or is named above."""
-        needs = {found.name: {script.needs for script in found.scripts} for found in FOUND}
+        needs = {finding.name: {script.needs for script in finding.scripts} for finding in FOUND}
         names = {package.layer: package.name for package in KNOWN.values()}
-        wanted = {found.name: {ON_SOME_MACHINES.get(found.name, names[found.layer])} for found in FOUND}
+        wanted = {finding.name: {ON_SOME_MACHINES.get(finding.name, names[finding.layer])} for finding in FOUND}
         assert needs == wanted
 
-    @pytest.mark.parametrize("found", FOUND, ids=lambda found: found.name)
-    def test_a_script_is_short_and_names_its_package(self, found):
+    @pytest.mark.parametrize("finding", FOUND, ids=lambda finding: finding.name)
+    def test_a_script_is_short_and_names_its_package(self, finding):
         """At most 25 lines, and the version of the list."""
-        package = next(one for one in KNOWN.values() if one.layer == found.layer)
-        assert all(len(script.code.strip().splitlines()) <= 25 for script in found.scripts)
-        assert any(version.endswith(f" {package.version}") for version in found.versions)
+        package = next(one for one in KNOWN.values() if one.layer == finding.layer)
+        assert all(len(script.code.strip().splitlines()) <= 25 for script in finding.scripts)
+        assert any(version.endswith(f" {package.version}") for version in finding.versions)
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
@@ -54,7 +54,7 @@ class TestChecks:
     def test_known_differences_have_a_finding(self, package):
         """A word like `torchaudio-lfilter-compile` in a check file is the name of a finding of the package, and each
         finding that a check shows is named."""
-        names = {found.name for found in FOUND if found.layer == package.layer}
+        names = {finding.name for finding in FOUND if finding.layer == package.layer}
         text = (ROOT / package.checks).read_text(encoding="utf-8")
         named = {*re.findall(rf"\b{package.name}(?:-\w+)+\b", text)}
         assert named <= names and len(named) >= len(names) - 1

@@ -18,9 +18,9 @@ PLAIN = "Return the smallest program that still fails on the target."
 
 
 def rate(text: str) -> float:
-    made = prose.Count()
-    made.add("here", text)
-    return made.rate
+    count = prose.Count()
+    count.add("here", text)
+    return count.rate
 
 
 class TestMarkers:

@@ -51,8 +51,8 @@ class TestTests:
     )
     def test_counts(self, script, code, text, counts):
         """A failing test is a fault. A run without a summary is also a fault."""
-        made = script.of_tests(ended(code, text))
-        assert (made.passed, made.failed, made.skipped, made.faults) == counts
+        outcome = script.of_tests(ended(code, text))
+        assert (outcome.passed, outcome.failed, outcome.skipped, outcome.faults) == counts
 
 
 class TestRuns:
@@ -62,27 +62,27 @@ class TestRuns:
 
     def test_a_finding_about_torch_is_no_fault(self, script, tmp_path):
         """A finding that is true of torch is no fault: functionalization loses strides."""
-        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
-        made = self.of(script, tmp_path, "functionalize", found)
-        assert (made.passed, made.failed, made.faults, made.said) == (58, 2, 0, "clone (stride)")
+        result = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
+        outcome = self.of(script, tmp_path, "functionalize", result)
+        assert (outcome.passed, outcome.failed, outcome.faults, outcome.said) == (58, 2, 0, "clone (stride)")
 
     def test_the_same_on_the_reference_is_one(self, script, tmp_path):
         """The same finding on cpu or tiny is a fault. torch CPU against itself has no failures, and tiny should have
         none."""
-        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
-        assert [self.of(script, tmp_path, target, found).faults for target in ("cpu", "tiny")] == [1, 1]
+        result = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "stride"}]}
+        assert [self.of(script, tmp_path, target, result).faults for target in ("cpu", "tiny")] == [1, 1]
 
     def test_an_exception_of_the_harness_is_one(self, script, tmp_path):
         """An exception of the harness is a fault on every target."""
-        found = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "harness"}]}
-        assert self.of(script, tmp_path, "meta", found).faults == 1
+        result = {"op": "clone", "outcome": "FAIL", "failures": [{"oracle": "harness"}]}
+        assert self.of(script, tmp_path, "meta", result).faults == 1
 
     def test_a_run_that_broke_off_is_one(self, script, tmp_path):
         """An incomplete run is a fault even without a failure. A run without a result is also a fault."""
         assert self.of(script, tmp_path, "meta", code=0, complete=False).faults == 1
         assert self.of(script, tmp_path, "meta", code=2).faults == 1
-        made = script.of_run(script.Check("op_db", "meta", ()), ended(2, "conformance: no\n"), tmp_path / "none")
-        assert (made.faults, made.said) == (1, "conformance: no")
+        outcome = script.of_run(script.Check("op_db", "meta", ()), ended(2, "conformance: no\n"), tmp_path / "none")
+        assert (outcome.faults, outcome.said) == (1, "conformance: no")
 
 
 class TestPage:
@@ -100,8 +100,8 @@ class TestPage:
 
     def test_a_suite_keeps_the_other_results(self, script, monkeypatch):
         """A suite is one more result of its version, with its own date and table; an older torch is refused."""
-        asked = {"torch": "2.15.0+cpu", "tinygrad": "0.14.0", "python": "3.11"}
-        monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: ended(0, json.dumps(asked)))
+        installed = {"torch": "2.15.0+cpu", "tinygrad": "0.14.0", "python": "3.11"}
+        monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: ended(0, json.dumps(installed)))
         monkeypatch.setattr(script, "run", lambda check, python: script.Outcome(2190, 0, date="2026-02-03"))
         script.keep(entry("2.15.0", {"fuzz cpu": {"passed": 60, "failed": 0, "faults": 0}}, "0.14.0"))
         script.keep(entry("2.14.1", {"fuzz cpu": {"passed": 58, "failed": 0, "faults": 0}}, "0.14.0"))
@@ -110,7 +110,7 @@ class TestPage:
         assert rows == [
             "|2.14.1|0.14.0|2026-01-01|58/0|", "|2.15.0|0.14.0|2026-01-01|60/0|", "|2.15.0|0.14.0|2026-02-03|2190/0|"
         ]  # fmt: skip
-        asked |= {"torch": "2.12.1", "tinygrad": ""}
+        installed |= {"torch": "2.12.1", "tinygrad": ""}
         assert script.check_all("python", "main") == 2
 
     def test_the_tracked_page_is_that_of_the_tracked_results(self, script):

@@ -100,7 +100,9 @@ class TestCommands:
     def test_every_option_exists(self, text):
         """Each `--option` in a step appears in the help of the step's command."""
         runs = [step["run"] for step in steps(text) if "run" in step]
-        lines = [found[0] for run in runs if (found := re.search(r"(nox -s conformance|conformance [a-z]+ ).*", run))]
+        lines = [
+            matched[0] for run in runs if (matched := re.search(r"(nox -s conformance|conformance [a-z]+ ).*", run))
+        ]
         assert lines
         for line in lines:
             words = line.split(">>")[0].split()

@@ -47,17 +47,17 @@ def _losses(
 ) -> Tensor:
     torch.manual_seed(0)
     model = make().to(device).train()
-    given = [tensor.to(device) for tensor in inputs]
+    tensors = [tensor.to(device) for tensor in inputs]
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    found = []
+    losses = []
     before = backend.stats()["kernels"]
     for step in range(STEPS):
         torch.manual_seed(step)
         optimizer.zero_grad()
-        value = loss(model, *given)
+        value = loss(model, *tensors)
         value.backward()
         optimizer.step()
         assert value.device.type == device
-        found.append(value.detach().cpu())
+        losses.append(value.detach().cpu())
     assert (backend.stats()["kernels"] > before) == (device == "tiny")
-    return torch.stack(found)
+    return torch.stack(losses)

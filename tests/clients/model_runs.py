@@ -82,12 +82,12 @@ def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tenso
         net.forward = compiled(net.forward)
     prompt = model.inputs()[model.prompt].to(device)
     with torch.no_grad():
-        found = net.generate(
+        output = net.generate(
             **{model.prompt: prompt}, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False,
             use_cache=True, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
-    assert found.sequences.device.type == device
-    return found.sequences[:, -NEW_TOKENS:].cpu(), torch.stack([logits.cpu() for logits in found.logits])
+    assert output.sequences.device.type == device
+    return output.sequences[:, -NEW_TOKENS:].cpu(), torch.stack([logits.cpu() for logits in output.logits])
 
 
 class Positional(nn.Module):
@@ -102,11 +102,11 @@ class Positional(nn.Module):
         return tuple(leaves(self.net(**dict(zip(self.names, inputs, strict=True)))))
 
 
-def leaves(found: Any) -> list[Tensor]:
+def leaves(result: Any) -> list[Tensor]:
     """Return the tensors in a model's result."""
-    if isinstance(found, Tensor):
-        return [found]
-    parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
+    if isinstance(result, Tensor):
+        return [result]
+    parts = result.values() if isinstance(result, dict) else result if isinstance(result, (list, tuple)) else ()
     return [tensor for part in parts for tensor in leaves(part)]
 
 
@@ -116,14 +116,14 @@ def traced(model: Model, device: str) -> list[Tensor]:
     net: Any = made(model, device, dropout=False).eval().requires_grad_(False)
     if hasattr(getattr(net, "config", None), "use_cache"):
         net.config.use_cache = False  # a cache is not a tensor
-    given = {name: tensor.to(device) for name, tensor in model.inputs().items()}
-    captured = torch.jit.trace(Positional(net, list(given)), tuple(given.values()), check_trace=False)
+    inputs = {name: tensor.to(device) for name, tensor in model.inputs().items()}
+    captured = torch.jit.trace(Positional(net, list(inputs)), tuple(inputs.values()), check_trace=False)
     file = io.BytesIO()
     torch.jit.save(captured, file)
     file.seek(0)
-    found = torch.jit.load(file)(*(tensor.flip(0) for tensor in given.values()))
-    assert {tensor.device.type for tensor in found} == {device}
-    return [tensor.cpu() for tensor in found]
+    results = torch.jit.load(file)(*(tensor.flip(0) for tensor in inputs.values()))
+    assert {tensor.device.type for tensor in results} == {device}
+    return [tensor.cpu() for tensor in results]
 
 
 def row(model: Model) -> str:
@@ -138,8 +138,8 @@ def row(model: Model) -> str:
     if model.prompt:
         words, logits = generate(model, "cpu")
         for compile in (False, True):
-            found, by_device = generate(model, "tiny", compile=compile)
-            assert torch.equal(found, words)
+            tokens, by_device = generate(model, "tiny", compile=compile)
+            assert torch.equal(tokens, words)
             torch.testing.assert_close(by_device, logits)
         text = "yes"
     times = [f"{1000 * run.seconds:.0f}" for run in (eager, fused)]
@@ -166,10 +166,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a model's name, or a pattern such as 'timm.*'")
     parser.add_argument("--write", action="store_true", help="put the rows into docs/models.csv")
-    given = parser.parse_args(arguments)
-    chosen = [m for m in MODELS if not given.names or any(fnmatch.fnmatch(m.name, n) for n in given.names)]
+    args = parser.parse_args(arguments)
+    chosen = [m for m in MODELS if not args.names or any(fnmatch.fnmatch(m.name, n) for n in args.names)]
     if not chosen:
-        parser.error(f"no model is named {given.names[0]!r}; the names are {', '.join(BY_NAME)}")
+        parser.error(f"no model is named {args.names[0]!r}; the names are {', '.join(BY_NAME)}")
     failed = []
     print(HEADER)
     for model in chosen:
@@ -180,7 +180,7 @@ def main(arguments: list[str]) -> int:
             print(f"{model.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
         print(line, flush=True)
-        if given.write:
+        if args.write:
             beside = TABLE.with_suffix(".part")
             beside.write_text(written(TABLE.read_text(), {model.name: line}))
             os.replace(beside, TABLE)

@@ -89,17 +89,17 @@ def labelled(size: int) -> Inputs:
     return {**image(size, 4), "labels": torch.tensor([0, 1, 2, 0])}
 
 
-def own(found: Any) -> Tensor:
+def own(output: Any) -> Tensor:
     """Return the loss that a model of transformers computes from its labels."""
-    loss: Tensor = found.loss
+    loss: Tensor = output.loss
     return loss
 
 
-def squares(found: Any) -> Tensor:
+def squares(output: Any) -> Tensor:
     """Return the mean squared distance from 1 of the model's first result."""
-    if not isinstance(found, Tensor):
-        found = next(iter(found.values())) if isinstance(found, dict) else found[0]
-    return (found - 1).square().mean()
+    if not isinstance(output, Tensor):
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    return (output - 1).square().mean()
 
 
 def hugging(kind: str, config: str, inputs: Callable[[], Inputs], name: str = "", /, **options: Any) -> Model:
@@ -111,8 +111,8 @@ def hugging(kind: str, config: str, inputs: Callable[[], Inputs], name: str = ""
         without_operators()
         import transformers
 
-        made: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
-        return made
+        net: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**options))
+        return net
 
     return Model(f"transformers.{name or kind}", make, inputs, **{"loss": own, **ours})
 
@@ -182,27 +182,27 @@ def _unet() -> nn.Module:
     beside()
     import diffusers
 
-    made: nn.Module = diffusers.UNet2DModel(
+    net: nn.Module = diffusers.UNet2DModel(
         sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(4, 8), norm_num_groups=2,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=4,
     )  # fmt: skip
-    return made
+    return net
 
 
 def _autoencoder() -> nn.Module:
     beside()
     import diffusers
 
-    made: nn.Module = diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2)
-    return made
+    net: nn.Module = diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2)
+    return net
 
 
 def _efficientnet(models: Any) -> nn.Module:
     blocks = [["ds_r1_k3_s1_e1_c8_se0.25"], ["ir_r1_k5_s2_e4_c8_se0.25"], ["ir_r1_k3_s2_e4_c12_se0.25"]]
     decoded = models._efficientnet_builder.decode_arch_def(blocks)
-    made: nn.Module = models.EfficientNet(decoded, num_classes=3, num_features=16, stem_size=8)
-    return made
+    net: nn.Module = models.EfficientNet(decoded, num_classes=3, num_features=16, stem_size=8)
+    return net
 
 
 def _text_and_images() -> Inputs:
@@ -265,7 +265,7 @@ MODELS = [
     hugging("SamVisionModel", "SamVisionConfig", lambda: image(16), loss=squares, hidden_size=8, output_channels=4,
             num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=4, mlp_dim=16, window_size=3,
             global_attn_indexes=[1], num_pos_feats=4),
-    hugging("CLIPModel", "CLIPConfig", _text_and_images, loss=lambda found: found.logits_per_text.square().mean(),
+    hugging("CLIPModel", "CLIPConfig", _text_and_images, loss=lambda output: output.logits_per_text.square().mean(),
             lr=0.01, **_CLIP),
     hugging("Wav2Vec2ForCTC", "Wav2Vec2Config", lambda: {"input_values": drawn(2, 80), "labels": tokens(2, 3)},
             vocab_size=VOCABULARY, conv_dim=[4, 4], conv_stride=[4, 2], conv_kernel=[4, 2], num_feat_extract_layers=2,
@@ -281,8 +281,8 @@ MODELS = [
     of_torchvision("ShuffleNetV2", 32, lambda m: m.ShuffleNetV2([1, 1, 1], [8, 8, 16, 16, 16], num_classes=3)),
     of_torchvision("MobileNetV2", 32, lambda m: m.MobileNetV2(3, 0.25, [[1, 8, 1, 1], [4, 8, 2, 2]]), 0.001),
     Model("diffusers.UNet2DModel", _unet, lambda: {"sample": drawn(2, 3, 8, 8), "timestep": torch.tensor([1, 5])},
-          lambda found: found.sample.square().mean()),
+          lambda output: output.sample.square().mean()),
     Model("diffusers.AutoencoderKL", _autoencoder, lambda: {"sample": drawn(1, 3, 8, 8)},
-          lambda found: found.sample.square().mean()),
+          lambda output: output.sample.square().mean()),
 ]  # fmt: skip
 BY_NAME = {model.name: model for model in MODELS}

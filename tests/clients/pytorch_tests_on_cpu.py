@@ -132,12 +132,12 @@ def _outcomes(folder: Path, file: str, device: str, only: str, conftest: str) ->
 
 def outcomes(result: Path) -> dict[str, str]:
     """Return "passed", "failed" or "skipped" of each test in a result (JUnit's XML)."""
-    found = {}
+    outcome_by_test = {}
     for case in ET.parse(result).getroot().iter("testcase"):
         tags = {child.tag for child in case}
         kind = "skipped" if "skipped" in tags else "failed" if tags & {"failure", "error"} else "passed"
-        found["::".join((*case.get("classname", "").split("."), str(case.get("name"))))] = kind
-    return found
+        outcome_by_test["::".join((*case.get("classname", "").split("."), str(case.get("name"))))] = kind
+    return outcome_by_test
 
 
 def main() -> int:

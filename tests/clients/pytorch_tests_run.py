@@ -110,8 +110,8 @@ def adapted(source: str, device: str, to: str = "tiny") -> str:
 def helpers(folder: Path, source: str) -> list[Path]:
     """Return the modules of the folder, relative to it, that a test file imports: files, and packages as a whole."""
     names = sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, flags=re.MULTILINE)))
-    found = [path for name in names for path in (folder / f"{name}.py", *(folder / name).glob("*.py"))]
-    return [path.relative_to(folder) for path in found if path.is_file()]
+    paths = [path for name in names for path in (folder / f"{name}.py", *(folder / name).glob("*.py"))]
+    return [path.relative_to(folder) for path in paths if path.is_file()]
 
 
 def run(
@@ -205,22 +205,22 @@ def main() -> int:
         "--keep", type=Path, metavar="FOLDER", help="keep the slices' results and logs, and use those kept"
     )
     parser.add_argument("--write", action="store_true", help="put the counts into docs/pytorch_tests.csv")
-    given = parser.parse_args()
-    missing = [file for file in given.file if not (given.folder / f"{file}.py").is_file()]
+    args = parser.parse_args()
+    missing = [file for file in args.file if not (args.folder / f"{file}.py").is_file()]
     if missing:
-        parser.error(f"{given.folder} has no {missing[0]}.py")
-    if given.only and (given.write or given.keep):
+        parser.error(f"{args.folder} has no {missing[0]}.py")
+    if args.only and (args.write or args.keep):
         parser.error("--write and --keep need whole files, so they cannot go with -k")
-    if given.slices < 1:
+    if args.slices < 1:
         parser.error("--slices must be at least 1")
-    if not 0 <= given.take <= given.slices:
-        parser.error(f"--take must be between 1 and --slices, which is {given.slices}")
-    if given.keep:
-        given.keep.mkdir(parents=True, exist_ok=True)
+    if not 0 <= args.take <= args.slices:
+        parser.error(f"--take must be between 1 and --slices, which is {args.slices}")
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
     bad = 0
-    for file in given.file:
+    for file in args.file:
         try:
-            outcome = run(given.folder, file, given.adapted_for, given.only, given.slices, given.take, given.keep)
+            outcome = run(args.folder, file, args.adapted_for, args.only, args.slices, args.take, args.keep)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{file:26}{error}", flush=True)
             bad += 1
@@ -228,12 +228,12 @@ def main() -> int:
         print(outcome, flush=True)
         for name, message in outcome.failed.items():
             print(f"  {name}: {message}")
-        if not given.only:
+        if not args.only:
             for entry in outcome.unneeded:
                 print(f"  no failure any more: {entry}")
             bad += len(outcome.unneeded)
         bad += len(outcome.failed)
-        if given.write:
+        if args.write:
             write_row(TABLE, HEADER, outcome.row)
     return int(bad > 0)
 

@@ -28,18 +28,18 @@ def test_training(model: Model) -> None:
     """The losses of three steps equal the CPU's, with dropout."""
     expected = model_runs.train(model, "cpu")
     assert len(set(expected.losses.tolist())) == model_runs.STEPS, "the steps do not change the loss"
-    found = model_runs.train(model, "tiny")
-    assert found.kernels > 0
-    torch.testing.assert_close(found.losses, expected.losses)
+    actual = model_runs.train(model, "tiny")
+    assert actual.kernels > 0
+    torch.testing.assert_close(actual.losses, expected.losses)
 
 
 @pytest.mark.parametrize("model", each(MODELS))
 def test_compiled_training(model: Model) -> None:
     """The losses of three compiled steps equal the eager CPU's."""
     expected = model_runs.train(model, "cpu")
-    found = model_runs.train(model, "tiny", compile=True)
-    assert found.kernels > 0
-    torch.testing.assert_close(found.losses, expected.losses)
+    actual = model_runs.train(model, "tiny", compile=True)
+    assert actual.kernels > 0
+    torch.testing.assert_close(actual.losses, expected.losses)
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
@@ -47,9 +47,9 @@ def test_compiled_training(model: Model) -> None:
 def test_generation(model: Model, compile: bool) -> None:
     """New tokens and their logits equal the CPU's, with a growing key-value cache."""
     words, logits = model_runs.generate(model, "cpu")
-    found, found_logits = model_runs.generate(model, "tiny", compile=compile)
-    assert torch.equal(found, words)
-    torch.testing.assert_close(found_logits, logits)
+    tokens, token_logits = model_runs.generate(model, "tiny", compile=compile)
+    assert torch.equal(tokens, words)
+    torch.testing.assert_close(token_logits, logits)
 
 
 UNTRACEABLE = {"transformers.BloomForCausalLM"}

@@ -108,14 +108,14 @@ class FaultPlugin:
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
         """Run the test under each remaining fault, in place of the single call."""
         names = pyfuncitem._fixtureinfo.argnames
-        given = {name: pyfuncitem.funcargs[name] for name in names}
+        arguments = {name: pyfuncitem.funcargs[name] for name in names}
         test, seen = pyfuncitem.nodeid, set[str]()
 
         def passes(fault: Fault) -> bool:
             mode = _Function(fault, seen) if fault.level == FUNCTION else _Dispatch(fault, seen)
             try:
                 with mode:
-                    pyfuncitem.obj(**given)
+                    pyfuncitem.obj(**arguments)
             except (Exception, pytest.fail.Exception):
                 return False
             return True
@@ -177,19 +177,19 @@ def run(suite: str, journal: Path, until: float) -> str:
 
 def read(journal: Path) -> tuple[dict[str, str], Counter[str]]:
     """Return the test that found each found fault, and the number of tests run under each fault."""
-    found: dict[str, str] = {}
+    tests: dict[str, str] = {}
     tried: Counter[str] = Counter()
     last = ["", "", ""]
     for line in journal.read_text().splitlines():
         kind, test, fault = json.loads(line)
         if kind == "found":
-            found[fault] = test
+            tests[fault] = test
         elif kind == "started":
             tried[fault] += 1
         if last[0] == "started" and kind == "test":
-            found.setdefault(last[2], f"{last[1]} (ended the process)")
+            tests.setdefault(last[2], f"{last[1]} (ended the process)")
         last = [kind, test, fault]
-    return found, tried
+    return tests, tried
 
 
 def main() -> int:
@@ -198,10 +198,10 @@ def main() -> int:
     parser.add_argument("suite", nargs="*", default=list(SUITES))
     parser.add_argument("--journal", type=Path, default=Path("torchcts_faults.jsonl"), help="kept, and gone on with")
     parser.add_argument("--minutes", type=float, default=40)
-    given = parser.parse_args()
-    journal, until = given.journal.resolve(), time.monotonic() + 60 * given.minutes
+    args = parser.parse_args()
+    journal, until = args.journal.resolve(), time.monotonic() + 60 * args.minutes
     journal.touch()
-    for suite in given.suite:
+    for suite in args.suite:
         print(f"{suite}: {run(suite, journal, until)}", flush=True)
     tests, tried = read(journal)
     for name in EVERY:

@@ -71,10 +71,10 @@ def run(suite: str, device: str = "tiny") -> Outcome:
     declared = tomllib.loads(NOT_JUDGED.read_text())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = [*options(package, suite, device, folder), "--junitxml", str(folder / "results.xml")]
+        arguments = [*options(package, suite, device, folder), "--junitxml", str(folder / "results.xml")]
         path = os.pathsep.join((str(package), str(ROOT), os.environ.get("PYTHONPATH", "")))
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *given],
+            [sys.executable, "-m", "pytest", *arguments],
             cwd=folder, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True,
             check=False, text=True, timeout=LIMIT_S,
         )  # fmt: skip
@@ -142,11 +142,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="*", default=list(SUITES), help="default: all of them")
     parser.add_argument("--device", default="tiny", help="tiny, or cpu to see what torch itself fails")
-    given = parser.parse_args()
+    args = parser.parse_args()
     passed = judged = 0
-    for suite in given.suite:
+    for suite in args.suite:
         try:
-            outcome = run(suite, given.device)
+            outcome = run(suite, args.device)
         except (packages.NotHad, RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{suite:12}{error}", flush=True)
             judged += 1

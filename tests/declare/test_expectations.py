@@ -70,8 +70,8 @@ class TestTorch:
     def test_a_finding(self, tmp_path: Path, line: str, owed: bool) -> None:
         """The same rule applies to findings of programs."""
         (_, known) = read(self.file(tmp_path, line))
-        found = Result("copy_", "", "program", "", Outcome.FAIL, finding=Finding("s", step="copy_", kind="FAIL"))
-        assert (known.covers(found), due(known, drawn_run())) == (owed, owed)
+        failure = Result("copy_", "", "program", "", Outcome.FAIL, finding=Finding("s", step="copy_", kind="FAIL"))
+        assert (known.covers(failure), due(known, drawn_run())) == (owed, owed)
 
     def test_an_update_keeps_what_speaks_of_another(self, tmp_path: Path) -> None:
         """A run with another torch version leaves the entry unchanged, in memory and in the file."""
@@ -83,8 +83,8 @@ class TestTorch:
     def test_narrowed_it_speaks_of_the_same(self, tmp_path: Path) -> None:
         """A narrowed entry keeps its versions."""
         path = self.file(tmp_path, self.HELD)
-        found = [result("add", Outcome.PASS), result("add", Outcome.FAIL, "value", dtype="int64")]
-        (kept, _), _ = update(read(path), Run("tiny", found), "")
+        results = [result("add", Outcome.PASS), result("add", Outcome.FAIL, "value", dtype="int64")]
+        (kept, _), _ = update(read(path), Run("tiny", results), "")
         assert (kept.scope.dtype, kept.torch) == (("int64",), ">=2.9")
 
 
@@ -97,7 +97,7 @@ class TestApply:
     """Declared failures, and declared failures that pass."""
 
     @pytest.mark.parametrize(
-        ("found", "declared", "outcome"),
+        ("actual", "declared", "outcome"),
         [
             (result("add", Outcome.FAIL, "stride"), entry("add", "stride"), Outcome.XFAIL),
             (result("add", Outcome.FAIL, "stride"), entry("a*"), Outcome.XFAIL),
@@ -111,9 +111,9 @@ class TestApply:
             (result("add", Outcome.SKIP), entry("add", "value"), Outcome.SKIP),
         ],
     )
-    def test_outcome(self, found: Result, declared: Declaration, outcome: Outcome) -> None:
+    def test_outcome(self, actual: Result, declared: Declaration, outcome: Outcome) -> None:
         """An entry excuses exactly the oracles that it names, and requires them to fail."""
-        assert apply([found], [declared])[0].outcome is outcome
+        assert apply([actual], [declared])[0].outcome is outcome
 
     def test_every_entry_must_be_met(self) -> None:
         """If one oracle of two entries fails and the other passes, the result is XPASS."""
@@ -199,19 +199,19 @@ class TestCheck:
         assert check([entry("a*", "value")], CASES, WORDS | {"op": ["add"]}) == []
 
     @pytest.mark.parametrize(
-        ("variant", "dtype", "found"),
+        ("variant", "dtype", "reported"),
         [
             ("forward", "int64", False), ("backward", "int64", True), ("inplace", "float32", True),
             ("error_inputs", "bool", True), ("*", "bool", True), ("backward", "*", False),
         ],
     )  # fmt: skip
-    def test_support_that_went_away(self, variant: str, dtype: str, found: bool) -> None:
+    def test_support_that_went_away(self, variant: str, dtype: str, reported: bool) -> None:
         """An entry for an op without that variant and dtype covers no case and is reported."""
         op = plan.Entry("add", "", "binary", frozenset({"float32", "int64"}), frozenset({"float32"}),
                         frozenset({"forward", "backward"}))  # fmt: skip
         scope = Scope(op=("a*",), variant=(variant,), dtype=(dtype,))
         problems = without_cases([Declaration(scope, ("value",), "a reason", file="t.toml", line=7)], [op])
-        assert [problem.startswith("t.toml, line 7: 'a*' has no case") for problem in problems] == [True] * found
+        assert [problem.startswith("t.toml, line 7: 'a*' has no case") for problem in problems] == [True] * reported
 
     @pytest.mark.slow
     def test_tracked_files_name_what_exists(self, capsys: pytest.CaptureFixture[str]) -> None:

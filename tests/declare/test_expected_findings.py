@@ -27,8 +27,8 @@ def changed(entry: Declaration, **scope: Any) -> Declaration:
     return dataclasses.replace(entry, scope=dataclasses.replace(entry.scope, **names), property=property)
 
 
-def outcomes(made: Run) -> list[Outcome]:
-    return [result.outcome for result in made.results]
+def outcomes(judged: Run) -> list[Outcome]:
+    return [result.outcome for result in judged.results]
 
 
 class TestApply:
@@ -36,9 +36,13 @@ class TestApply:
 
     def test_only_known_findings_are_green(self) -> None:
         """A declared finding is XFAIL with its reason, and the campaign passes."""
-        made = apply(campaign(found(count=3)), [ENTRY], "t.toml")
-        assert (outcomes(made), made.results[0].reason, made.expectations) == ([Outcome.XFAIL], "a reason", "t.toml")
-        assert (made.exit_code(), model.summary_line(made)) == (0, "297 passed, 0 failed, 0 skipped")
+        judged = apply(campaign(found(count=3)), [ENTRY], "t.toml")
+        assert (outcomes(judged), judged.results[0].reason, judged.expectations) == (
+            [Outcome.XFAIL],
+            "a reason",
+            "t.toml",
+        )
+        assert (judged.exit_code(), model.summary_line(judged)) == (0, "297 passed, 0 failed, 0 skipped")
 
     @pytest.mark.parametrize(
         ("changes", "known"),
@@ -52,8 +56,8 @@ class TestApply:
     def test_by_parts_of_the_signature(self, changes: dict[str, Any], known: bool) -> None:
         """Every part that an entry names must match, as a glob."""
         entry = changed(ENTRY, **changes)
-        made = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
-        assert (made.results[0].outcome is Outcome.XFAIL) is known
+        judged = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
+        assert (judged.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
         ("cause", "oracle", "word", "known"),
@@ -68,11 +72,11 @@ class TestApply:
         """The property is that of the cause. If the cause is unknown, it is the oracle. An oracle that is no property
         always matches."""
         entry = changed(ENTRY, property=(word,))
-        made = apply(campaign(found(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
-        assert (made.results[0].outcome is Outcome.XFAIL) is known
+        judged = apply(campaign(found(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
+        assert (judged.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
-        ("made", "due"),
+        ("fuzz_run", "due"),
         [
             (campaign(), True),
             (campaign(drawn=ProgramStats((0,), 299)), False),
@@ -85,12 +89,12 @@ class TestApply:
             (run(result()), False),
         ],
     )
-    def test_what_ought_to_show_and_does_not(self, made: Run, due: bool) -> None:
+    def test_what_ought_to_show_and_does_not(self, fuzz_run: Run, due: bool) -> None:
         """A missing finding is XPASS and fails the run, only in the drawing that showed it and from its number of
         programs on."""
-        judged = apply(made, [ENTRY], "t.toml")
+        judged = apply(fuzz_run, [ENTRY], "t.toml")
         assert (Outcome.XPASS in outcomes(judged)) is due
-        assert judged.exit_code() == int(due or not made.complete)
+        assert judged.exit_code() == int(due or not fuzz_run.complete)
 
     def test_any_seed(self) -> None:
         """Without a seed, the finding must show in any campaign with that number of programs."""
@@ -118,14 +122,14 @@ class TestUpdate:
 
     def test_the_same_campaign_is_green_then(self, tmp_path: Path) -> None:
         """After an update, nothing is unexpected, a second update changes nothing, and the file reads back equal."""
-        made = campaign(
+        fuzz_run = campaign(
             found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
         )
-        entries, done = update([changed(ENTRY, step="gone")], made)
+        entries, done = update([changed(ENTRY, step="gone")], fuzz_run)
         assert done[0] == "removed: value / gone, which no program showed"
         assert len(done) == 4
-        assert apply(made, entries, "f").exit_code() == 0
-        assert update(entries, made) == (entries, [])
+        assert apply(fuzz_run, entries, "f").exit_code() == 0
+        assert update(entries, fuzz_run) == (entries, [])
         assert [(entry.scope.programs, entry.scope.seed, entry.scope.program) for entry in entries] == [
             (13, 0, ()),
             (1, 0, ()),
@@ -158,12 +162,12 @@ class TestPatterns:
 
     def test_one_entry_for_three_operators(self) -> None:
         """The entry has the lowest number of programs that shows one of the operators."""
-        made = campaign(copying("t", 30), copying("select", 12), copying("expand", 25))
-        [entry], done = update([], made)
+        fuzz_run = campaign(copying("t", 30), copying("select", 12), copying("expand", 25))
+        [entry], done = update([], fuzz_run)
         assert (entry.scope, entry.property) == (Scope(pattern=(COPIES,), programs=13, seed=0), ("*",))
         assert done == [f"added: {COPIES}"]
-        assert apply(made, [entry], "f").exit_code() == 0
-        assert update([entry], made) == ([entry], [])
+        assert apply(fuzz_run, [entry], "f").exit_code() == 0
+        assert update([entry], fuzz_run) == ([entry], [])
 
     def test_it_covers_a_fourth_operator_and_no_other_pattern(self) -> None:
         """The entry covers a fourth operator. Otherwise a device that copies would need a new declaration for each
@@ -183,8 +187,8 @@ class TestPatterns:
 
     def test_one_operator_in_three_findings(self) -> None:
         """The number of operators decides, not the number of findings."""
-        made = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
-        assert {entry.scope.pattern for entry in update([], made)[0]} == {()}
+        fuzz_run = campaign(*(copying("t", property=wrong) for wrong in ("aliasing", "value", "metadata")))
+        assert {entry.scope.pattern for entry in update([], fuzz_run)[0]} == {()}
 
     @pytest.mark.parametrize("name", sorted(NOT_ONE_BUG))
     def test_a_pattern_of_different_bugs(self, name: str) -> None:
@@ -196,8 +200,8 @@ class TestPatterns:
 
     def test_saved_programs_are_declared_one_by_one(self) -> None:
         """Each entry is due when its own program runs."""
-        made = campaign(*(copying(op, None, saved=(op,)) for op in ("t", "select", "expand")))
-        assert [entry.scope.program for entry in update([], made)[0]] == [("t",), ("select",), ("expand",)]
+        fuzz_run = campaign(*(copying(op, None, saved=(op,)) for op in ("t", "select", "expand")))
+        assert [entry.scope.program for entry in update([], fuzz_run)[0]] == [("t",), ("select",), ("expand",)]
 
     def test_a_pattern_that_nothing_shows(self) -> None:
         """A pattern that no program shows is XPASS, and an update removes it."""
@@ -211,10 +215,10 @@ class TestPatterns:
     def test_a_file_keeps_it(self, tmp_path: Path) -> None:
         """The file keeps a pattern, even with the characters of a glob."""
         name = "raises KeyError: [a*] is no key?"
-        made = campaign(*(copying(op, pattern=name) for op in ("t", "select", "expand")))
-        (tmp_path / "t.toml").write_text(dumps(update([], made)[0], "# t"))
+        fuzz_run = campaign(*(copying(op, pattern=name) for op in ("t", "select", "expand")))
+        (tmp_path / "t.toml").write_text(dumps(update([], fuzz_run)[0], "# t"))
         known = read(tmp_path / "t.toml")
-        assert apply(made, known, "f").exit_code() == 0
+        assert apply(fuzz_run, known, "f").exit_code() == 0
         assert (
             outcomes(apply(campaign(copying("t", pattern="raises KeyError: a is no key.")), known, "f"))[0]
             is Outcome.FAIL
@@ -254,8 +258,8 @@ class TestCommand:
         (tmp_path / "t.toml").write_text(dataclasses.replace(ENTRY, issue="https://example.org/1").toml())
         file = ["--file", str(tmp_path / "t.toml")]
         assert command.main([*file, "explain", "value / copy_ / gaps"]) == 0
-        told = capsys.readouterr().out
-        assert f'# {tmp_path / "t.toml"}, line 1\n[[declare]]\nscope = {{step = "copy_", programs = 300' in told
-        assert 'reason = "a reason"' in told and "1 entry for value / copy_ / gaps" in told
+        output = capsys.readouterr().out
+        assert f'# {tmp_path / "t.toml"}, line 1\n[[declare]]\nscope = {{step = "copy_", programs = 300' in output
+        assert 'reason = "a reason"' in output and "1 entry for value / copy_ / gaps" in output
         assert command.main([*file, "explain", "crash / copy_"]) == 0
         assert "0 entries for crash / copy_" in capsys.readouterr().out

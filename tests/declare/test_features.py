@@ -22,11 +22,13 @@ class TestDeclared:
     def test_a_device_is_judged_by_strides_that_say_where_an_element_lies(self):
         """Significant strides decide about a device. Regression test: half of the findings on the first foreign device
         were strides of dimensions of length 1."""
-        given = torch.arange(3.0).view(1, 3)
-        expected, actual = (observe({"a": torch.as_strided(given, (1, 3), (by, 1))}) for by in (3, 1))
+        tensor = torch.arange(3.0).view(1, 3)
+        expected, actual = (observe({"a": torch.as_strided(tensor, (1, 3), (by, 1))}) for by in (3, 1))
         assert not compare(expected, actual, oracles=load_target("device:cpu").oracles)
-        wrong = observe({"a": given.expand(1, 3).as_strided((1, 3), (3, 0))})
-        assert "stride" in {one.oracle for one in compare(expected, wrong, oracles=load_target("device:cpu").oracles)}
+        wrong = observe({"a": tensor.expand(1, 3).as_strided((1, 3), (3, 0))})
+        assert "stride" in {
+            mismatch.oracle for mismatch in compare(expected, wrong, oracles=load_target("device:cpu").oracles)
+        }
         lacking = load_target("device:cpu,without=strides")
         assert not {"stride", SIGNIFICANT_STRIDE} & lacking.oracles and "reshape" in lacking.unsupported("step")
 

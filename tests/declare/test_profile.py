@@ -65,14 +65,14 @@ class TestRead:
             Scope(operator=("aten::b",), step=tuple(f"a_long_name_{letter}" for letter in "abcdefghijk")),
         )
         missing = tuple(Declaration(scope, (UNSUPPORTED,), 'he said "no" \x7f') for scope in scopes)
-        made = Profile("device", "odd", {"import": "m", "call": "f.g"}, {"A": "1=2"}, missing, 1.5)
+        profile = Profile("device", "odd", {"import": "m", "call": "f.g"}, {"A": "1=2"}, missing, 1.5)
         path = tmp_path / "p.toml"
-        path.write_text(profiles.dumps(made, ["about it"]))
+        path.write_text(profiles.dumps(profile, ["about it"]))
         read = profiles.load(path)
         assert [entry.line for entry in read.declarations] == [
             at for at, line in enumerate(path.read_text().splitlines(), 1) if line == "[[declare]]"
         ]
-        assert read == dataclasses.replace(made, file=path)
+        assert read == dataclasses.replace(profile, file=path)
         assert read.spec == "device:odd,import=m,call=f.g"
 
     @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ class TestTarget:
         assert profiles.file_name("device:cpu,without=data") == profiles.file_name("conformance.toml") == "device-cpu"
 
     def test_what_to_delete(self, written: Path) -> None:
-        made = profiles.load(written)
-        assert made.remedy("step", "neg_") == f"{written}, line 21: delete 'neg_' from that [[declare]] entry"
-        assert made.remedy("feature", "set_") == f"{written}, line 11: delete that [[declare]] entry"
+        profile = profiles.load(written)
+        assert profile.remedy("step", "neg_") == f"{written}, line 21: delete 'neg_' from that [[declare]] entry"
+        assert profile.remedy("feature", "set_") == f"{written}, line 11: delete that [[declare]] entry"
 
 
 class TestCommands:

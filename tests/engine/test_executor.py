@@ -132,38 +132,38 @@ class TestWatch:
     """`watch` receives each step before it runs, and whether the target may compile kernels for it."""
 
     @staticmethod
-    def told(target: Target, program: Program = PROGRAM) -> list[tuple[int, bool]]:
-        told: list[tuple[int, bool]] = []
-        Executor(target).run(ProgramSubject(program), watch=lambda number, builds: told.append((number, builds)))
-        return told
+    def progress(target: Target, program: Program = PROGRAM) -> list[tuple[int, bool]]:
+        calls: list[tuple[int, bool]] = []
+        Executor(target).run(ProgramSubject(program), watch=lambda number, builds: calls.append((number, builds)))
+        return calls
 
     def test_the_first_run_builds(self) -> None:
         """For a signature that is new to the target, the move, the step and the observation may all compile."""
         target = load_target("cpu")
-        assert self.told(target) == [(0, True), (1, True), (2, True), (2, False)]
-        assert self.told(target) == [(0, False), (1, False), (2, False), (2, False)]
+        assert self.progress(target) == [(0, True), (1, True), (2, True), (2, False)]
+        assert self.progress(target) == [(0, False), (1, False), (2, False), (2, False)]
 
     def test_dtype_and_rank_are_part_of_it(self) -> None:
         """Another dtype or rank needs another kernel."""
         target = load_target("cpu")
-        self.told(target)
+        self.progress(target)
         for dtype, shape, stride in (("float64", (2, 3), (3, 1)), ("float32", (6,), (1,))):
             other = Program((Storage(dtype, 6),), (Input("a", 0, dtype, shape, stride),), PROGRAM.steps)
-            assert self.told(target, other) == [(0, True), (1, True), (2, True), (2, False)]
-            assert self.told(target, other)[1] == (1, False)
+            assert self.progress(target, other) == [(0, True), (1, True), (2, True), (2, False)]
+            assert self.progress(target, other)[1] == (1, False)
 
     def test_a_new_step_after_a_known_one(self) -> None:
         """Only the new step and the observation after it may compile."""
         target = load_target("cpu")
-        self.told(target)
+        self.progress(target)
         longer = PROGRAM.with_steps((*PROGRAM.steps, Step("exp", (tensor("b"),), out=("c",))))
-        assert self.told(target, longer) == [(0, False), (1, False), (2, True), (3, True), (3, False)]
+        assert self.progress(target, longer) == [(0, False), (1, False), (2, True), (3, True), (3, False)]
 
     def test_a_compiler_builds_every_time(self) -> None:
         """Each program is a new function for a compiler."""
         target = load_target("aot_eager")
         for _ in range(2):
-            assert self.told(target)[1] == (1, True)
+            assert self.progress(target)[1] == (1, True)
 
     @pytest.mark.parametrize(("spec", "lazy"), [("tiny", True), ("device:xla", True), ("device:cpu", False)])
     def test_a_lazy_device_builds_every_time(self, spec: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +171,8 @@ class TestWatch:
         assert describe_target(spec).lazy is lazy
         target = load_target("cpu")
         monkeypatch.setattr(target, "lazy", lazy, raising=False)
-        self.told(target)
-        assert self.told(target) == [(0, lazy), (1, lazy), (2, lazy), (2, False)]
+        self.progress(target)
+        assert self.progress(target) == [(0, lazy), (1, lazy), (2, lazy), (2, False)]
 
 
 class TestNotCompiled:
@@ -251,7 +251,7 @@ def test_nothing_else_runs_anything_on_a_target() -> None:
     calls = {"send", "transform", "active", "capture"}
     # A reported bug is a function of Python that its file calls several times; it is no subject.
     direct = {"repros.py"}
-    found = []
+    violations = []
     for path in (ROOT / "conformance").rglob("*.py"):
         if {"backend", "targets"} & set(path.parts) or path.name in {"executor.py", *direct}:
             continue
@@ -259,8 +259,8 @@ def test_nothing_else_runs_anything_on_a_target() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
                 owner = ast.unparse(node.func.value)
                 if "target" in owner.lower():
-                    found.append(f"{path.name}: {owner}.{node.func.attr}")
-    assert found == []
+                    violations.append(f"{path.name}: {owner}.{node.func.attr}")
+    assert violations == []
 
 
 def test_steps_are_run_one_by_one() -> None:
@@ -268,5 +268,5 @@ def test_steps_are_run_one_by_one() -> None:
     cpu = load_target("cpu")
     both = PROGRAM.with_steps((*PROGRAM.steps, Step("zero_", (tensor("b"),))))
     seen = Executor(cpu).run(ProgramSubject(both), each=True)
-    assert [one.tensors["b"].value.abs().sum().item() for one in seen.observations] == [15.0, 0.0]
+    assert [observation.tensors["b"].value.abs().sum().item() for observation in seen.observations] == [15.0, 0.0]
     assert torch.equal(seen.last.tensors["b"].value, Executor(cpu).run(ProgramSubject(both)).last.tensors["b"].value)

@@ -15,9 +15,9 @@ EPS = torch.finfo(torch.float32).eps
 THIRDS = torch.arange(1.0, 65.0) / 3
 
 
-def off(function, given: torch.Tensor, seed: int = 0, units: float = UNITS) -> torch.Tensor:
+def off(function, values: torch.Tensor, seed: int = 0, units: float = UNITS) -> torch.Tensor:
     """The distance of the moved answer from the one in float64, in ulp of float32 times the answer."""
-    side = Side(function, Call("values", {"x": given}, 1))
+    side = Side(function, Call("values", {"x": values}, 1))
     exact, moved = (
         Executor(target).run(side).last.tensors["result"].value
         for target in (Float64Reference(), Swayed(torch.float32, seed, units))
@@ -29,14 +29,14 @@ def off(function, given: torch.Tensor, seed: int = 0, units: float = UNITS) -> t
 class TestSwayed:
     def test_inputs_move_by_at_most_the_units(self):
         """Each element moves by itself, and a view adds nothing."""
-        found = off(lambda x: x.view(8, 8).t(), THIRDS)
-        assert 0 < found.abs().max() <= UNITS * 1.001 and len(found.unique()) > 32
+        distance = off(lambda x: x.view(8, 8).t(), THIRDS)
+        assert 0 < distance.abs().max() <= UNITS * 1.001 and len(distance.unique()) > 32
 
     @pytest.mark.parametrize("function", [lambda x: x / 7, lambda x: x.div_(7), lambda x: torch.div(x, 7, out=x)])
     def test_a_rounded_result_moves_too(self, function):
         """Also one that is written into its input."""
-        found = off(function, THIRDS)
-        assert UNITS < found.abs().max() <= 2 * UNITS * 1.001
+        distance = off(function, THIRDS)
+        assert UNITS < distance.abs().max() <= 2 * UNITS * 1.001
 
     def test_an_exact_result_stays(self):
         """Float32 represents it, so nothing rounds."""

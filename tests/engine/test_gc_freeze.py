@@ -20,13 +20,13 @@ def test_no_collection_in_the_block_nor_of_it_later(enabled: bool) -> None:
     block stay frozen."""
     (gc.enable if enabled else gc.disable)()
     try:
-        before, frozen = [each["collections"] for each in gc.get_stats()], gc.get_freeze_count()
+        before, frozen = [generation["collections"] for generation in gc.get_stats()], gc.get_freeze_count()
         with gc_freeze():
-            made = [Cycle() for _ in range(5_000)]
-            assert [each["collections"] for each in gc.get_stats()] == before
+            cycles = [Cycle() for _ in range(5_000)]
+            assert [generation["collections"] for generation in gc.get_stats()] == before
         assert gc.isenabled() is enabled
         assert gc.get_freeze_count() >= frozen + 5_000
-        number = id(made[0])
+        number = id(cycles[0])
         assert all(id(each) != number for each in gc.get_objects())
     finally:
         gc.enable()

@@ -64,13 +64,15 @@ class TestSpecialValues:
         """The rule is a fact of the program: without it, another order is a difference."""
         _, subject = subjects("sort", "specials_equal")
         bare = JudgedProgram(replace(subject.program, rules=()))
-        assert [one.oracle for one in judged(bare, "result_1", flipped)] == ["value"]
+        assert [mismatch.oracle for mismatch in judged(bare, "result_1", flipped)] == ["value"]
 
     def test_signed_zeros(self) -> None:
         """The sign of a zero is part of the answer, if the op declares no other, in the sample and in its program."""
         for subject in subjects("neg", "specials_zeros"):
-            found = judged(subject, "result", lambda seen: {"value": seen.value.where(seen.value != 0, -seen.value)})
-            assert ["zeros have the other sign" in one.detail for one in found] == [True]
+            mismatches = judged(
+                subject, "result", lambda seen: {"value": seen.value.where(seen.value != 0, -seen.value)}
+            )
+            assert ["zeros have the other sign" in mismatch.detail for mismatch in mismatches] == [True]
 
 
 class TestDevice:
@@ -78,8 +80,8 @@ class TestDevice:
         """A result on the CPU is a difference on a device, also in a program."""
         device = type("Device", (Target,), {"name": "device", "device": torch.device("meta")})()
         for subject in subjects("neg", "forward"):
-            found = judged(subject, "result", lambda seen: {"device": "cpu"}, device)
-            assert [(one.oracle, one.where) for one in found] == [("device", "result")]
+            mismatches = judged(subject, "result", lambda seen: {"device": "cpu"}, device)
+            assert [(mismatch.oracle, mismatch.where) for mismatch in mismatches] == [("device", "result")]
 
     def test_on_the_device(self) -> None:
         device = type("Device", (Target,), {"name": "device", "device": torch.device("meta")})()
@@ -97,8 +99,8 @@ class TestTolerance:
 
     @pytest.mark.parametrize(("off", "oracles"), [(1.05, []), (1.2, ["value"])])
     def test_granted(self, off: float, oracles: list[str]) -> None:
-        found = judged(JudgedProgram(self.GRANTED), "b", lambda seen: {"value": seen.value * off})
-        assert [one.oracle for one in found] == oracles
+        mismatches = judged(JudgedProgram(self.GRANTED), "b", lambda seen: {"value": seen.value * off})
+        assert [mismatch.oracle for mismatch in mismatches] == oracles
 
     def test_script(self) -> None:
         """The comparison of the program's script has the tolerance too."""
@@ -122,8 +124,8 @@ def test_errors_come_first() -> None:
     unwritten = replace(run.last.tensors["a"], requires_grad=True)
     error = Executor(reference()).run(ProgramSubject(replace(subject.program, steps=(BROKEN,)))).last.error
     actual = Execution((Observation({"a": unwritten}, error=error),))
-    found = judge(subject, run, actual, reference(), reference().oracles).mismatches
-    assert found[0].oracle == "error" and len(found) > 1
+    mismatches = judge(subject, run, actual, reference(), reference().oracles).mismatches
+    assert mismatches[0].oracle == "error" and len(mismatches) > 1
 
 
 BROKEN = Step("view", (tensor("a"), [7, 7, 7]), out=("b",))

@@ -54,9 +54,9 @@ _kept: list[Any] = []
 def _flat(kind: int, address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     """Return a 1-d tensor over the memory at this address."""
     shape, strides = (ctypes.c_int64 * 1)(count), (ctypes.c_int64 * 1)(1)
-    made = _Managed(address, kind, 0, 1, CODES[dtype], 8 * dtype.itemsize, 1, shape, strides, 0, None, None)
-    _kept.append((made, shape, strides))
-    flat: torch.Tensor = torch._C._from_dlpack(_capsule(ctypes.addressof(made), b"dltensor", None))
+    managed = _Managed(address, kind, 0, 1, CODES[dtype], 8 * dtype.itemsize, 1, shape, strides, 0, None, None)
+    _kept.append((managed, shape, strides))
+    flat: torch.Tensor = torch._C._from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))
     return flat
 
 
@@ -103,7 +103,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 def _computed(op: Any) -> Callable[..., Any]:
     """Return a kernel that runs the CPU kernel on the same memory."""
     returns = op._schema.returns
-    names = [one.name for one in op._schema.arguments]
+    names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         def host(leaf: Any) -> Any:
@@ -113,36 +113,36 @@ def _computed(op: Any) -> Callable[..., Any]:
                 return _on_host(leaf)
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-        def back(made: Any) -> Any:
-            if isinstance(made, (list, tuple)):
-                return type(made)(map(back, made))
-            if not isinstance(made, torch.Tensor):
-                return made
-            there = _new(made.dtype, made.shape, made.stride())
-            _on_host(there).copy_(made)
+        def back(result: Any) -> Any:
+            if isinstance(result, (list, tuple)):
+                return type(result)(map(back, result))
+            if not isinstance(result, torch.Tensor):
+                return result
+            there = _new(result.dtype, result.shape, result.stride())
+            _on_host(there).copy_(result)
             return there
 
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        operands = {**dict(zip(names, args, strict=False)), **kwargs}
         written = {
-            alias: given[one.name]
-            for one in op._schema.arguments
-            if one.alias_info is not None and one.alias_info.is_write
-            for alias in one.alias_info.after_set
+            alias: operands[argument.name]
+            for argument in op._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for alias in argument.alias_info.after_set
         }
-        on_host = {name: host(value) for name, value in given.items()}
-        for one in op._schema.arguments:  # an out= tensor grows here, before the CPU kernel reads its memory
-            if one.is_out and isinstance(given.get(one.name), torch.Tensor):
-                on_host[one.name] = on_host[one.name].clone()
-        made = op(*[on_host[name] for name in names[: len(args)]], **{name: on_host[name] for name in kwargs})
-        for one in op._schema.arguments:
-            if one.is_out and isinstance(given.get(one.name), torch.Tensor):
-                _resize(given[one.name], on_host[one.name].shape)
-                _on_host(given[one.name]).copy_(on_host[one.name])
+        on_host = {name: host(value) for name, value in operands.items()}
+        for argument in op._schema.arguments:  # an out= tensor grows here, before the CPU kernel reads its memory
+            if argument.is_out and isinstance(operands.get(argument.name), torch.Tensor):
+                on_host[argument.name] = on_host[argument.name].clone()
+        result = op(*[on_host[name] for name in names[: len(args)]], **{name: on_host[name] for name in kwargs})
+        for argument in op._schema.arguments:
+            if argument.is_out and isinstance(operands.get(argument.name), torch.Tensor):
+                _resize(operands[argument.name], on_host[argument.name].shape)
+                _on_host(operands[argument.name]).copy_(on_host[argument.name])
         if len(returns) == 1 and returns[0].alias_info is not None:
-            return next((written[name] for name in returns[0].alias_info.after_set if name in written), back(made))
-        if returns and all(one.alias_info is not None for one in returns):
-            return tuple(written[next(iter(one.alias_info.after_set))] for one in returns)
-        return back(made)
+            return next((written[name] for name in returns[0].alias_info.after_set if name in written), back(result))
+        if returns and all(returned.alias_info is not None for returned in returns):
+            return tuple(written[next(iter(returned.alias_info.after_set))] for returned in returns)
+        return back(result)
 
     return kernel
 

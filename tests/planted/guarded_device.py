@@ -17,11 +17,11 @@ class Guarded(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> Guarded:
-        made: Guarded = torch.Tensor._make_wrapper_subclass(
+        tensor: Guarded = torch.Tensor._make_wrapper_subclass(
             cls, raw.size(), strides=raw.stride(), dtype=raw.dtype, device=torch.device("guarded", 0)
         )
-        made.raw = raw
-        return made
+        tensor.raw = raw
+        return tensor
 
     def tolist(self) -> Any:
         return self.raw.tolist()
@@ -38,9 +38,11 @@ def call(func: Any, *args: Any, **kwargs: Any) -> Any:
         )
 
     to_cpu = str(kwargs.get("device", "")).startswith("cpu")
-    made = func(*tree_map(plain, args), **tree_map(plain, kwargs))
-    made = made + 1 if func is torch.ops.aten.mul.Tensor else made
-    return made if to_cpu else tree_map(lambda leaf: Guarded(leaf) if isinstance(leaf, torch.Tensor) else leaf, made)
+    result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
+    result = result + 1 if func is torch.ops.aten.mul.Tensor else result
+    return (
+        result if to_cpu else tree_map(lambda leaf: Guarded(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+    )
 
 
 def empty(size: Any, dtype: Any = None, **rest: Any) -> torch.Tensor:

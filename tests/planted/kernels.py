@@ -26,9 +26,9 @@ def custom(
     function: Callable[..., Any], fake: Callable[..., Any] | None = None, mutates: tuple[str, ...] = (), name: str = ""
 ) -> Any:
     """Register a custom operator of the library `lies`."""
-    made = torch.library.custom_op(f"lies::{name or function.__name__}", function, mutates_args=mutates)
-    made.register_fake(fake or (lambda x, *rest, **more: torch.empty_like(x)))
-    return made
+    operator = torch.library.custom_op(f"lies::{name or function.__name__}", function, mutates_args=mutates)
+    operator.register_fake(fake or (lambda x, *rest, **more: torch.empty_like(x)))
+    return operator
 
 
 def defined(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] | None = None) -> Any:
@@ -63,10 +63,10 @@ def _scalars(x: torch.Tensor) -> torch.Tensor:
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
     """Forgets the elements behind the last full block of 16."""
-    made, flat = torch.zeros(x.numel(), dtype=x.dtype), x.flatten()
+    result, flat = torch.zeros(x.numel(), dtype=x.dtype), x.flatten()
     full = x.numel() // 16 * 16 or x.numel()
-    made[:full] = flat[:full] * torch.sigmoid(flat[:full])
-    return made.view(x.shape)
+    result[:full] = flat[:full] * torch.sigmoid(flat[:full])
+    return result.view(x.shape)
 
 
 def _specials(x: torch.Tensor) -> torch.Tensor:
@@ -117,11 +117,11 @@ def _accuracy(x: torch.Tensor) -> torch.Tensor:
 
 def _writes(x: torch.Tensor) -> torch.Tensor:
     """Writes the byte behind the result, as it was."""
-    made = torch.empty_like(x).copy_(x * torch.sigmoid(x))
-    if made.numel():
-        end = (ctypes.c_char * 1).from_address(made.data_ptr() + made.untyped_storage().nbytes())
+    result = torch.empty_like(x).copy_(x * torch.sigmoid(x))
+    if result.numel():
+        end = (ctypes.c_char * 1).from_address(result.data_ptr() + result.untyped_storage().nbytes())
         end[0] = b"\0" if end[0] == b"\0" else end[0]
-    return made
+    return result
 
 
 def _reads(x: torch.Tensor) -> torch.Tensor:
@@ -133,9 +133,9 @@ def _reads(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unwritten(x: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(x)
-    made[x > 0] = x[x > 0]
-    return made
+    result = torch.empty_like(x)
+    result[x > 0] = x[x > 0]
+    return result
 
 
 _CALLS = [0]
@@ -196,8 +196,8 @@ def compiled(x: torch.Tensor) -> torch.Tensor:
 
 def dynamic(x: torch.Tensor) -> torch.Tensor:
     """Depends on the number of elements that a fake kernel gives wrongly for symbolic sizes."""
-    made = torch.ops.lies.helper(x)
-    return made * (made.numel() / max(x.numel(), 1) if x.numel() else 1)
+    result = torch.ops.lies.helper(x)
+    return result * (result.numel() / max(x.numel(), 1) if x.numel() else 1)
 
 
 def _transposing(x: torch.Tensor) -> torch.Tensor:
@@ -361,8 +361,8 @@ def right_rms_norm(
     """A reduction and a scale, without a derivative."""
     dims = tuple(range(-len(normalized_shape), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    made = input * torch.rsqrt(input.pow(2).mean(dims, keepdim=True) + least)
-    return made.contiguous() if weight is None else (made * weight).contiguous()
+    normalized = input * torch.rsqrt(input.pow(2).mean(dims, keepdim=True) + least)
+    return normalized.contiguous() if weight is None else (normalized * weight).contiguous()
 
 
 @torch.library.custom_op("right::scale_", mutates_args=("x",))

@@ -47,8 +47,8 @@ class _Mode(TorchDispatchMode):
         self.lie = lie
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return self.lie(made) if func.overloadpacket.__name__ in ("neg", "mul") else made
+        result = func(*args, **(kwargs or {}))
+        return self.lie(result) if func.overloadpacket.__name__ in ("neg", "mul") else result
 
 
 class _Device(Target):
@@ -114,8 +114,8 @@ class WrongCell(MutantTarget):
 def _copied(call: Call) -> Any:
     """Return a copy in place of the view. New memory is zeroed, so that elements without a write are equal in every
     run."""
-    made = call.run()
-    return made.clone() if "as_strided" in str(call.func) else made.zero_()
+    result = call.run()
+    return result.clone() if "as_strided" in str(call.func) else result.zero_()
 
 
 class Copying(MutantTarget):
@@ -232,8 +232,8 @@ def _register(name: str, lie: Any) -> None:
         register_backend(compiler, name)
 
 
-_register("off_by_one", lambda made: map_tensors(made, off_by_one))
-_register("by_columns", lambda made: map_tensors(made, by_columns))
+_register("off_by_one", lambda result: map_tensors(result, off_by_one))
+_register("by_columns", lambda result: map_tensors(result, by_columns))
 
 
 def refuses(graph: Any, examples: Any) -> Any:

@@ -19,14 +19,14 @@ class Oversized(TorchFunctionMode):
     """The three faults as a function mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.clone:
-            _ = [made + 0 for _ in range(10)]
-        if func.__name__ in ("eq", "__eq__") and made.numel() > 2**25:
-            made[2**31 + 1 if made.numel() > 2**31 else 2**25 + 1 :].logical_not_()
+            _ = [result + 0 for _ in range(10)]
+        if func.__name__ in ("eq", "__eq__") and result.numel() > 2**25:
+            result[2**31 + 1 if result.numel() > 2**31 else 2**25 + 1 :].logical_not_()
         if func is torch.Tensor.sum and args[0].dtype is torch.float32 and not args[0].requires_grad:
             return torch.from_numpy(args[0].numpy().cumsum(dtype="float32"))[-1].clone()
-        return made
+        return result
 
 
 class OversizedTarget(CpuTarget):

@@ -57,7 +57,7 @@ def toy(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[.
         with Falsifying(faults):
             results = graph(*inputs)
         if "copies" in faults:  # views and inputs are returned as copies
-            return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in results)
+            return tuple(result.clone() if isinstance(result, torch.Tensor) else result for result in results)
         return results
 
     return run

@@ -98,12 +98,12 @@ class Call:
             for pair in zip(there, here, strict=True):
                 self.follow(*pair)
         elif isinstance(there, torch.Tensor) and (there.size(), there.stride()) != (here.size(), here.stride()):
-            made = self.back(here)
-            geometry = made.storage_offset(), made.size(), made.stride()
+            moved = self.back(here)
+            geometry = moved.storage_offset(), moved.size(), moved.stride()
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
             with torch._C._AutoDispatchBelowAutograd():
                 set_ = torch.ops.aten.set_.source_Storage_storage_offset
-                set_.redispatch(keys, there, made.untyped_storage(), *geometry)
+                set_.redispatch(keys, there, moved.untyped_storage(), *geometry)
 
 
 lost: list[torch.Tensor] = []

@@ -53,11 +53,11 @@ class TestRelations:
 class TestOperators:
     def test_inside_composites(self) -> None:
         """A composite step counts as the operators that it calls."""
-        found = evidence_of(program(Step("square", (tensor("a"),), out=("b",))), "value", "")
-        assert {"square", "pow"} <= {*found.operators}
-        assert found.dtypes == {"float32"}
+        evidence = evidence_of(program(Step("square", (tensor("a"),), out=("b",))), "value", "")
+        assert {"square", "pow"} <= {*evidence.operators}
+        assert evidence.dtypes == {"float32"}
 
     def test_not_run(self) -> None:
         """A program that ends its process is known by its steps."""
-        found = evidence_of(program(FILL), "crash", "torch CPU", runs=False)
-        assert found.operators == {"fill"} and not found.relations
+        evidence = evidence_of(program(FILL), "crash", "torch CPU", runs=False)
+        assert evidence.operators == {"fill"} and not evidence.relations

@@ -79,5 +79,7 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["--target", "class:hiding_target.Hiding", "--programs", "25", "--without", "op_db", "--check-scripts", "0"]
     main([*words, "--reports", str(tmp_path)])
-    found = fuzz_result(tmp_path)["findings"]
-    assert any("detach" in one["script"] and one["steps"] == 2 for one in found), [one["signature"] for one in found]
+    findings = fuzz_result(tmp_path)["findings"]
+    assert any("detach" in finding["script"] and finding["steps"] == 2 for finding in findings), [
+        finding["signature"] for finding in findings
+    ]

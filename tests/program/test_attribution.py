@@ -53,12 +53,12 @@ print(json.dumps(found))
 """
 
 
-def on_toy_device(*words: str, given: str = "", faults: str = "lost_copy_,relu") -> subprocess.CompletedProcess[str]:
+def on_toy_device(*words: str, stdin: str = "", faults: str = "lost_copy_,relu") -> subprocess.CompletedProcess[str]:
     """Run Python with the toy device, which by default loses some copies and has a leaky relu."""
     folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "TOY_FAULTS": faults, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     return subprocess.run(
-        [sys.executable, *words], input=given, text=True, capture_output=True, check=False, env=environment,
+        [sys.executable, *words], input=stdin, text=True, capture_output=True, check=False, env=environment,
         cwd=PLANTED.parent.parent,
     )  # fmt: skip
 
@@ -68,8 +68,8 @@ class TestCulprit:
     def test_inside_other_operators(self, memory: str) -> None:
         """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself. Regression
         test: a lost `copy_` leaves the memory of a run before, which may hold the right values."""
-        given = json.dumps({name: program.to_json() for name, program in PROGRAMS.items()})
-        said = on_toy_device("-c", SCRIPT, given=given, faults=f"lost_copy_,relu{memory}")
+        saved = json.dumps({name: program.to_json() for name, program in PROGRAMS.items()})
+        said = on_toy_device("-c", SCRIPT, stdin=saved, faults=f"lost_copy_,relu{memory}")
         assert json.loads(said.stdout or said.stderr) == {
             "clone": "copy_", "to": "copy_", "rot90": "copy_", "neg": "right", "relu": "relu",
         }  # fmt: skip
@@ -100,10 +100,10 @@ class TestPattern:
     def test_of_a_culprit(self, detail: str, op: str, blamed: str, pattern: str) -> None:
         """Findings of one culprit are one cause. Values that are only less precise are one already."""
         wrong = Mismatch("value", "b", "1.0", "7.0", detail)
-        found = FailingProgram("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
-        assert found.pattern == pattern
-        assert FailingProgram.from_json(found.to_json()).pattern == pattern
-        assert replace(found, kind="FLAKY").pattern == f"flaky: {pattern}"
+        failing = FailingProgram("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
+        assert failing.pattern == pattern
+        assert FailingProgram.from_json(failing.to_json()).pattern == pattern
+        assert replace(failing, kind="FLAKY").pattern == f"flaky: {pattern}"
 
 
 class TestCampaign:

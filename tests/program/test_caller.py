@@ -40,10 +40,10 @@ class ReturnsItsInput(Target):
 
     def transform(self, function):
         def transformed(*inputs):
-            made = function(*inputs)
+            results = function(*inputs)
             return {
                 name: next((one for one in inputs if one.shape == value.shape and one.equal(value)), value)
-                for name, value in made.items()
+                for name, value in results.items()
             }
 
         return transformed
@@ -65,10 +65,10 @@ class TestCaller:
         assert "add_" not in source(NEUTRAL)
         assert caller(NEUTRAL) == ("def after(made, a):\n    b = made['b']\n    b.add_(1)\n    return {**made}\n")
         both = functions(NEUTRAL, lambda step: step())
-        made = both["program"](torch.arange(3.0))
-        assert made["b"].tolist() == [0, 1, 2]
-        both["after"](made, torch.arange(3.0))
-        assert made["b"].tolist() == [1, 2, 3]
+        results = both["program"](torch.arange(3.0))
+        assert results["b"].tolist() == [0, 1, 2]
+        both["after"](results, torch.arange(3.0))
+        assert results["b"].tolist() == [1, 2, 3]
 
     @pytest.mark.parametrize("spec", ["cpu", "meta", "fake", "functionalize", "compile:aot_eager"])
     def test_every_target_makes_the_calls_of_the_caller(self, spec):

@@ -86,8 +86,8 @@ class TestTheData:
     def test_two_inputs_can_become_one_tensor(self) -> None:
         from conformance.program.execute import make_inputs
 
-        made = make_inputs(call_of(only(Call({"b": {"same": "a"}})), 1))
-        assert made["b"] is made["a"]
+        inputs = make_inputs(call_of(only(Call({"b": {"same": "a"}})), 1))
+        assert inputs["b"] is inputs["a"]
 
     @pytest.mark.parametrize(
         ("call", "said"),
@@ -167,10 +167,10 @@ class TestTheVerdict:
                 transformed, kept = super().transform(function), dict[str, Any]()
 
                 def call(*inputs: Any) -> Any:
-                    made = transformed(*inputs)
+                    results = transformed(*inputs)
                     if "d" in kept:
-                        made["d"] = kept["d"].detach().copy_(made["d"]).requires_grad_()
-                    return kept.setdefault("first", made) and (kept.setdefault("d", made["d"]), made)[1]
+                        results["d"] = kept["d"].detach().copy_(results["d"]).requires_grad_()
+                    return kept.setdefault("first", results) and (kept.setdefault("d", results["d"]), results)[1]
 
                 return call
 
@@ -181,8 +181,8 @@ class TestTheVerdict:
         class Halving(FunctionalizeTarget):
             def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
                 transformed = super().transform(function)
-                return lambda *given: {
-                    name: one * (1 if len(given[0]) == 2 else 2) for name, one in transformed(*given).items()
+                return lambda *inputs: {
+                    name: one * (1 if len(inputs[0]) == 2 else 2) for name, one in transformed(*inputs).items()
                 }
 
         verdict = judge_program(CALLED, Halving())

@@ -29,19 +29,19 @@ def warns_otherwise(call: Call) -> Any:
     """A warning with another text than torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = call.run()
+        result = call.run()
     warnings.warn("another text", UserWarning, stacklevel=2)
-    return made
+    return result
 
 
 def cause(ops: str, act: Callable[[Call], Any], *steps: Step, level: str = DISPATCH) -> str:
     """The cause of a program's failure on torch CPU with one fault."""
     target = MutantTarget("zero_ clears the storage")
     target.mode = Planted(Fault(ops, act, "a test", level))
-    made = program(*steps)
-    verdict = judge_program(made, target)
+    failing = program(*steps)
+    verdict = judge_program(failing, target)
     assert verdict.mismatches
-    return str(cause_of(made, verdict, lambda other: bool(judge_program(other, target, locate=False).mismatches)))
+    return str(cause_of(failing, verdict, lambda other: bool(judge_program(other, target, locate=False).mismatches)))
 
 
 class TestViewOrWrite:
@@ -102,17 +102,17 @@ class TestComposites:
     )
     def test_the_plain_use_is_found(self, step: Step) -> None:
         """The cause is the simple op if it fails alone too."""
-        made = (
+        failing = (
             program(Step("view", (tensor("a"), 2, 3), out=("c",)), step)
             if step.args[0] == tensor("c")
             else program(step)
         )
-        verdict = Verdict((Mismatch("value", "c", "[1]", "[2]", "1 of 1"),), len(made.steps))
-        plain = plainer(made, verdict, lambda other: True)
+        verdict = Verdict((Mismatch("value", "c", "[1]", "[2]", "1 of 1"),), len(failing.steps))
+        plain = plainer(failing, verdict, lambda other: True)
         assert plain is not None and [one.op for one in plain.steps] == ["as_strided"]
-        plain = plainer(made, verdict, lambda other: len(other.steps) == 2)
+        plain = plainer(failing, verdict, lambda other: len(other.steps) == 2)
         assert plain is not None and [one.op for one in plain.steps] == ["as_strided", "fill_"]
-        assert plainer(made, verdict, lambda other: False) is None
+        assert plainer(failing, verdict, lambda other: False) is None
 
     def test_a_step_that_does_not_use_it_is_its_own_cause(self) -> None:
         """A step that does not call `as_strided` is not attributed to it, and neither is a difference that is not about
@@ -129,7 +129,7 @@ class TestErrors:
     """The cause of an error is the operator that its text names."""
 
     @pytest.mark.parametrize(
-        ("expected", "actual", "text", "told"),
+        ("expected", "actual", "text", "named"),
         [
             ("no error", "NotImplementedError", "not implemented is never a pass: Could not run 'aten::roll' with",
              "not implemented / roll"),
@@ -139,10 +139,10 @@ class TestErrors:
             ("IndexError", "no error", "out of range", "missing error / neg"),
         ],
     )  # fmt: skip
-    def test_by_its_text(self, expected: str, actual: str, text: str, told: str) -> None:
+    def test_by_its_text(self, expected: str, actual: str, text: str, named: str) -> None:
         """If the text names no operator, the step is the cause."""
         wrong = Mismatch("error", "step 1", expected, actual, text)
-        assert str(cause_of(program(Step("neg", (tensor("a"),), out=("b",))), Verdict((wrong,), 1))) == told
+        assert str(cause_of(program(Step("neg", (tensor("a"),), out=("b",))), Verdict((wrong,), 1))) == named
 
     def test_at_the_move_of_the_inputs(self) -> None:
         """An error at the move of the inputs blames no step."""

@@ -21,9 +21,9 @@ EXPANDED = (Step("expand", (tensor("a"), [4, 2, 3]), out=("b",)), Step("fill_", 
 """A write that AOTAutograd adds up in torch 2.13 (pytorch#197448)."""
 
 
-def blamed(spec: str, *steps: Step, storage: Storage = CELLS, given: Input = GIVEN) -> str:
+def blamed(spec: str, *steps: Step, storage: Storage = CELLS, operand: Input = GIVEN) -> str:
     """The culprit of a program that must be wrong."""
-    program, target = Program((storage,), (given,), steps), load_target(spec)
+    program, target = Program((storage,), (operand,), steps), load_target(spec)
     (wrong, *_) = judge_program(program, target).mismatches
     return culprit(program, target, wrong)
 
@@ -75,7 +75,7 @@ class TestInductor:
         """The vectorized conversion of a float outside int8 saturates (pytorch#196794)."""
         many = Storage("float32", 40, [300.0, -300.0] * 20)
         step = Step("to", (tensor("a"), {"dtype": "int8"}), out=("b",))
-        assert blamed("inductor", step, storage=many, given=Input("a", 0, "float32", (40,), (1,))) == (
+        assert blamed("inductor", step, storage=many, operand=Input("a", 0, "float32", (40,), (1,))) == (
             "Inductor: without vectorization"
         )
 

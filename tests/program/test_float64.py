@@ -92,7 +92,7 @@ class TestJudged:
         inputs = tuple(Input(name, 0, dtype, (3,), (1,)) for name, dtype in (("a", "float32"), ("b", "int32")))
         shared = Program((Storage("float32", 3),), inputs, (Step("exp", (t("a"),), out=("c",)),))
         verdict = judge_program(shared, Other("exp", lambda x: x * 3))
-        assert [one.where for one in verdict.mismatches] == ["c"]
+        assert [mismatch.where for mismatch in verdict.mismatches] == ["c"]
 
     def test_what_agrees_is_not_judged(self) -> None:
         """torch CPU against itself needs no arbitration."""
@@ -166,7 +166,7 @@ class TestFails:
 
     def test_the_target_rounds_more(self) -> None:
         """The target is further from float64 than the CPU, whose answer is inexact too."""
-        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: torch.logsumexp(*given) * 1.1))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *inputs: torch.logsumexp(*inputs) * 1.1))
         assert [m.oracle for m in verdict.mismatches] == ["value"]
         assert "float64" in verdict.mismatches[0].detail
 
@@ -174,7 +174,7 @@ class TestFails:
         """An error no larger than the CPU's is not enough: the target must be within the tolerance of float64."""
         cpu = torch.logsumexp(torch.tensor(CANCELS).bfloat16(), 0)
         right = once(torch.tensor(CANCELS).bfloat16(), [0])
-        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *given: (2 * right - cpu).reshape(1)))
+        verdict = judge_program(program(LOGSUMEXP), Other("logsumexp", lambda *inputs: (2 * right - cpu).reshape(1)))
         assert not verdict.passed
 
     def test_a_number_that_was_only_moved(self) -> None:

@@ -45,9 +45,9 @@ EXP = Step("exp", (A,), out=("c",))
 MIXED = program(EXP, Step("sum.dim", (tensor("c"), 1, False), out=("d",)), Step("add_", (B, 1)), Step("relu_", (A,)))
 
 
-def rewritten(made: Program, name: str) -> str:
+def rewritten(original: Program, name: str) -> str:
     """The rewritten program as the lines of its function."""
-    other = related(made, name)
+    other = related(original, name)
     return "" if other is None else source(other.program, numbers=other.numbers)
 
 
@@ -115,8 +115,8 @@ class TestCpu:
         """Sums whose order depends on strides differ by rounding, which is no finding."""
         steps = Step("sum.dims", (A, [0, 1], False), out=("c",)), Step("exp", (tensor("c"),), out=("d",))
         storage = Storage("float32", 40000, [(7919 * k % 1000) / 997 for k in range(40000)])
-        made = Program((storage,), (Input("a", 0, "float32", (200, 200), (1, 200)),), steps)
-        assert judge_program(made, load_target("metamorphic:cpu")).passed
+        original = Program((storage,), (Input("a", 0, "float32", (200, 200), (1, 200)),), steps)
+        assert judge_program(original, load_target("metamorphic:cpu")).passed
 
     def test_op_db(self):
         """A case of op_db keeps the relations in a layout."""
@@ -135,15 +135,15 @@ class Lie:
 
 
 def _strided(call: Call) -> object:
-    made = call.run()
-    return made + 1 if isinstance(call.first, torch.Tensor) and 0 in call.first.stride() else made
+    result = call.run()
+    return result + 1 if isinstance(call.first, torch.Tensor) and 0 in call.first.stride() else result
 
 
 def _leaking(call: Call) -> object:
-    made = call.run()
-    if made.dim() and made.size(0) > 1:
-        made[-1] = made[0]
-    return made
+    result = call.run()
+    if result.dim() and result.size(0) > 1:
+        result[-1] = result[0]
+    return result
 
 
 def _second_call(call: Call) -> object:
@@ -152,15 +152,15 @@ def _second_call(call: Call) -> object:
 
 
 def _after_a_write(call: Call) -> object:
-    made = call.run()
+    result = call.run()
     call.memory["wrote"] = call.memory.get("wrote", False) or call.writes
-    return made if call.writes or not call.memory["wrote"] else made + 1
+    return result if call.writes or not call.memory["wrote"] else result + 1
 
 
 def _writes_its_operand(call: Call) -> object:
-    made = call.run()
+    result = call.run()
     call.first.detach().copy_(call.first.abs())
-    return made
+    return result
 
 
 LIES = {
@@ -186,10 +186,10 @@ class Lying(MutantTarget):
 def first_broken(target: Target, most: int) -> tuple[Program, Verdict] | None:
     """The first drawn program of seed 0 that breaks a relation on this target, and its verdict."""
     for number in range(most):
-        made = drawn(number)
-        verdict = judge_program(made, target, locate=False)
+        candidate = drawn(number)
+        verdict = judge_program(candidate, target, locate=False)
         if verdict.mismatches:
-            return made, verdict
+            return candidate, verdict
     return None
 
 
@@ -203,17 +203,17 @@ class TestPower:
     def test_each_fault_breaks_its_relation(self, name):
         """The relation of a fault finds it within a fixed number of programs, and the mismatch names it."""
         lie = LIES[name]
-        found = first_broken(Lying(name, (lie.relation,)), lie.most)
-        assert found is not None and relation_of(found[1].mismatches[0].detail) == lie.relation
+        broken = first_broken(Lying(name, (lie.relation,)), lie.most)
+        assert broken is not None and relation_of(broken[1].mismatches[0].detail) == lie.relation
 
     def test_the_step_is_located(self):
         """The first wrong step is the one with the fault, and the signature has the relation."""
-        made = program(
+        original = program(
             Step("add_", (B, 1)), Step("abs", (A,), out=("c",)), Step("neg", (B,), out=("d",)), stride=(0, 1)
         )
-        verdict = judge_program(made, Lying("a kernel is wrong for stride 0"))
+        verdict = judge_program(original, Lying("a kernel is wrong for stride 0"))
         assert (verdict.relation, verdict.bad_step) == (LAYOUT, 2)
-        assert str(signature(made, verdict)) == "value / abs / expanded / layout"
+        assert str(signature(original, verdict)) == "value / abs / expanded / layout"
 
     def test_either_side_may_be_wrong(self):
         """A kernel that is wrong on contiguous tensors only breaks the relation too, although the program is right."""
@@ -247,14 +247,14 @@ class TestPower:
 class TestScript:
     def test_it_shows_both_calls_and_exits(self, tmp_path, standalone):
         """The script defines both programs, runs them on one device, and its exit code says whether they agree."""
-        made = program(Step("abs", (A,), out=("c",)))
-        verdict = judge_program(made, Lying("a kernel is wrong for stride 0"))
+        original = program(Step("abs", (A,), out=("c",)))
+        verdict = judge_program(original, Lying("a kernel is wrong for stride 0"))
         assert not verdict.mismatches
         verdict = judge_program(
             program(Step("abs", (A,), out=("c",)), stride=(0, 1)), Lying("a kernel is wrong for stride 0")
         )
         path = tmp_path / "script.py"
-        text = script(made, load_target("metamorphic:cpu"), verdict.mismatches, bad_step=1)
+        text = script(original, load_target("metamorphic:cpu"), verdict.mismatches, bad_step=1)
         path.write_text(text)
         assert "Relation 'layout'" in text and "def related(a, b):" in text
         said = standalone(path)

@@ -235,7 +235,9 @@ class TestVerdict:
         assert verdict.passed
         assert verdict.measured == Measurements({"kernels": bound}, {"kernels": bound})
         Counting.each = bound + 1
-        assert [one.oracle for one in judge_program(TRANSPOSE_AND_WRITE, Counting()).mismatches] == ["kernels"]
+        assert [mismatch.oracle for mismatch in judge_program(TRANSPOSE_AND_WRITE, Counting()).mismatches] == [
+            "kernels"
+        ]
 
     def test_not_implemented_is_never_a_pass(self):
         """If the CPU raises RuntimeError, an unsupported op still fails."""
@@ -370,13 +372,13 @@ class TestArguments:
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "complex64"])
     def test_special_integers_are_extremes(self, dtype):
         """The values include small numbers and the minimum and maximum of the dtype, so that sums wrap around."""
-        made = Storage(dtype, 60, {"special": 3}).make()
+        tensor = Storage(dtype, 60, {"special": 3}).make()
         if dtype in ("bool", "complex64"):
-            assert made.abs().max() <= 8 if made.is_complex() else made.any()
+            assert tensor.abs().max() <= 8 if tensor.is_complex() else tensor.any()
         else:
-            info = torch.iinfo(made.dtype)
-            assert {info.min, info.max} < set(made.tolist())
-            assert made.unique().numel() > 5
+            info = torch.iinfo(tensor.dtype)
+            assert {info.min, info.max} < set(tensor.tolist())
+            assert tensor.unique().numel() > 5
 
     def test_special_numbers_survive(self):
         """nan and the infinities can be written in JSON."""

@@ -30,8 +30,8 @@ PICK = Call("index_select.default", (a(), 0, a("b")), {}, (("float32", 8, FLOATS
             ((0, "float32", (4, 2), (2, 1), 0), (1, "int64", (5,), (1,), 0)), "t", (0, 1))  # fmt: skip
 
 
-def calls(*made: Call) -> Calls:
-    return Calls(["one", "two"], list(made), {"one": 7, "two": 3}, torch="2.13.0")
+def calls(*recorded: Call) -> Calls:
+    return Calls(["one", "two"], list(recorded), {"one": 7, "two": 3}, torch="2.13.0")
 
 
 class TestRandomValues:
@@ -51,10 +51,10 @@ class TestRandomValues:
     @pytest.mark.parametrize("size", [2, 500, 9000])
     def test_floats_are_distinct_and_in_range(self, size):
         """So an operator that sorts has one answer."""
-        made = Storage("float32", size, {"random": 1, "low": 0.1, "high": 1.0}).make()
-        assert made.unique().numel() == size
-        assert float(made.min()) >= 0.1 - 1e-6
-        assert float(made.max()) <= 1.0 + 1e-6
+        tensor = Storage("float32", size, {"random": 1, "low": 0.1, "high": 1.0}).make()
+        assert tensor.unique().numel() == size
+        assert float(tensor.min()) >= 0.1 - 1e-6
+        assert float(tensor.max()) <= 1.0 + 1e-6
 
     def test_integers_keep_their_range_order_and_difference(self):
         """An index stays in its dimension; a permutation stays one; ascending ends reach the last row."""
@@ -68,8 +68,8 @@ class TestRandomValues:
 
     def test_a_further_number_replaces_some(self):
         """Labels hold the ignored one as well as others."""
-        made = Storage("int64", 60, {"random": 1, "low": 0, "high": 3, "beside": -100}).literal()
-        assert {*made} == {-100, 0, 1, 2, 3}
+        numbers = Storage("int64", 60, {"random": 1, "low": 0, "high": 3, "beside": -100}).literal()
+        assert {*numbers} == {-100, 0, 1, 2, 3}
         low = Storage("float32", 60, {"random": 1, **FLOATS, "beside": {"number": "-inf"}}).make()
         assert 0 < int(low.isinf().sum()) < 60
 
@@ -83,10 +83,10 @@ class TestProgramOf:
     def test_geometry_arguments_and_result(self):
         """The inputs have the recorded sizes, strides and offset, and the call has its arguments."""
         program = program_of(ADD, 0)
-        made = make_inputs(program)
-        assert (made["a"].stride(), made["a"].storage_offset(), made["a"].shape) == ((6, 1), 2, (2, 3))
+        inputs = make_inputs(program)
+        assert (inputs["a"].stride(), inputs["a"].storage_offset(), inputs["a"].shape) == ((6, 1), 2, (2, 3))
         seen = reference(program).observation.tensors["result"].value
-        torch.testing.assert_close(seen, made["a"] + 2 * made["b"])
+        torch.testing.assert_close(seen, inputs["a"] + 2 * inputs["b"])
 
     def test_the_seed_decides_the_data(self):
         """Other seeds give other data, and the program is plain JSON."""
@@ -98,9 +98,9 @@ class TestProgramOf:
         """An in-place call on a view of its operand writes the operand."""
         call = replace(ADD, op="mul_.Tensor", kwargs={}, results="i", storages=(("float32", 6, FLOATS),),
                        inputs=((0, "float32", (3,), (1,), 0), (0, "float32", (3,), (1,), 3)))  # fmt: skip
-        made = reference(program_of(call, 0)).observation
-        assert made.tensors["a"].alias == made.tensors["b"].alias
-        assert not made.others
+        observation = reference(program_of(call, 0)).observation
+        assert observation.tensors["a"].alias == observation.tensors["b"].alias
+        assert not observation.others
 
     def test_results_that_are_none(self):
         """A backward that does not compute one of its gradients returns the others."""
@@ -186,8 +186,8 @@ class TestFile:
 
     def test_the_order_covers_every_operator_first(self):
         """So the beginning of a run covers all operators."""
-        made = [replace(call, kwargs={"alpha": n}) for n in range(9) for call in (ADD, PICK)]
-        ordered = calls(*made).ordered()
-        assert sorted(map(Call.key, ordered)) == sorted(map(Call.key, made))
+        varied = [replace(call, kwargs={"alpha": n}) for n in range(9) for call in (ADD, PICK)]
+        ordered = calls(*varied).ordered()
+        assert sorted(map(Call.key, ordered)) == sorted(map(Call.key, varied))
         assert {call.op for call in ordered[:2]} == {ADD.op, PICK.op}
         assert [call.kwargs["alpha"] for call in ordered if call.op == ADD.op] != [*range(9)]

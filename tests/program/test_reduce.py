@@ -95,8 +95,8 @@ def one_step(program):
 def test_a_new_tensor_keeps_its_device():
     """Reduction keeps the device argument of a new tensor. Regression test: without the device argument, the new tensor
     was on the CPU, and a finding about one device became one about two."""
-    made = Step("full.state", ([2], 1.5), {"device": {"device": 0}}, out=("b",))
-    small = reduce_program(holding([0]).with_steps((made,)), lambda one: len(one.steps) == 1)
+    factory = Step("full.state", ([2], 1.5), {"device": {"device": 0}}, out=("b",))
+    small = reduce_program(holding([0]).with_steps((factory,)), lambda one: len(one.steps) == 1)
     assert small.steps == (Step("full.state", ([], 0), {"device": {"device": 0}}, out=("b",)),)
 
 
@@ -135,9 +135,9 @@ class TestValues:
 
     def test_the_budget_holds(self):
         """The number of trials is limited, whatever the number of cells."""
-        asked = []
-        reduce_program(holding({"seed": 1}, size=200), lambda one: bool(asked.append(one)), 50)
-        assert len(asked) == 50
+        trials = []
+        reduce_program(holding({"seed": 1}, size=200), lambda one: bool(trials.append(one)), 50)
+        assert len(trials) == 50
 
     @pytest.mark.parametrize(
         "fault",
@@ -154,12 +154,12 @@ class TestValues:
         )
 
         def fails(candidate):
-            found = judge_program(candidate, mutant, locate=False).mismatches
-            return bool(found) and found[0].oracle == verdict.mismatches[0].oracle
+            mismatches = judge_program(candidate, mutant, locate=False).mismatches
+            return bool(mismatches) and mismatches[0].oracle == verdict.mismatches[0].oracle
 
         small = reduce_program(program, fails)
         assert small == reduce_program(program, fails)
-        assert all(isinstance(one.values, list) or one.values == "arange" for one in small.storages)
+        assert all(isinstance(storage.values, list) or storage.values == "arange" for storage in small.storages)
         before = reduce_program(program, fails, passes=PASSES[:-1])
         assert str(signature(small, judge_program(small, mutant))) == str(
             signature(before, judge_program(before, mutant))
@@ -168,10 +168,10 @@ class TestValues:
 
 def matrices(**inputs):
     """A program that adds two tensors, with these geometries on separate storages."""
-    made = [Input(name, at, "float32", *one) for at, (name, one) in enumerate(inputs.items())]
+    operands = [Input(name, at, "float32", *one) for at, (name, one) in enumerate(inputs.items())]
     names = [tensor(name) for name in inputs]
-    storages = tuple(Storage("float32", 24) for _ in made)
-    return Program(storages, tuple(made), (Step("op_db:add", (*names,), {"alpha": 2}, out=("result",)),))
+    storages = tuple(Storage("float32", 24) for _ in operands)
+    return Program(storages, tuple(operands), (Step("op_db:add", (*names,), {"alpha": 2}, out=("result",)),))
 
 
 class TestSample:

@@ -20,8 +20,8 @@ def program(*steps: Step, inputs: tuple[Input, ...] = (A,), storage: Storage = S
     return Program((storage,), inputs, steps)
 
 
-def values(made: Program, name: str) -> list:
-    return reference(made).observation.tensors[name].value.tolist()
+def values(whole: Program, name: str) -> list:
+    return reference(whole).observation.tensors[name].value.tolist()
 
 
 class TestState:
@@ -58,9 +58,9 @@ class TestState:
                 if rest is None or rest.dropped or len(rest.program.steps) != len(whole.steps) - step:
                     continue
                 again = Program.from_json(json.loads(json.dumps(rest.program.to_json())))
-                found = reference(again).observation.tensors
-                for name in found.keys() & expected.keys():
-                    one, two = found[name], expected[name]
+                tensors = reference(again).observation.tensors
+                for name in tensors.keys() & expected.keys():
+                    one, two = tensors[name], expected[name]
                     assert (one.shape, one.stride, one.storage_offset) == (two.shape, two.stride, two.storage_offset)
                     assert one.value.untyped_storage().tolist() == two.value.untyped_storage().tolist(), (number, step)
                     compared += 1

@@ -94,8 +94,8 @@ class TestFirstScreen:
                 Step("sum", (tensor("b"),), out=("d",)),
             ),
         )
-        found = [Mismatch("stride", "a", "(3, 1)", "(1, 2)"), Mismatch("value", "a", "1", "2", "1 of 1")]
-        text = script(program, load_target("cpu"), found, ["Again: a command", "With: torch 2"], 2)
+        mismatches = [Mismatch("stride", "a", "(3, 1)", "(1, 2)"), Mismatch("value", "a", "1", "2", "1 of 1")]
+        text = script(program, load_target("cpu"), mismatches, ["Again: a command", "With: torch 2"], 2)
         assert own_part(text).splitlines() == [
             '"""a should have strides (3, 1) and has (1, 2)"""',
             "import torch",
@@ -115,7 +115,7 @@ class TestFirstScreen:
             'for device in "cpu", DEVICE:',
             "    print(device, program(*inputs(device).values())['a'].stride())",
         ]
-        loaded = script(program, describe_target("device:some,import=backend,call=f"), found, bad_step=2)
+        loaded = script(program, describe_target("device:some,import=backend,call=f"), mismatches, bad_step=2)
         assert len(own_part(loaded).splitlines()) <= 25, own_part(loaded)
         assert text.partition(MARKER)[2].splitlines()[1:5] == [
             "# stride of a: expected (3, 1), got (1, 2)",
@@ -179,8 +179,8 @@ class TestShows:
         first = verdict.mismatches[0]
 
         def fails(candidate):
-            found = judge_program(candidate, mutant, locate=False).mismatches
-            return bool(found) and found[0].oracle == first.oracle
+            mismatches = judge_program(candidate, mutant, locate=False).mismatches
+            return bool(mismatches) and mismatches[0].oracle == first.oracle
 
         small = reduce_program(program, fails, 60)
         verdict = judge_program(small, mutant)

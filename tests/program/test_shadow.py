@@ -246,10 +246,10 @@ class TestByChance:
     def test_out_of_a_dtype_that_rounds_less(self, dtype, kept):
         """A float32 polynomial is computed in float32, whatever the dtype of `out`, so the tolerance of float64 does
         not apply."""
-        made = Program(
+        before = Program(
             (Storage("float32", 3), Storage(dtype, 3)),
             (Input("a", 0, "float32", (3,), (1,), 0), Input("b", 1, dtype, (3,), (1,), 0)),
             (),
         )
         step = Step("op_db.out:special.legendre_polynomial_p", (t("a"), given([0.0, 0.0, 7.0])), {"out": t("b")})
-        assert (Shadow(made).offer(step) is not None) == kept
+        assert (Shadow(before).offer(step) is not None) == kept

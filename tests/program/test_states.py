@@ -35,11 +35,11 @@ def program(*steps: Step, dtype: str = "float32", grad: bool = False) -> Program
 def settings() -> list[object]:
     """All global settings that a state changes."""
     subnormal = torch.full((), 2.0**-130) * 1.0
-    found = [*definitions.global_state(), torch.get_default_device().type, bool(subnormal.item())]
+    values = [*definitions.global_state(), torch.get_default_device().type, bool(subnormal.item())]
     with torch.overrides._enable_torch_function():
-        found += [len(torch.overrides._get_current_function_mode_stack())]
-    found += [len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())]
-    return [*found, torch._C._functorch.maybe_current_level()]
+        values += [len(torch.overrides._get_current_function_mode_stack())]
+    values += [len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())]
+    return [*values, torch._C._functorch.maybe_current_level()]
 
 
 class TestWithin:
@@ -151,7 +151,7 @@ class TestData:
 class TestScript:
     def test_states_are_lines_of_python(self):
         """A state is a `with` statement, or a function around the call; a statement becomes a function."""
-        made = source(
+        text = source(
             program(
                 Step("neg", (A,), out=("b",), under=("default_dtype:float64", "no_grad")),
                 Step("neg", (A,), out=("c",), under=("no_grad", "thread")),
@@ -159,10 +159,10 @@ class TestScript:
                 Step("item", (A,), raises="RuntimeError", under=("thread",)),
             )
         )
-        assert "    with default_dtype(torch.float64), torch.no_grad():\n        b = a.neg()\n" in made
-        assert "    with torch.no_grad():\n        c = in_thread(lambda: a.neg())\n" in made
-        assert "    def within_3(): a[0] = 1\n    in_vmap(within_3)\n" in made
-        assert "    answer_4 = attempt(lambda: in_thread(lambda: a.item()))\n" in made
+        assert "    with default_dtype(torch.float64), torch.no_grad():\n        b = a.neg()\n" in text
+        assert "    with torch.no_grad():\n        c = in_thread(lambda: a.neg())\n" in text
+        assert "    def within_3(): a[0] = 1\n    in_vmap(within_3)\n" in text
+        assert "    answer_4 = attempt(lambda: in_thread(lambda: a.item()))\n" in text
 
     def test_a_program_means_the_same_as_one_function(self):
         """The source as one function gives the results of the step-by-step run, for each of forty drawn programs that
@@ -180,7 +180,7 @@ class TestScript:
 
     def test_a_script_needs_torch_only(self, standalone):
         """The script contains the code that enters its states, with its imports."""
-        given = program(
+        example = program(
             Step("true_divide.state", (A, 2), out=("b",), under=("default_dtype:float64", "thread")),
             Step("pickled_together", (A, A), out=("c", "d"), under=("function_mode",)),
             Step("warned", ("mask", {"device": 0}), under=("dispatch_mode", "vmap")),
@@ -191,7 +191,7 @@ class TestScript:
             dtype="int64",
         )  # fmt: skip
         none = "import sys\nsys.modules['conformance'] = None  # so that it cannot be imported\n"
-        ran = standalone(none + script(given, describe_target("cpu")))
+        ran = standalone(none + script(example, describe_target("cpu")))
         assert ran.returncode == 0, ran.stderr
         assert "torch.float64" in ran.stdout
 
@@ -213,8 +213,8 @@ class TestJudging:
 
     def test_whether_autograd_will_record_is_seen(self):
         """An inference tensor differs in this fact only."""
-        made = reference(program(Step("neg", (A,), out=("b",), under=("inference_mode",)))).observation.tensors
-        assert ["inference" in made[name].contiguity for name in "ab"] == [False, True]
+        tensors = reference(program(Step("neg", (A,), out=("b",), under=("inference_mode",)))).observation.tensors
+        assert ["inference" in tensors[name].contiguity for name in "ab"] == [False, True]
 
     def test_counting_changes_nothing(self):
         """Counting aten ops does not change an observed run. Regression test: under the counting mode, such a view did
@@ -236,10 +236,10 @@ class TestJudging:
     def test_a_target_may_leave_a_state_out(self):
         """A target may exclude a state with or without its argument."""
         target = describe_target("cpu")
-        given = program(Step("neg", (A,), out=("b",), under=("threads:2",)))
+        threaded = program(Step("neg", (A,), out=("b",), under=("threads:2",)))
         for name in ("threads", "threads:2"):
             target.declarations = (unsupported("so", state=name),)
-            assert unsupported_reason(given, target) == "under threads:2"
+            assert unsupported_reason(threaded, target) == "under threads:2"
 
     def test_a_stale_answer_is_found_in_the_program_that_taught_it(self):
         """The program runs the op under another default dtype, and then under the usual one."""
@@ -256,11 +256,11 @@ class TestReduce:
     def test_states_that_do_not_matter_go(self):
         """Of three states, only the one that shows the fault remains."""
         target = load_target("mutant:a write in a transform is lost")
-        given = program(
+        whole = program(
             Step("neg", (A,), out=("b",), under=("default_dtype:float64", "thread")),
             Step("add_", (A, 1), under=("no_grad", "function_mode", "vmap")),
         )
-        small = reduce_program(given, lambda one: not judge_program(one, target, locate=False).passed)
+        small = reduce_program(whole, lambda one: not judge_program(one, target, locate=False).passed)
         assert [(step.op, step.under) for step in small.steps] == [("add_", ("vmap",))]
 
 
@@ -334,4 +334,4 @@ def test_a_setting_that_is_not_set_back_is_found():
         seen = Executor(LeavesGradOff()).run(ProgramSubject(running.program)).last
     finally:
         torch.set_grad_enabled(before)
-    assert [one.where for one in compare(expected.observation, seen)] == ["step 1[1]"]
+    assert [mismatch.where for mismatch in compare(expected.observation, seen)] == ["step 1[1]"]

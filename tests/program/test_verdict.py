@@ -48,8 +48,8 @@ def program(*steps: Step) -> Program:
 
 
 def group(target: Faulty, *steps: Step) -> str:
-    made = program(*steps)
-    return str(signature(made, judge_program(made, target)))
+    failing = program(*steps)
+    return str(signature(failing, judge_program(failing, target)))
 
 
 FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b",))
@@ -60,7 +60,7 @@ class TestSignature:
         """The signature is that of the first bad step. Regression test: it combined the first oracle of the final
         observation with the first bad step, which belonged to another fault."""
         verdict = judge_program(program(FILL, ABS), TwoFaults())
-        assert [one.oracle for one in verdict.mismatches][:2] == ["dtype", "value"]
+        assert [mismatch.oracle for mismatch in verdict.mismatches][:2] == ["dtype", "value"]
         assert verdict.bad_step == 1
         assert str(signature(program(FILL, ABS), verdict)) == "value / fill_ / contiguous"
         assert group(TwoFaults(), ABS) == "dtype / abs / contiguous"
@@ -79,7 +79,7 @@ class TestSignature:
             (Step("add_", rejected.args, raises="RuntimeError"),),
         )
         verdict = judge_program(expanded, Faulty().plant("add_", lets_through))
-        assert [one.oracle for one in verdict.mismatches][:2] == ["error", "value"]
+        assert [mismatch.oracle for mismatch in verdict.mismatches][:2] == ["error", "value"]
         assert str(signature(expanded, verdict)).startswith("error / no error: unsupported operation more than one")
 
     def test_one_text_is_one_group_whichever_step_meets_it(self):
@@ -122,10 +122,12 @@ class TestShrinking:
     def test_what_comes_after_the_first_bad_step_goes_first(self, monkeypatch):
         """Shrinking keeps the first fault, although the second has an oracle of higher precedence."""
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: TwoFaults())
-        made = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
-        verdict = judge_program(made, TwoFaults())
-        found = FailingProgram(FAIL, 0, 0, str(signature(made, verdict)), made, verdict.mismatches, verdict.bad_step)
-        small = shrink("two faults", found, 60)
+        failing = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
+        verdict = judge_program(failing, TwoFaults())
+        finding = FailingProgram(
+            FAIL, 0, 0, str(signature(failing, verdict)), failing, verdict.mismatches, verdict.bad_step
+        )
+        small = shrink("two faults", finding, 60)
         assert [step.op for step in small.program.steps] == ["fill_"]
         assert small.group.startswith("value / fill_ / ")
         assert json.dumps(small.to_json())
@@ -144,13 +146,13 @@ class TestShrinking:
         monkeypatch.setattr(
             "conformance.sources.fuzzing.worker.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
         )
-        made = Program(
+        failing = Program(
             (Storage("float32", 6, {"seed": 3}),),
             (Input("a", 0, "float32", (2, 3), (3, 1)),),
             (Step(op, (tensor("a"),)),),
         )
-        verdict = judge_program(made, Faulty().plant(spoilt, lambda call: call.first))
-        small = shrink("lost", FailingProgram(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step), 60)
+        verdict = judge_program(failing, Faulty().plant(spoilt, lambda call: call.first))
+        small = shrink("lost", FailingProgram(FAIL, 0, 0, "", failing, verdict.mismatches, verdict.bad_step), 60)
         assert small.group.startswith(f"value / {left} / ")
 
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
@@ -160,12 +162,12 @@ class TestShrinking:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
 
         monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: Faulty().plant("fill_", fails))
-        made = Program(
+        failing = Program(
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
-        verdict = judge_program(made, Faulty().plant("fill_", fails))
-        found = FailingProgram(FAIL, 0, 0, "", made, verdict.mismatches, verdict.bad_step)
-        small = shrink("an error", found, 60)
+        verdict = judge_program(failing, Faulty().plant("fill_", fails))
+        finding = FailingProgram(FAIL, 0, 0, "", failing, verdict.mismatches, verdict.bad_step)
+        small = shrink("an error", finding, 60)
         assert small.group == "error / RuntimeError: no such memory"
         assert small.program.inputs[0].offset == 1
 

@@ -12,11 +12,11 @@ from conformance.record.command_line import Parser
 
 
 def parser() -> Parser:
-    made = Parser("tool")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    tool = Parser("tool")
+    commands = tool.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("merge").add_argument("--reports")
     commands.add_parser("diff").add_argument("file", metavar="FILE")
-    return made
+    return tool
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def parser() -> Parser:
 )
 def test_subcommands(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A subcommand or its argument that is missing or misspelt gives one sentence, without the usage."""
-    made = parser()
-    made.allow_abbrev = False
-    for each in made._choices().values():
-        each.allow_abbrev = False
+    tool = parser()
+    tool.allow_abbrev = False
+    for command in tool._choices().values():
+        command.allow_abbrev = False
     with pytest.raises(SystemExit) as ended:
-        made.parse_args(words)
+        tool.parse_args(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"{sentence}\n"
 

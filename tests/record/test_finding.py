@@ -46,9 +46,11 @@ class TestProperty:
         ranks = [severity_of(name) for name in names]
         assert ranks == sorted({*ranks})
         assert severity_of("error") == severity_of("not implemented")
-        made = [found(name, property=name, op="add", count=1) for name in names]
+        results = [found(name, property=name, op="add", count=1) for name in names]
         often = found("other / often", property="value", op="mul", count=9)
-        listed = [result.finding.title() for result in sorted([*reversed(made), often], key=severity) if result.finding]
+        listed = [
+            result.finding.title() for result in sorted([*reversed(results), often], key=severity) if result.finding
+        ]
         assert listed[:4] == ["crash / add", "aliasing / add", "value / mul", "value / add"]
 
 
@@ -63,8 +65,8 @@ class TestTitles:
 
     def test_all_signatures(self) -> None:
         """Each signature has its own parts."""
-        made = Finding("value / copy_ / gaps", property="aliasing", op="t", signatures=LATER)
-        assert [(one.step, one.error, one.op) for one in made.seen_as()][1:] == [
+        finding = Finding("value / copy_ / gaps", property="aliasing", op="t", signatures=LATER)
+        assert [(signature.step, signature.error, signature.op) for signature in finding.seen_as()][1:] == [
             ("add_", "", "t"),
             ("", "no error: size mismatch", "t"),
         ]

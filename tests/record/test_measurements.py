@@ -38,14 +38,14 @@ class TestForeignMeasures:
 
     @pytest.mark.parametrize(("before", "after", "kinds"), [(1, 2, ["graphs up"]), (2, 1, ["graphs down"]), (1, 1, [])])
     def test_a_rise_is_a_regression(self, before: int, after: int, kinds: list[str]) -> None:
-        found = compare.diff(run(GRAPHS, before), run(GRAPHS, after))
-        assert (list(found.changes), found.regressions) == (kinds, int(kinds == ["graphs up"]))
+        comparison = compare.diff(run(GRAPHS, before), run(GRAPHS, after))
+        assert (list(comparison.changes), comparison.regressions) == (kinds, int(kinds == ["graphs up"]))
 
     def test_a_rise_that_explains_the_time(self) -> None:
         """After a rise of an untimed measure, times are not compared, and a fact says why."""
         before = run(LAUNCHES, 1, seconds=100.0, calibration=0.01)
-        found = compare.diff(before, run(LAUNCHES, 2, seconds=900.0, calibration=0.01))
-        assert (found.changes, found.facts) == (
+        comparison = compare.diff(before, run(LAUNCHES, 2, seconds=900.0, calibration=0.01))
+        assert (comparison.changes, comparison.facts) == (
             {},
             ["time: not compared of 1 cases, with more launches than in the baseline"],
         )
@@ -53,13 +53,10 @@ class TestForeignMeasures:
 
     def test_reports(self, tmp_path) -> None:
         """The terminal has a line about it, the page a column, and the history a trend."""
-        made = run(GRAPHS, 0)
-        assert summary.facts(made) == ["1 of 1 passed without graphs"]
-        assert '"measures":[{"name":"graphs","unit":"graphs"' in html.render(made)
+        case_run = run(GRAPHS, 0)
+        assert summary.facts(case_run) == ["1 of 1 passed without graphs"]
+        assert '"measures":[{"name":"graphs","unit":"graphs"' in html.render(case_run)
         for count in (4, 3):
             history.append(tmp_path / "h.sqlite", run(GRAPHS, count))
-        assert [(one.label, one.values, one.better) for one in history.trends(tmp_path / "h.sqlite", made)][2] == (
-            "graphs",
-            (4.0, 3.0),
-            1,
-        )
+        trend = history.trends(tmp_path / "h.sqlite", case_run)[2]
+        assert (trend.label, trend.values, trend.better) == ("graphs", (4.0, 3.0), 1)

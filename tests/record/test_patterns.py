@@ -119,7 +119,7 @@ class TestRules:
 
     def test_every_rule_is_tried(self) -> None:
         """A rule for another oracle needs a row above."""
-        assert patterns._OF_ORACLE.keys() <= {one.oracle for one, _ in RULES}
+        assert patterns._OF_ORACLE.keys() <= {rule.oracle for rule, _ in RULES}
 
     @pytest.mark.parametrize("wrong", ["crash", "timeout", "memory", "device", "harness"])
     def test_an_end_of_the_process_is_one_of_its_operator(self, wrong: str) -> None:
@@ -198,8 +198,8 @@ def test_no_pattern_is_empty() -> None:
     texts = ("", "no error", "nan", "(2, 1)", "torch.bool", "c")
     for oracle, wrong in itertools.product((*ORACLES, "kernels", "crash", "message", "unheard of"), PROPERTIES):
         for expected, actual, op, is_view in itertools.product(texts, texts, ("add", "_", "", ":"), (True, False)):
-            made = pattern_of(Seen(oracle, "c", expected, actual), wrong, op, is_view)
-            assert made.strip(), (oracle, wrong, expected, actual, op)
+            name = pattern_of(Seen(oracle, "c", expected, actual), wrong, op, is_view)
+            assert name.strip(), (oracle, wrong, expected, actual, op)
 
 
 def test_a_backend_is_no_operator():

@@ -98,10 +98,10 @@ class TestSentence:
     def test_what_the_oracles_find(self) -> None:
         """The sentences parse the details that the oracles produce."""
         want, got = (observe({"c": torch.tensor(numbers)}) for numbers in ([1.0, 2.0], [1.0, 3.0]))
-        told = "1 of 2 elements of c is wrong: c[1] should be 2.0 and is 3.0"
-        assert [sentence(one) for one in compare(want, got)] == [told]
+        text = "1 of 2 elements of c is wrong: c[1] should be 2.0 and is 3.0"
+        assert [sentence(mismatch) for mismatch in compare(want, got)] == [text]
         want, got = (observe({"c": torch.tensor(number)}) for number in (1j, 2j))
-        assert [sentence(one) for one in compare(want, got)] == ["c should be 1j and is 2j"]
+        assert [sentence(mismatch) for mismatch in compare(want, got)] == ["c should be 1j and is 2j"]
 
     def test_without_its_answers(self) -> None:
         """A baseline keeps only the oracle and the place."""
@@ -119,8 +119,8 @@ class TestSentence:
 class TestLegend:
     def test_names_in_titles_and_signatures(self) -> None:
         """The legend explains each name once."""
-        told = legend("value / relu.edge", "flaky / value / relu.edge / window")
-        assert told == f"relu.edge: relu, {FORMS['edge']}; layout 'window': {LAYOUTS['window']}"
+        text = legend("value / relu.edge", "flaky / value / relu.edge / window")
+        assert text == f"relu.edge: relu, {FORMS['edge']}; layout 'window': {LAYOUTS['window']}"
         assert legend("aliasing / op_db.many:split") == f"op_db.many:split: split {FORMS['many']}"
         assert legend("value / op_db:add") == "op_db:add: add called as op_db does"
 

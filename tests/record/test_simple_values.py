@@ -40,10 +40,10 @@ FULL = Outer(Word.GOOD, 2, 1.5, 0, (Inner("a", (("b", True),)),), {("x", "y", "z
 
 
 class TestRoundTrip:
-    @pytest.mark.parametrize("given", [FULL, Outer(Word.GOOD)])
-    def test_through_json(self, given: Outer) -> None:
+    @pytest.mark.parametrize("value", [FULL, Outer(Word.GOOD)])
+    def test_through_json(self, value: Outer) -> None:
         """The round trip covers tuples, enums, optional numbers, and mappings with tuple keys."""
-        assert load(Outer, json.loads(json.dumps(dump(given)))) == given
+        assert load(Outer, json.loads(json.dumps(dump(value)))) == value
 
     def test_defaults_are_left_out(self) -> None:
         """Defaults are omitted, unless the class requests them. A mapping with tuple keys becomes nested sorted

@@ -26,6 +26,6 @@ def hostile() -> Run:
         fallback=1,
     )
     bad = bad.replace(accuracy=Accuracy(HOSTILE, 1e30, 0.5, 1.0, 0.5, HOSTILE, 3))
-    made = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
-    made.environment[HOSTILE] = HOSTILE
-    return made
+    case_run = run(bad, result(), command=HOSTILE, notes=[HOSTILE])
+    case_run.environment[HOSTILE] = HOSTILE
+    return case_run

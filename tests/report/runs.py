@@ -17,10 +17,10 @@ MEASURES = {measure.name: measure for measure in (KERNELS, *CALLS, SCHEDULED, *E
 
 def result(op: str = "add", outcome: Outcome = Outcome.PASS, **changes: Any) -> Result:
     """A case; an argument with the name of a measure is its count, and `most` and `parts` those of the measurements."""
-    made = Result(op, "float32", "forward", "as_sampled", outcome, family="binary", samples=3)
+    case = Result(op, "float32", "forward", "as_sampled", outcome, family="binary", samples=3)
     counts = {name: changes.pop(name.replace(" ", "_")) for name in MEASURES if name.replace(" ", "_") in changes}
     measured = Measurements(counts, changes.pop("most", {}), changes.pop("parts", {}))
-    return made.replace(measurements=measured, **changes)
+    return case.replace(measurements=measured, **changes)
 
 
 def failed(op: str = "add", oracle: str = "value", **changes: Any) -> Result:
@@ -63,5 +63,5 @@ def fuzz_json(*findings: Result, **changes: Any) -> dict[str, Any]:
     }
     drawn = ProgramStats((3,), 300, 900, avoided={"write through overlapping memory": 3}, cells=cells)
     usual = found(count=26, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')")
-    made = campaign(*(findings or (usual,)), drawn=drawn, seconds=10.5, environment={"torch": "2.13"})
-    return {**model.run_to_json(made), **changes}
+    fuzz_run = campaign(*(findings or (usual,)), drawn=drawn, seconds=10.5, environment={"torch": "2.13"})
+    return {**model.run_to_json(fuzz_run), **changes}

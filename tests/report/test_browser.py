@@ -188,8 +188,8 @@ class TestReading:
 
     def test_kernel_bars(self, opened: Callable[..., Any]) -> None:
         """The bar has marks at the baseline's count and at the bound."""
-        made = run(passed(kernels=3, most={"kernels": 6}), passed("more", kernels=0))
-        page = opened(html.render(made, run(passed(kernels=4))))
+        case_run = run(passed(kernels=3, most={"kernels": 6}), passed("more", kernels=0))
+        page = opened(html.render(case_run, run(passed(kernels=4))))
         page.select_option("#measure", "-kernels")
         assert page.locator("#table td.name").all_inner_texts() == ["more"]
         page.click("#clear")
@@ -289,11 +289,11 @@ class TestHostile:
     def test_nothing_runs(self, opened: Callable[..., Any]) -> None:
         """An op, an exception, a script and a finding full of markup and escapes appear as text."""
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, **FELL)
-        made = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
+        case_run = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
         wrong = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
         fuzzed = campaign(wrong, target=HOSTILE, drawn=ProgramStats(avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}))
         assert opened(html.render(fuzzed)).evaluate("window.pwned === undefined")
-        text = html.render(made, run(passed(HOSTILE)), fuzzed)
+        text = html.render(case_run, run(passed(HOSTILE)), fuzzed)
         page = opened(text, "#case=" + quote(escape_control_characters(bad.id), safe=""))
         assert page.locator("tr.detail").count() == 1
         assert page.evaluate("window.pwned === undefined")

@@ -70,10 +70,10 @@ class TestCompare:
         schedule cache took three times as long as the baseline, and failed."""
         before = run(result(seconds=100.0, scheduled=0), result("warm", seconds=100.0, scheduled=3), calibration=0.01)
         cold = run(result(seconds=900.0, scheduled=5), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
-        found = compare.diff(before, cold)
-        assert (found.changes, found.regressions) == ({}, 0)
-        assert found.facts[0].startswith("time: not compared of 1 cases")
-        assert "time: 1.10 of the baseline's" in found.facts[1]
+        comparison = compare.diff(before, cold)
+        assert (comparison.changes, comparison.regressions) == ({}, 0)
+        assert comparison.facts[0].startswith("time: not compared of 1 cases")
+        assert "time: 1.10 of the baseline's" in comparison.facts[1]
         slow = run(result(seconds=900.0, scheduled=0), result("warm", seconds=110.0, scheduled=3), calibration=0.01)
         assert compare.diff(before, slow).count("time up") == 1
 
@@ -81,23 +81,23 @@ class TestCompare:
         """A slow case that a compiler's cache may explain is shown, but is no regression."""
         others = [result(f"op{i}", seconds=1.0) for i in range(100)]
         before = run(result(seconds=2.0), *others, calibration=0.01)
-        found = compare.diff(before, run(result(seconds=20.0), *others, calibration=0.01))
-        assert (list(found.changes), found.regressions) == (["slower"], 0)
+        comparison = compare.diff(before, run(result(seconds=20.0), *others, calibration=0.01))
+        assert (list(comparison.changes), comparison.regressions) == (["slower"], 0)
 
     def test_fallback_share(self) -> None:
         """The share of calls on the CPU, before and after, covers cases that passed in both runs."""
         pairs = [(result(native=9, decomposed=0, fallback=1), result(native=10, decomposed=0, fallback=0))]
-        found = compare.diff(run(*(a for a, _ in pairs)), run(*(b for _, b in pairs)))
-        assert found.facts == ["CPU fallbacks: 10.00% of the calls before, 0.00% now"]
+        comparison = compare.diff(run(*(a for a, _ in pairs)), run(*(b for _, b in pairs)))
+        assert comparison.facts == ["CPU fallbacks: 10.00% of the calls before, 0.00% now"]
 
     def test_kernel_budgets(self) -> None:
         """A workload with more kernels or copies, or without a count, is a regression; a decrease is not."""
         before = run(result(), budgets={"mlp": {"kernels": 3, "copies_in": 2}, "cnn": {"kernels": 9}, "gone": {}})
         after = run(result(), budgets={"mlp": {"kernels": 4, "copies_in": 1}, "cnn": {"kernels": 9}})
-        found = compare.diff(before, after)
-        kinds = {kind: [change.id for change in changes] for kind, changes in found.changes.items()}
+        comparison = compare.diff(before, after)
+        kinds = {kind: [change.id for change in changes] for kind, changes in comparison.changes.items()}
         assert kinds == {"budgets up": ["mlp: kernels"], "gone": ["workload gone"], "budgets down": ["mlp: copies_in"]}
-        assert found.regressions == 2
+        assert comparison.regressions == 2
 
 
 class TestFindings:

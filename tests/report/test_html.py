@@ -57,9 +57,9 @@ class TestHtml:
             families=(HOSTILE, f"{HOSTILE} not reached"),
         )  # fmt: skip
         known = bad.replace(outcome=Outcome.XFAIL)
-        made = campaign(bad, known, target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}, drawn=drawn,
-                        expectations=HOSTILE)  # fmt: skip
-        for text, scripts in ((html.render(hostile, hostile, made), 2), (html.render(made, made), 1)):
+        fuzz_run = campaign(bad, known, target=HOSTILE, command=HOSTILE, environment={HOSTILE: HOSTILE}, drawn=drawn,
+                            expectations=HOSTILE)  # fmt: skip
+        for text, scripts in ((html.render(hostile, hostile, fuzz_run), 2), (html.render(fuzz_run, fuzz_run), 1)):
             page = Page(text)
             assert page.tags.count("script") == scripts
             assert "img" not in page.tags
@@ -96,8 +96,8 @@ class TestHtml:
 
     def test_calls_on_the_cpu_by_design(self) -> None:
         """Host operators are listed next to fallbacks and do not count as fallbacks."""
-        made = run(result("a", fallback=0, host=3, parts={"host": {"item": 3}}), result("b", fallback=0, host=0))
-        page = Page(html.render(made))
+        case_run = run(result("a", fallback=0, host=3, parts={"host": {"item": 3}}), result("b", fallback=0, host=0))
+        page = Page(html.render(case_run))
         assert "2 of 2 passed without CPU fallbacks" in page.text
         assert json.loads(page.scripts[0])["details"]["0"]["parts"] == {"host": [["item", 3]]}
 
@@ -198,8 +198,8 @@ class TestFuzzing:
     def test_what_was_not_run_has_its_reasons(self) -> None:
         """Rejected steps and unsupported programs are listed with their reasons, most frequent first."""
         avoided = {"one": 1, "write through overlapping memory": 30}
-        made = campaign(drawn=ProgramStats((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
-        text = Page(html.render(made)).text
+        fuzz_run = campaign(drawn=ProgramStats((0,), 300, avoided=avoided, unsupported={"autograd": 4}))
+        text = Page(html.render(fuzz_run)).text
         assert "write through overlapping memory 30 one 1" in text
         assert "Programs not run, since the target leaves out 1 reason autograd 4" in text
 
@@ -217,9 +217,9 @@ class TestFuzzing:
 
     def test_coverage_without_axes(self) -> None:
         """If the results do not list the families, layouts and dtypes, the page says that the table may lack rows."""
-        made = campaign(drawn=dataclasses.replace(DRAWN, families=(), layouts=(), dtypes=()))
-        assert html.campaign_view(made)["layouts"] == ("contiguous", "gaps")
-        assert "do not name them" in Page(html.render(made)).text
+        fuzz_run = campaign(drawn=dataclasses.replace(DRAWN, families=(), layouts=(), dtypes=()))
+        assert html.campaign_view(fuzz_run)["layouts"] == ("contiguous", "gaps")
+        assert "do not name them" in Page(html.render(fuzz_run)).text
 
     def test_coverage_states_no_share(self) -> None:
         """Coverage has no total, because some cells cannot exist. Regression test: the page read "6 of 110"."""

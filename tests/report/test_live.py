@@ -50,12 +50,12 @@ class TestPage:
             saved = {"kind": "FAIL", "property": "value", "op": op, "number": numbers[0], "numbers": numbers}
             (tmp_path / "failures" / f"{file}.json").write_text(json.dumps(saved))
         (tmp_path / "failures" / "half.json").write_text('{"kind":')
-        found = live.causes(tmp_path / "failures")
-        assert [(cause.name, cause.programs) for cause in found] == [("value / often", 3), ("value / rare <b>", 1)]
-        said = page("cpu", samples(3), 1010.0, found)
+        causes = live.causes(tmp_path / "failures")
+        assert [(cause.name, cause.programs) for cause in causes] == [("value / often", 3), ("value / rare <b>", 1)]
+        said = page("cpu", samples(3), 1010.0, causes)
         assert '<a href="failures/c.py">value / often</a>' in said
         assert "rare &lt;b&gt;" in said and "rare <b>" not in said
-        assert "And 1 more." in page("cpu", samples(3), 1010.0, [found[0]] * (live.SHOWN + 1))
+        assert "And 1 more." in page("cpu", samples(3), 1010.0, [causes[0]] * (live.SHOWN + 1))
 
     def test_a_name_is_text(self) -> None:
         """Markup in a target's name is escaped."""

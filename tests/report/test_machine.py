@@ -64,28 +64,28 @@ class TestMachine:
         """Each finding is a test, and all programs without a finding are one more test; the worst comes first, also in
         the summary."""
         known = found("value / b", count=5).replace(outcome=Outcome.XFAIL, reason="a reason")
-        made = campaign(found("stride / a", count=3), known, found("crash / c", "CRASH"), expectations="t.toml")
-        suite = ElementTree.fromstring(machine.junit(made)).find("testsuite")
+        fuzz_run = campaign(found("stride / a", count=3), known, found("crash / c", "CRASH"), expectations="t.toml")
+        suite = ElementTree.fromstring(machine.junit(fuzz_run)).find("testsuite")
         assert suite is not None
         names = [case.get("name") for case in suite]
         assert names == ["program::crash / c", "program::value / b", "program::stride / a",
                          "291 drawn programs without a finding"]  # fmt: skip
         assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "1", "1"]
-        tests = json.loads(machine.ctrf(made))["results"]["tests"]
+        tests = json.loads(machine.ctrf(fuzz_run))["results"]["tests"]
         assert [test["status"] for test in tests] == ["failed", "other", "failed", "passed"]
-        text = machine.markdown(made, None)
+        text = machine.markdown(fuzz_run, None)
         assert text.startswith("## Fuzzing of `tiny`\n\n**291 passed, 4 failed, 0 skipped**")
         assert text.index("crash / c") < text.index("value / b") < text.index("stride / a")
         assert "known: a reason" in text
         assert "1 known finding in 5 programs, declared in t.toml" in html.unescape(text)
-        assert '<skipped type="known" message="XFAIL: a reason" />' in machine.junit(made)
-        assert len(machine.error_lines(made)) == 2
+        assert '<skipped type="known" message="XFAIL: a reason" />' in machine.junit(fuzz_run)
+        assert len(machine.error_lines(fuzz_run)) == 2
 
     def test_a_campaign_that_compared_nothing(self) -> None:
         """A campaign that compared nothing is one skipped test, never a passed one."""
-        made = campaign(drawn=ProgramStats((0,), 3, unsupported={"autograd": 3}))
-        assert '<skipped message="SKIP: no drawn program' in machine.junit(made)
-        assert "**Nothing was compared.**" in machine.markdown(made, None)
+        fuzz_run = campaign(drawn=ProgramStats((0,), 3, unsupported={"autograd": 3}))
+        assert '<skipped message="SKIP: no drawn program' in machine.junit(fuzz_run)
+        assert "**Nothing was compared.**" in machine.markdown(fuzz_run, None)
 
     def test_annotations_are_one_line(self, hostile: Run) -> None:
         """A line break in a message cannot start another workflow command."""
@@ -110,16 +110,18 @@ class TestSchemas:
         rest = (result(f"op{outcome}", outcome, kernels=3, native=1, decomposed=0) for outcome in Outcome)
         full = result("all", kernels=3, most={"kernels": 4}, host=1, parts={"host": {"item": 1}}, scheduled=3)
         known = found(first=4, saved=("a",), elsewhere={"b": "c"}, pattern="value of add", shrunk=False, masked=2)
-        made = run(*hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"])
-        made.budgets, made.interrupted, made.expectations = {"mlp": {"kernels": 3}}, 2, "tiny.toml"
+        case_run = run(
+            *hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"]
+        )
+        case_run.budgets, case_run.interrupted, case_run.expectations = {"mlp": {"kernels": 3}}, 2, "tiny.toml"
         words: dict[str, Any] = dict.fromkeys(("families", "layouts", "dtypes", "corpus"), ("a",))
         counts: dict[str, Any] = dict.fromkeys(("steps", "recorded"), 3)
         counts |= dict.fromkeys(("arbitrated", "failing", "known", "masked"), 3)
         tallies: dict[str, Any] = {"unsupported": {"a": 1}, "avoided": {"b": 2}, "entries": {"add|method|gaps|bool": 1}}
         tallies["cells"] = {("a", "b", "c"): 3}
         tallies["measured"] = Measurements({"kernels": 3}, {"kernels": 5})
-        made.drawn = ProgramStats((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
-        return made
+        case_run.drawn = ProgramStats((0,), 300, options="--steps 1..2", **counts, **words, **tallies)
+        return case_run
 
     def test_fits(self, name: str, hostile: Run) -> None:
         """A run with any content is valid."""
@@ -182,10 +184,12 @@ class TestCtrf:
     def test_flaky_and_declared(self) -> None:
         """A case that passed on a rerun only is a flaky failure. A known failure has the status "other" and its
         reason."""
-        given = run(result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known"))
-        given.expectations = "f.toml"
-        flaky, declared = json.loads(machine.ctrf(given))["results"]["tests"]
+        case_run = run(
+            result("a", outcome=Outcome.FLAKY, reason="r"), result("b", outcome=Outcome.XFAIL, reason="known")
+        )
+        case_run.expectations = "f.toml"
+        flaky, declared = json.loads(machine.ctrf(case_run))["results"]["tests"]
         assert (flaky["status"], flaky["flaky"]) == ("failed", True)
         assert (declared["status"], declared["rawStatus"], declared["message"]) == ("other", "XFAIL", "known")
-        assert json.loads(machine.ctrf(given))["results"]["summary"]["other"] == 1
-        assert "1 known failure, declared in f.toml" in html.unescape(machine.markdown(given, None))
+        assert json.loads(machine.ctrf(case_run))["results"]["summary"]["other"] == 1
+        assert "1 known failure, declared in f.toml" in html.unescape(machine.markdown(case_run, None))

@@ -37,8 +37,8 @@ class TestModel:
 
     def test_measurements_survive(self) -> None:
         """Measurements survive a round trip; without them the field is absent."""
-        made = run(result(compiled=3, partly_compiled=0, not_compiled=1, host=2, parts={"host": {"item": 2}}))
-        assert model.run_from_json(model.run_to_json(made), "f") == made
+        case_run = run(result(compiled=3, partly_compiled=0, not_compiled=1, host=2, parts={"host": {"item": 2}}))
+        assert model.run_from_json(model.run_to_json(case_run), "f") == case_run
         assert not {"measurements", "finding"} & set(model.result_to_json(result()))
 
     def test_baseline_bytes_are_stable(self, tmp_path: Path) -> None:

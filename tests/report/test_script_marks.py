@@ -29,10 +29,10 @@ def program(alone: str) -> Result:
     return found(script="x").replace(alone=alone)
 
 
-def printed(made: Result) -> str:
+def printed(failure: Result) -> str:
     """The end of an op_db run in the terminal."""
     text = io.StringIO()
-    terminal.end(Console(file=text, width=300), run(made), None, Path("reports/conformance.html"))
+    terminal.end(Console(file=text, width=300), run(failure), None, Path("reports/conformance.html"))
     return text.getvalue()
 
 
@@ -41,8 +41,8 @@ class TestMark:
     def test_of_a_case(self, alone: str, mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Regression test: a case whose script was not run had no mark."""
         monkeypatch.setattr(issue, "environment", lambda: "")
-        made, shown = case(alone), case(SHOWS)
-        model.save(run(made), tmp_path / "run.json")
+        marked, shown = case(alone), case(SHOWS)
+        model.save(run(marked), tmp_path / "run.json")
         forms = {
             "JSON": lambda one: json.dumps(model.run_to_json(run(one))),
             "page": lambda one: html.render(run(one)),
@@ -53,16 +53,16 @@ class TestMark:
         }
         for name, form in forms.items():
             wanted = alone if name == "JSON" else mark
-            assert wanted in form(made), name
+            assert wanted in form(marked), name
             assert wanted not in form(shown), name
-        assert f"In a fresh process: `{mark}`" in issue.issue(made.id, tmp_path / "run.json")
+        assert f"In a fresh process: `{mark}`" in issue.issue(marked.id, tmp_path / "run.json")
 
     def test_of_a_program(self, alone: str, mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Regression test: a finding of programs whose script was not run had no mark."""
         monkeypatch.setattr(issue, "environment", lambda: "")
-        made, shown = program(alone), program(SHOWS)
+        marked, shown = program(alone), program(SHOWS)
         for form in (lambda one: html.render(campaign(one)), lambda one: machine.markdown(campaign(one), None)):
-            assert mark in form(made) and mark not in form(shown)
+            assert mark in form(marked) and mark not in form(shown)
         saved: dict[str, Any] = {"kind": "FAIL", "target": "mine", "signature": "value / add_", "mismatches": [],
                                  "program": {"steps": []}, "alone": alone}  # fmt: skip
         (tmp_path / "one.json").write_text(json.dumps(saved))

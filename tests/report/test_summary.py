@@ -21,8 +21,8 @@ from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, resul
 AXES: dict[str, Any] = {"families": ["views", "writes"], "layouts": ["contiguous", "gaps"], "dtypes": ["bool"]}
 
 
-def verdict(made: Run) -> tuple[bool, str]:
-    (one,) = summary.verdicts(made)
+def verdict(judged: Run) -> tuple[bool, str]:
+    (one,) = summary.verdicts(judged)
     return one.good, one.sentence
 
 
@@ -31,8 +31,8 @@ class TestInterrupted:
 
     def test_no_number_is_negative(self) -> None:
         """Regression test: the last line said "-8 passed"."""
-        made = campaign(found(), drawn=ProgramStats((0,), 0, failing=8, known=0), complete=False, interrupted=2)
-        assert model.summary_line(made) == "0 passed, 8 failed, 0 skipped"
+        fuzz_run = campaign(found(), drawn=ProgramStats((0,), 0, failing=8, known=0), complete=False, interrupted=2)
+        assert model.summary_line(fuzz_run) == "0 passed, 8 failed, 0 skipped"
 
     def test_findings_that_are_not_shrunk_wait_for_resume(self) -> None:
         late = found(pattern=NOT_SHRUNK.format("value"), shrunk=False)
@@ -105,26 +105,26 @@ class TestVerdict:
 
     def test_findings(self) -> None:
         """The verdict counts all failing programs and the distinct causes."""
-        made = campaign(found("a", count=25), found("b"))
-        assert verdict(made) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
-        assert made.exit_code() == 1
+        fuzz_run = campaign(found("a", count=25), found("b"))
+        assert verdict(fuzz_run) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
+        assert fuzz_run.exit_code() == 1
 
     def test_known_findings(self) -> None:
         """Known findings are counted with their file; new findings still fail the campaign."""
         known = found("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
-        made = campaign(known, expectations="t.toml")
-        told = "1 known finding in 25 programs, declared in t.toml."
-        assert verdict(made) == (True, f"No new finding in 300 drawn programs; {told}")
-        assert made.exit_code() == 0
-        assert summary.facts(made) == ["1 declared failure not yet explained: give each a reason in t.toml"]
-        made.results.append(found("b"))
-        assert verdict(made) == (False, f"1 of 300 drawn programs fail: 1 distinct cause; {told}")
+        fuzz_run = campaign(known, expectations="t.toml")
+        sentence = "1 known finding in 25 programs, declared in t.toml."
+        assert verdict(fuzz_run) == (True, f"No new finding in 300 drawn programs; {sentence}")
+        assert fuzz_run.exit_code() == 0
+        assert summary.facts(fuzz_run) == ["1 declared failure not yet explained: give each a reason in t.toml"]
+        fuzz_run.results.append(found("b"))
+        assert verdict(fuzz_run) == (False, f"1 of 300 drawn programs fail: 1 distinct cause; {sentence}")
 
     def test_a_declared_finding_that_did_not_show(self) -> None:
         """A declared finding that did not show is no failing program, but it fails the campaign."""
-        made = campaign(found("declared: a", count=0).replace(outcome=Outcome.XPASS))
-        assert verdict(made) == (False, "1 declared finding did not show.")
-        assert (made.exit_code(), model.summary_line(made)) == (1, "300 passed, 1 failed, 0 skipped")
+        fuzz_run = campaign(found("declared: a", count=0).replace(outcome=Outcome.XPASS))
+        assert verdict(fuzz_run) == (False, "1 declared finding did not show.")
+        assert (fuzz_run.exit_code(), model.summary_line(fuzz_run)) == (1, "300 passed, 1 failed, 0 skipped")
 
     def test_two_halves(self) -> None:
         """The worse half of a run with both comes first."""
@@ -134,9 +134,9 @@ class TestVerdict:
 
     def test_what_was_not_compiled(self) -> None:
         """Samples that did not reach the compiler are counted."""
-        made = run(result(compiled=5, partly_compiled=0, not_compiled=2))
+        case_run = run(result(compiled=5, partly_compiled=0, not_compiled=2))
         said = ["5 of 7 samples: compiled", "2 of 7 samples: not compiled and so not compared"]
-        assert summary.facts(made) == said
+        assert summary.facts(case_run) == said
 
 
 class TestMerge:

@@ -18,9 +18,9 @@ finally:
 
 
 def descendants(pid: int) -> list[int]:
-    found = [int(one) for task in Path(f"/proc/{pid}/task").iterdir()
-             for one in (task / "children").read_text().split()]  # fmt: skip
-    return found + [inner for one in found for inner in descendants(one)]
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+                for child in (task / "children").read_text().split()]  # fmt: skip
+    return children + [inner for child in children for inner in descendants(child)]
 
 
 def threads(pid: int) -> int:

@@ -36,8 +36,8 @@ class TestPlaceOf:
         """Resources have names and amounts; without a cluster they are an error."""
         monkeypatch.setattr(execution_place, "find_spec", lambda name: object())
         words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
-        made = place_of(given("--pool", "ray://head:10001", *words))
-        assert made == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
+        place = place_of(given("--pool", "ray://head:10001", *words))
+        assert place == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
         with pytest.raises(UsageError, match="--per-worker asks for resources of a Ray cluster"):
             place_of(given(*words))
 
@@ -54,8 +54,8 @@ class TestPlaceOf:
         commands = ("sources.opinfo.runner", "sources.accuracy.__main__", "sources.sizes.__main__", "report.__main__",
                     "declare.expectations")  # fmt: skip
         lines = [f"import conformance.{name}" for name in commands]
-        asked = "; ".join([*lines, "import sys", "print({'torch', 'ray'} & {*sys.modules})"])
-        said = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
+        code = "; ".join([*lines, "import sys", "print({'torch', 'ray'} & {*sys.modules})"])
+        said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         assert said.stdout == "set()\n"
         files = Path(conformance.__file__).parent.rglob("*.py")
         assert {file.name for file in files if "    import ray\n" in file.read_text()} == {"ray_pool.py"}
@@ -72,12 +72,12 @@ class TestCarried:
         (tmp_path / "sub" / "a.json").write_text("{}")
         profile = '[target]\nname = "own"\nimport = "own_device_for_place"\n[environment]\nOWN = "1"\n'
         (tmp_path / "conformance.toml").write_text(profile)
-        made = ray_env.runtime_env("conformance.toml", [Path("sub/a.json")])
-        staged = Path(made["working_dir"])
+        environment = ray_env.runtime_env("conformance.toml", [Path("sub/a.json")])
+        staged = Path(environment["working_dir"])
         names = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
         assert names == {"conformance.toml", "own_device_for_place.py", "sub/a.json"}
-        assert made["env_vars"] == {"OWN": "1"}
-        assert Path(made["py_modules"][0]).name == "conformance"
+        assert environment["env_vars"] == {"OWN": "1"}
+        assert Path(environment["py_modules"][0]).name == "conformance"
 
     def test_what_is_installed_is_not(self) -> None:
         """Installed modules are not sent; the nodes must have them."""

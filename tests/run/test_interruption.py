@@ -39,7 +39,7 @@ def not_ignored() -> Iterator[None]:
 
 def in_session(session: int) -> list[str]:
     """Command lines of the running processes of a session."""
-    found = []
+    lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -47,8 +47,8 @@ def in_session(session: int) -> list[str]:
         except OSError:
             continue
         if int(fields[3]) == session and fields[0] != "Z":
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def interrupted(

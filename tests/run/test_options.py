@@ -46,9 +46,9 @@ class TestHelp:
         """`--help` shows only known flags, each in its group, and the groups in one order."""
         code, text, _ = ended(command, "--help")
         assert code == 0
-        found = [group for group in options.GROUPS if f"\n{group}:\n" in text]
-        assert "target" in found and "limits" in found
-        places = [text.index(f"\n{group}:\n") for group in found]
+        shown = [group for group in options.GROUPS if f"\n{group}:\n" in text]
+        assert "target" in shown and "limits" in shown
+        places = [text.index(f"\n{group}:\n") for group in shown]
         assert places == sorted(places)
         for name, flag in options.FLAGS.items():
             if f"\n  --{name} " in text:
@@ -117,7 +117,7 @@ class TestValues:
     def test_defaults_of_flags_that_a_command_lacks(self) -> None:
         """`defaults` gives the value that each flag would have without the user."""
         names = [name for name in options.FLAGS if name not in ("replay",)]
-        made = options.parser("some", "", names, {})
-        parsed = vars(made.parse_args([]))
+        parser = options.parser("some", "", names, {})
+        parsed = vars(parser.parse_args([]))
         assert {name: parsed[name] for name in options.defaults(names)} == options.defaults(names)
-        assert isinstance(made, argparse.ArgumentParser)
+        assert isinstance(parser, argparse.ArgumentParser)

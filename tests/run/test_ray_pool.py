@@ -108,12 +108,12 @@ def told(request: pytest.FixtureRequest, figures: dict[str, float]) -> None:
 
 def actors() -> list[int]:
     """Process ids of the supervisors on this machine."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes().startswith(b"ray::_Actor"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class TestAnswers:
@@ -286,14 +286,14 @@ class TestLosses:
                             with contextlib.suppress(OSError):
                                 file.write(bytes(2**12))
 
-                found = tmp_path / "found"
-                found.mkdir()
+                folder = tmp_path / "found"
+                folder.mkdir()
                 with pool_on(cluster) as pool:
                     while len(pool.workers) < 2:  # otherwise the other node may answer all tasks
                         pool.submit(Task("it", tasks.slowly_pid))
                         pool.submit(Task("it", tasks.slowly_pid))
                         assert len(list(pool.ended())) == 2
-                    told(request, run_through(pool, found, fill))
+                    told(request, run_through(pool, folder, fill))
                     assert [said.partition(":")[0].split()[2:] for said in pool.lost] == [["is", "left", "out"]]
         finally:
             subprocess.run(["umount", "-l", str(small)], check=True)

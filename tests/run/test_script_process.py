@@ -17,10 +17,10 @@ from conformance.run.script_process import LAST, Forks, run_alone
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     """A server that forks scripts."""
-    made = Forks()
-    yield made
-    assert made.fit  # a lost server would make the tests compare `python FILE` with itself
-    made.close()
+    server = Forks()
+    yield server
+    assert server.fit  # a lost server would make the tests compare `python FILE` with itself
+    server.close()
 
 
 BUG = """

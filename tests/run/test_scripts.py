@@ -153,8 +153,8 @@ class TestConfirm:
 
         def finding(op: str, pattern: str, steps: int, count: int = 1) -> Result:
             script = f"open({str(order)!r}, 'a').write('{op} '); " + SAID.format("value of c: expected 1", 1)
-            found = Finding(f"value / {op}", property="value", op=op, pattern=pattern, steps=steps, count=count)
-            return result_of(script).replace(finding=found)
+            cause = Finding(f"value / {op}", property="value", op=op, pattern=pattern, steps=steps, count=count)
+            return result_of(script).replace(finding=cause)
 
         results = [finding("a1", "a", 1, 9), finding("a2", "a", 2, 9), finding("a3", "a", 3, 9),
                    finding("b1", "b", 5), finding("b2", "b", 6),

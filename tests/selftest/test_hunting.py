@@ -26,7 +26,7 @@ class TestCommand:
         assert code == 1
         assert re.search(r"1 of 2 found; median \d+ programs", output)
         assert "1 passed, 1 failed, 0 skipped" in output
-        results = {one["op"]: one for one in json.loads((tmp_path / "mutants.json").read_text())["results"]}
+        results = {result["op"]: result for result in json.loads((tmp_path / "mutants.json").read_text())["results"]}
         assert results[SOON]["outcome"] == "PASS"
         (lost,) = results[LATE]["failures"]
         assert (lost["oracle"], lost["expected"]) == ("power", "40 programs")

@@ -61,12 +61,14 @@ class TestPower:
     def test_a_conversion_that_rounds_keeps_its_strides(self, size, stride):
         """Only values are wrong. Regression test: the fault rounded into a new layout and showed in its strides at
         program 105, while its values first differ at program 1,028."""
-        given = Program(
+        program = Program(
             (Storage("float32", 6, [0.75, 1.75, 2.75, 3.75, 4.75, 5.75]),),
             (Input("a", 0, "float32", size, stride),),
             (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),),
         )
-        assert {one.oracle for one in differences_on(given, load_target("mutant:float to int rounds"))} == {"value"}
+        assert {mismatch.oracle for mismatch in differences_on(program, load_target("mutant:float to int rounds"))} == {
+            "value"
+        }
 
     def test_there_are_forty_faults(self):
         """Each fault names the real bug that it imitates."""
@@ -96,5 +98,5 @@ class TestTheModeAlone:
             def numbered(self, seed, number, tally=None):
                 return TestTheModeAlone.PROGRAM
 
-        found = hunt("flip forgets the last dim", Only(), 0, 1)
-        assert (found.tried, found.programs) == (1, None)
+        result = hunt("flip forgets the last dim", Only(), 0, 1)
+        assert (result.tried, result.programs) == (1, None)

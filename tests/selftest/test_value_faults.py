@@ -168,10 +168,10 @@ SEEN = {
 def outcome(f):
     """Dtype, shape and values of a function's results, or the text of its error."""
     try:
-        made = f()
+        result = f()
     except RuntimeError as error:
         return str(error)
-    flat = made if isinstance(made, tuple | list) and not isinstance(made, torch.Size) else [made]
+    flat = result if isinstance(result, tuple | list) and not isinstance(result, torch.Size) else [result]
     return [(t.dtype, t.shape, t.tolist().__repr__()) if isinstance(t, torch.Tensor) else t for t in flat]
 
 

@@ -17,14 +17,14 @@ def integers(*shape: int) -> torch.Tensor:
 class TestWithEnds:
     def test_every_pair_meets(self):
         """Two tensors of 25 elements hold each pair of ends, the least integer with -1 among them."""
-        made = with_ends({"input": integers(5, 5), "args": (integers(5, 5),), "kwargs": {}})
-        pairs = {*zip(made["input"].flatten().tolist(), made["args"][0].flatten().tolist(), strict=True)}
+        tree = with_ends({"input": integers(5, 5), "args": (integers(5, 5),), "kwargs": {}})
+        pairs = {*zip(tree["input"].flatten().tolist(), tree["args"][0].flatten().tolist(), strict=True)}
         assert len(pairs) == 25 and (-(2**31), -1) in pairs and (2**31 - 1, -(2**31)) in pairs
 
     def test_unsigned_integers(self):
         """Unsigned integers have 0 in the place of -1."""
-        made = with_ends({"input": torch.zeros(5, dtype=torch.uint8)})
-        assert made["input"].tolist() == [0, 0, 1, 255, 1]
+        tree = with_ends({"input": torch.zeros(5, dtype=torch.uint8)})
+        assert tree["input"].tolist() == [0, 0, 1, 255, 1]
 
     def test_floats_and_bools_stay(self):
         """A call without integers is no changed call."""
@@ -36,22 +36,22 @@ class TestSizes:
     def test_all_dimensions_of_a_size_together(self):
         """A size is that of every tensor: the query, the key and the value of attention lose their rows together."""
         assert sizes(TREE) == [2, 3, 4, 5]
-        made = emptied(TREE, 1)
-        assert [made["input"].shape, made["args"][0].shape, made["args"][1][0].shape] == [(2, 0), (0, 4), (5, 0)]
+        tree = emptied(TREE, 1)
+        assert [tree["input"].shape, tree["args"][0].shape, tree["args"][1][0].shape] == [(2, 0), (0, 4), (5, 0)]
 
     def test_strides_of_one_element(self):
         """The dimensions of a size have one element and the stride; the other strides stay."""
-        made = single(TREE, 1, 77)
-        assert [(x.shape, x.stride()) for x in (made["input"], made["args"][0])] == [
+        tree = single(TREE, 1, 77)
+        assert [(x.shape, x.stride()) for x in (tree["input"], tree["args"][0])] == [
             ((2, 1), (1, 77)), ((1, 4), (77, 1)),
         ]  # fmt: skip
-        assert made["args"][1][0].stride() == (1, 77)
+        assert tree["args"][1][0].stride() == (1, 77)
 
     def test_a_tensor_that_occurs_twice(self):
         """It remains one object, and keeps whether it requires grad."""
-        one = torch.ones(3, requires_grad=True)
-        made = emptied({"input": one, "args": (one,)}, 0)
-        assert made["input"] is made["args"][0] and made["input"].requires_grad and made["input"].is_leaf
+        tensor = torch.ones(3, requires_grad=True)
+        tree = emptied({"input": tensor, "args": (tensor,)}, 0)
+        assert tree["input"] is tree["args"][0] and tree["input"].requires_grad and tree["input"].is_leaf
 
     def test_without_such_a_size(self):
         """A size that the call does not have is no change."""

@@ -43,9 +43,9 @@ class TestFenced:
     @pytest.mark.parametrize("at_end", [True, False])
     def test_the_tensor_stays_the_same(self, tensor, at_end):
         """Values, strides and `requires_grad` stay; the storage has only the bytes in use."""
-        (made,), fences = fenced([tensor], at_end)
-        assert torch.equal(made, tensor) and made.stride() == tensor.stride()
-        assert made.requires_grad == tensor.requires_grad
+        (copy,), fences = fenced([tensor], at_end)
+        assert torch.equal(copy, tensor) and copy.stride() == tensor.stride()
+        assert copy.requires_grad == tensor.requires_grad
         assert not trespassed(fences)
 
     def test_shared_storages_stay_shared(self):
@@ -58,28 +58,28 @@ class TestFenced:
     @pytest.mark.parametrize("at_end", [True, False])
     def test_an_access_outside_ends_the_process(self, at_end):
         """A read of the byte behind the last one, or before the first one, is a segmentation fault."""
-        (made,), fences = fenced([torch.arange(64.0)], at_end)
-        place = first_byte(made) + fences[0].size if at_end else first_byte(made) - 1
+        (copy,), fences = fenced([torch.arange(64.0)], at_end)
+        place = first_byte(copy) + fences[0].size if at_end else first_byte(copy) - 1
         assert ends(lambda: ctypes.string_at(place, 1)) == -signal.SIGSEGV
-        assert ends(lambda: ctypes.string_at(first_byte(made), fences[0].size)) == 0
+        assert ends(lambda: ctypes.string_at(first_byte(copy), fences[0].size)) == 0
 
     def test_read_only_pages_permit_reads(self):
         """Only a write to a read-only page ends the process."""
-        (made,), fences = fenced([torch.arange(3.0)], protection=READ_ONLY)
-        place = first_byte(made) + fences[0].size
+        (copy,), fences = fenced([torch.arange(3.0)], protection=READ_ONLY)
+        place = first_byte(copy) + fences[0].size
         assert ends(lambda: ctypes.string_at(place, 1)) == 0
         assert ends(lambda: ctypes.memset(place, 1, 1)) == -signal.SIGSEGV
 
     def test_a_write_on_the_page_shows(self):
         """A write before the first byte, behind the last one or in a gap is named."""
-        (made,), fences = fenced([torch.arange(8.0)[::2]])
-        ctypes.memset(first_byte(made) + 4, 0, 4)
+        (copy,), fences = fenced([torch.arange(8.0)[::2]])
+        ctypes.memset(first_byte(copy) + 4, 0, 4)
         assert trespassed(fences) == "4 bytes in the gaps between its elements"
-        (made,), fences = fenced([torch.arange(4.0)])
-        ctypes.memset(first_byte(made) - 2, 0, 2)
+        (copy,), fences = fenced([torch.arange(4.0)])
+        ctypes.memset(first_byte(copy) - 2, 0, 2)
         assert trespassed(fences) == "2 bytes before its first byte"
-        (made,), fences = fenced([torch.arange(4.0)], at_end=False)
-        ctypes.memset(first_byte(made) + 16, 0, 1)
+        (copy,), fences = fenced([torch.arange(4.0)], at_end=False)
+        ctypes.memset(first_byte(copy) + 16, 0, 1)
         assert trespassed(fences) == "1 bytes behind its last byte"
 
 
@@ -87,10 +87,10 @@ class TestFresh:
     def test_new_memory_has_the_fill(self):
         """All `empty` functions return filled memory, and functions that fill their result do not change."""
         with Fresh(0x3C) as mode:
-            made = [torch.empty(3), torch.empty_like(torch.ones(2, 2)), torch.ones(2).new_empty(4), torch.empty(2).t()]
+            empty = [torch.empty(3), torch.empty_like(torch.ones(2, 2)), torch.ones(2).new_empty(4), torch.empty(2).t()]
             full = [torch.zeros(2), torch.ones(2) + 1]
-        assert all(set(one.flatten().view(torch.uint8).tolist()) == {0x3C} for one in made)
-        assert [one.tolist() for one in full] == [[0, 0], [2, 2]]
+        assert all(set(tensor.flatten().view(torch.uint8).tolist()) == {0x3C} for tensor in empty)
+        assert [tensor.tolist() for tensor in full] == [[0, 0], [2, 2]]
         assert len(mode.fences) >= 4 and not trespassed(mode.fences)
 
     def test_calls_inside_a_custom_operator_are_seen(self):

@@ -52,8 +52,8 @@ class TestTorchCpuWithout:
 
     def test_op_db_agrees(self, tmp_path):
         """All operators of op_db in float32 agree, including gradients."""
-        asked = ["--variant", "forward,backward", "--samples", "3", "--reports", str(tmp_path)]
-        assert runner.main(["--target", f"cpu:without={ALL}", *asked]) == 0
+        options = ["--variant", "forward,backward", "--samples", "3", "--reports", str(tmp_path)]
+        assert runner.main(["--target", f"cpu:without={ALL}", *options]) == 0
 
 
 class TestLayOut:
@@ -75,15 +75,15 @@ class TestLayOut:
         version 0."""
         flat = self.BASE.clone()
         with torch.no_grad():
-            made = lay_out(flat, view, lacks.split("+"))
-        assert (made.size(), made.stride(), made.storage_offset()) == (
+            tensor = lay_out(flat, view, lacks.split("+"))
+        assert (tensor.size(), tensor.stride(), tensor.storage_offset()) == (
             view.size(),
             view.stride(),
             view.storage_offset(),
         )
-        assert made.dtype is view.dtype and torch.equal(made, view)
-        assert made.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-        assert not made._is_view() and made.is_leaf and made._version == 0
+        assert tensor.dtype is view.dtype and torch.equal(tensor, view)
+        assert tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        assert not tensor._is_view() and tensor.is_leaf and tensor._version == 0
 
     def test_windows_make_any_geometry(self):
         """Windows build gaps, overlap, dimensions of size 1 and stride 0, in any order. Regression test: 28 of 100
@@ -95,9 +95,9 @@ class TestLayOut:
             offset = rng.randint(0, 5)
             last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
             flat = torch.arange(last + 1 + rng.randint(0, 3))
-            made = unfolded(flat, size, stride, offset)
-            assert made is not None
-            assert (list(made.size()), list(made.stride()), made.storage_offset()) == (size, stride, offset)
+            tensor = unfolded(flat, size, stride, offset)
+            assert tensor is not None
+            assert (list(tensor.size()), list(tensor.stride()), tensor.storage_offset()) == (size, stride, offset)
 
     def test_what_cannot_be_made_is_said(self):
         """A tensor with overlapping elements cannot be built from ordinary views. A copy has other strides, which the
@@ -119,8 +119,8 @@ class TestLayOut:
 
         lacks = {"set_", "as_strided", "unfold", "strides"}
         view = self.BASE.view(3, 4)
-        made = lay_out(self.BASE.clone().as_subclass(NoViews), view, lacks, alone=True)
-        assert torch.equal(made, view) and type(made) is torch.Tensor
+        tensor = lay_out(self.BASE.clone().as_subclass(NoViews), view, lacks, alone=True)
+        assert torch.equal(tensor, view) and type(tensor) is torch.Tensor
 
     @pytest.mark.parametrize("view", [BASE.as_strided((3, 2), (1, 1), 0), BASE.view(3, 4).t(), BASE.view(3, 4)[1:, 1:]])
     def test_a_copy_that_is_not_the_same_memory_is_none(self, view):
@@ -149,8 +149,8 @@ class TestLayOut:
                     raise RuntimeError("as_strided: storage_offset is required")
                 return super().__getitem__(index)
 
-        made = lay_out(self.BASE.clone().as_subclass(NoSteps), self.BASE[::2], {"set_", "as_strided"}, alone=True)
-        assert made.stride() == (2,) and torch.equal(made.as_subclass(torch.Tensor), self.BASE[::2])
+        tensor = lay_out(self.BASE.clone().as_subclass(NoSteps), self.BASE[::2], {"set_", "as_strided"}, alone=True)
+        assert tensor.stride() == (2,) and torch.equal(tensor.as_subclass(torch.Tensor), self.BASE[::2])
 
 
 def test_calling_what_is_lacking_raises(monkeypatch):

@@ -89,8 +89,8 @@ class TestMetadata:
         for one, two in ((answered, raised), (raised, answered)):
             assert [mismatch.oracle for mismatch in compare(one, two)] == ["error"]
         shared = observe((), {"a": a, "b": a[:]}, error=ValueError())
-        found = [(mismatch.oracle, mismatch.where, mismatch.expected) for mismatch in compare(answered, shared)]
-        assert found == [("alias", "b", "b"), ("error", "the whole run", "no error")]
+        mismatches = [(mismatch.oracle, mismatch.where, mismatch.expected) for mismatch in compare(answered, shared)]
+        assert mismatches == [("alias", "b", "b"), ("error", "the whole run", "no error")]
         written = observe((), {"a": a + 1, "b": b}, error=ValueError())
         assert [mismatch.oracle for mismatch in compare(answered, written)] == ["value", "storage", "error"]
 
@@ -157,13 +157,13 @@ class TestStorage:
         """The comparison includes bytes of an input's storage outside all views."""
         good, bad = torch.zeros(6), torch.zeros(6)
         bad[5] = 1
-        found = compare(observe((), {"a": good[1:3]}), observe((), {"a": bad[1:3]}))
-        assert [mismatch.oracle for mismatch in found] == ["storage"]
+        mismatches = compare(observe((), {"a": good[1:3]}), observe((), {"a": bad[1:3]}))
+        assert [mismatch.oracle for mismatch in mismatches] == ["storage"]
 
     def test_a_storage_of_another_size_is_seen(self):
         """The comparison includes the size of an input's storage."""
-        found = compare(observe((), torch.zeros(6)[:2]), observe((), torch.zeros(7)[:2]))
-        assert [mismatch.oracle for mismatch in found] == ["storage"]
+        mismatches = compare(observe((), torch.zeros(6)[:2]), observe((), torch.zeros(7)[:2]))
+        assert [mismatch.oracle for mismatch in mismatches] == ["storage"]
 
 
 class TestErrors:
@@ -180,12 +180,14 @@ class TestErrors:
         the findings on a device with few operators."""
         answered = observe({"step 2": Raised.of(IndexError("x"))}, {})
         failed = observe((), {}, error=NotImplementedError("no kernel"))
-        assert [(one.where, one.actual) for one in compare(answered, failed)] == [
+        assert [(mismatch.where, mismatch.actual) for mismatch in compare(answered, failed)] == [
             ("the whole run", "NotImplementedError")
         ]
         silent = observe({"step 2": "no error"}, {}, error=NotImplementedError("no kernel"))
-        assert [one.where for one in compare(answered, silent)] == ["the whole run"]  # its results are not observed
-        assert [one.where for one in compare(answered, observe({"step 2": "no error"}, {}))] == ["step 2"]
+        assert [mismatch.where for mismatch in compare(answered, silent)] == [
+            "the whole run"
+        ]  # its results are not observed
+        assert [mismatch.where for mismatch in compare(answered, observe({"step 2": "no error"}, {}))] == ["step 2"]
 
     def test_not_implemented_is_never_a_pass(self):
         """An unsupported op fails even if the CPU raises a RuntimeError, or the same error."""

@@ -14,7 +14,7 @@ class TestMoved:
         """Regression test: the storage of one laid-out tensor was freed, and the next tensor, whose storage got the
         same address, received its values."""
         moves = moved({str(at): torch.tensor(float(at)) for at in range(100)}, "cpu", layout)
-        assert [float(one) for one in moves.values()] == [*map(float, range(100))]
+        assert [float(move) for move in moves.values()] == [*map(float, range(100))]
 
     def test_a_shared_storage_stays_shared(self) -> None:
         base = torch.arange(4.0)

@@ -181,58 +181,58 @@ class TestPicture:
         assert more == "    and 52 cells more"
 
 
-def _strides(made, a):
-    made["b"] = torch.empty_strided((2, 3), (1, 2)).copy_(made["b"])
+def _strides(results, a):
+    results["b"] = torch.empty_strided((2, 3), (1, 2)).copy_(results["b"])
 
 
-def _offset(made, a):
-    made["b"] = torch.zeros(7)[1:].view(2, 3).copy_(made["b"])
+def _offset(results, a):
+    results["b"] = torch.zeros(7)[1:].view(2, 3).copy_(results["b"])
 
 
-def _outside(made, a):
+def _outside(results, a):
     a.as_strided((1,), (1,), 6).fill_(9)
 
 
-def _graded(made, a):
+def _graded(results, a):
     a.grad = torch.full_like(a, 2.0)
 
 
-def _half(made, a):
-    made["s"] = made["s"][:3]
+def _half(results, a):
+    results["s"] = results["s"][:3]
 
 
-def _raise(made, a):
+def _raise(results, a):
     raise ValueError("planted")
 
 
-def _absent(made, a):
+def _absent(results, a):
     raise NotImplementedError("planted")
 
 
 PLANTS = {
-    "value": lambda made, a: made["b"].add_(1),
-    "nan": lambda made, a: made["b"].view(-1)[0].fill_(torch.nan),
-    "rounding": lambda made, a: made["b"].mul_(1 + 1e-6),
-    "minus zero": lambda made, a: made["z"].neg_(),
-    "dtype": lambda made, a: made.update(b=made["b"].double()),
-    "shape": lambda made, a: made.update(b=made["b"].view(3, 2)),
+    "value": lambda results, a: results["b"].add_(1),
+    "nan": lambda results, a: results["b"].view(-1)[0].fill_(torch.nan),
+    "rounding": lambda results, a: results["b"].mul_(1 + 1e-6),
+    "minus zero": lambda results, a: results["z"].neg_(),
+    "dtype": lambda results, a: results.update(b=results["b"].double()),
+    "shape": lambda results, a: results.update(b=results["b"].view(3, 2)),
     "stride": _strides,
-    "insignificant stride": lambda made, a: made.update(n=made["n"].as_strided((1, 3), (1, 1))),
+    "insignificant stride": lambda results, a: results.update(n=results["n"].as_strided((1, 3), (1, 1))),
     "offset": _offset,
-    "contiguity": lambda made, a: made.update(c=made["c"].conj()),
-    "alias": lambda made, a: made.update(v=made["v"].clone()),
+    "contiguity": lambda results, a: results.update(c=results["c"].conj()),
+    "alias": lambda results, a: results.update(v=results["v"].clone()),
     "outside the view": _outside,
-    "requires_grad": lambda made, a: made["b"].requires_grad_(),
+    "requires_grad": lambda results, a: results["b"].requires_grad_(),
     "grad": _graded,
-    "version": lambda made, a: a.detach().add_(0) and None,
-    "plain": lambda made, a: made.update(p=(1, 2.5)),
-    "plain type": lambda made, a: made.update(p=(True, 2.0)),
-    "plain rounding": lambda made, a: made.update(p=(1, 2.0 + 1e-7)),
-    "answer that is an error": lambda made, a: made.update(e=KeyError("x")),
-    "answer that is no error": lambda made, a: made.update(e="no error"),
-    "absent op as an answer": lambda made, a: made.update(e=NotImplementedError("x")),
-    "missing name": lambda made, a: made.pop("p"),
-    "tensor for a number": lambda made, a: made.update(p=(torch.ones(()), 2.0)),
+    "version": lambda results, a: a.detach().add_(0) and None,
+    "plain": lambda results, a: results.update(p=(1, 2.5)),
+    "plain type": lambda results, a: results.update(p=(True, 2.0)),
+    "plain rounding": lambda results, a: results.update(p=(1, 2.0 + 1e-7)),
+    "answer that is an error": lambda results, a: results.update(e=KeyError("x")),
+    "answer that is no error": lambda results, a: results.update(e="no error"),
+    "absent op as an answer": lambda results, a: results.update(e=NotImplementedError("x")),
+    "missing name": lambda results, a: results.pop("p"),
+    "tensor for a number": lambda results, a: results.update(p=(torch.ones(()), 2.0)),
     "shorter": _half,
     "error": _raise,
     "absent op": _absent,
@@ -262,22 +262,22 @@ class TestAgreement:
 
         def program_of(plants):
             def program(a):
-                made = {
+                results = {
                     "b": torch.arange(6.0).view(2, 3),
                     "z": torch.zeros(2),
                     "n": torch.ones(1, 3),
                     "s": torch.ones(4),
                 }
-                made |= {"c": torch.ones(2).cfloat(), "v": a.detach().view(-1), "p": (1, 2.0), "e": ValueError("x")}
+                results |= {"c": torch.ones(2).cfloat(), "v": a.detach().view(-1), "p": (1, 2.0), "e": ValueError("x")}
                 for plant in sorted(plants):
                     with torch.no_grad():
-                        PLANTS[plant](made, a)
-                return made
+                        PLANTS[plant](results, a)
+                return results
 
             return program
 
         with contextlib.redirect_stdout(io.StringIO()):
-            found = compare(
+            mismatches = compare(
                 inputs,
                 program_of(here),
                 "other",
@@ -289,18 +289,18 @@ class TestAgreement:
         seen = [self.observed(inputs, program_of(plants)) for plants in (here, there)]
         wanted = oracles.compare(*seen, oracles=judged, exact=exact, tolerance=tolerance)
         raised = [mismatch for mismatch in wanted if (mismatch.oracle, mismatch.where) == ("error", oracles.WHOLE)]
-        assert found == (raised or wanted)
+        assert mismatches == (raised or wanted)
 
     @staticmethod
     def observed(inputs, program):
-        made = inputs("cpu")
-        versions = versions_of(made)
+        tensors = inputs("cpu")
+        versions = versions_of(tensors)
         try:
-            outcome = program(*made.values())
+            outcome = program(*tensors.values())
         except Exception as error:
-            return observe(None, made, error=error, versions=versions)
+            return observe(None, tensors, error=error, versions=versions)
         answers = {key: Raised.of(value) if isinstance(value, Exception) else value for key, value in outcome.items()}
-        return observe(answers, made, versions=versions)
+        return observe(answers, tensors, versions=versions)
 
 
 def test_names_of_a_script():

@@ -68,15 +68,15 @@ class TestPlaced:
     def test_every_tier_of_floats(self, tier: str, dtype: torch.dtype) -> None:
         """At least 3 elements of 24 get a value of the tier. Layout and `requires_grad` stay, and the given tensor is
         unchanged."""
-        given = torch.arange(24.0).view(4, 6).t().to(dtype).requires_grad_()
-        made = specials.placed({"input": given}, tier, dtype)["input"]
-        assert (made.stride(), made.dtype, made.requires_grad) == (given.stride(), dtype, True)
-        assert given.sum().item() == 276
+        tensor = torch.arange(24.0).view(4, 6).t().to(dtype).requires_grad_()
+        changed = specials.placed({"input": tensor}, tier, dtype)["input"]
+        assert (changed.stride(), changed.dtype, changed.requires_grad) == (tensor.stride(), dtype, True)
+        assert tensor.sum().item() == 276
         wanted = torch.tensor([*specials.special_values(dtype, tier)], dtype=dtype)
         if tier == "specials_equal":
-            assert bool((made == made.flatten()[0]).all())
+            assert bool((changed == changed.flatten()[0]).all())
             return
-        special = torch.stack([(made == one) | (made.isnan() & one.isnan()) for one in wanted]).any(0)
+        special = torch.stack([(changed == one) | (changed.isnan() & one.isnan()) for one in wanted]).any(0)
         assert int(special.sum()) >= 3
         assert tier == "specials_ties" or int(special.sum()) < 24
 
@@ -84,16 +84,16 @@ class TestPlaced:
     def test_every_tier_of_complex_numbers(self, tier: str) -> None:
         """Real parts, imaginary parts and both get special values, even in a lazily conjugated tensor. A tie has equal
         elements in both parts."""
-        given = torch.complex(torch.arange(60.0), -torch.arange(60.0)).conj()
-        made = specials.placed({"input": given}, tier, torch.complex64)["input"]
+        tensor = torch.complex(torch.arange(60.0), -torch.arange(60.0)).conj()
+        replaced = specials.placed({"input": tensor}, tier, torch.complex64)["input"]
         if tier == "specials_equal":
-            assert bool((made == made[0]).all())
+            assert bool((replaced == replaced[0]).all())
             return
         wanted = torch.tensor([*specials.special_values(torch.complex64, tier)])
         real, imag = ((p.unsqueeze(-1) == wanted) | (p.isnan().unsqueeze(-1) & wanted.isnan()) for p in
-                      (made.real, made.imag))  # fmt: skip
+                      (replaced.real, replaced.imag))  # fmt: skip
         changed = [part.any(-1) & (new != old) for part, new, old in
-                   ((real, made.real, given.real), (imag, made.imag, given.imag))]  # fmt: skip
+                   ((real, replaced.real, tensor.real), (imag, replaced.imag, tensor.imag))]  # fmt: skip
         assert bool((changed[0] & changed[1]).any())
         assert tier == "specials_ties" or bool((changed[0] & ~changed[1]).any() and (changed[1] & ~changed[0]).any())
         assert int((changed[0] | changed[1]).sum()) < 40 or tier == "specials_ties"
@@ -110,8 +110,8 @@ class TestPlaced:
     def test_one_tensor_twice_stays_one(self) -> None:
         """If two arguments are one tensor, they stay one: x * x is not x * y."""
         x = torch.ones(4)
-        made = specials.placed({"input": x, "args": (x,)}, "specials_nan", torch.float32)
-        assert made["input"] is made["args"][0]
+        tree = specials.placed({"input": x, "args": (x,)}, "specials_nan", torch.float32)
+        assert tree["input"] is tree["args"][0]
 
     def test_indices_stay(self) -> None:
         """Integer arguments are often indices and stay unchanged. Regression test: torch CPU read out of bounds, or
@@ -130,21 +130,21 @@ class TestPlaced:
 
     def test_nothing_to_place(self) -> None:
         """A factory has no tensor for special values: the case is skipped with that reason."""
-        made = judged(CpuTarget(), "eye", "specials_nan")
-        assert made.outcome is Outcome.SKIP
-        assert "special values" in made.reason
+        result = judged(CpuTarget(), "eye", "specials_nan")
+        assert result.outcome is Outcome.SKIP
+        assert "special values" in result.reason
 
 
 LIES = {
-    "specials_nan": ("exp", lambda made, x: made.nan_to_num(0.0)),
-    "specials_inf": ("exp", lambda made, x: made.clamp_max(torch.finfo(made.dtype).max)),
-    "specials_subnormal": ("log", lambda made, x: made.where(x.abs() >= torch.finfo(x.dtype).tiny, -torch.inf)),
-    "specials_extremes": ("mul", lambda made, x: made * 2 / 2),
-    "specials_large": ("sin", lambda made, x: x.double().remainder(6.28).sin().to(made.dtype)),
-    "specials_negative": ("sqrt", lambda made, x: x.abs().sqrt()),
-    "specials_zeros": ("neg", lambda made, x: 0.0 - x),
-    "specials_ties": ("cummax", lambda made, x: type(made)((made[0], made[1].flip(0)))),
-    "specials_equal": ("argmax", lambda made, x: torch.zeros_like(made) + (x.numel() > 1)),
+    "specials_nan": ("exp", lambda result, x: result.nan_to_num(0.0)),
+    "specials_inf": ("exp", lambda result, x: result.clamp_max(torch.finfo(result.dtype).max)),
+    "specials_subnormal": ("log", lambda result, x: result.where(x.abs() >= torch.finfo(x.dtype).tiny, -torch.inf)),
+    "specials_extremes": ("mul", lambda result, x: result * 2 / 2),
+    "specials_large": ("sin", lambda result, x: x.double().remainder(6.28).sin().to(result.dtype)),
+    "specials_negative": ("sqrt", lambda result, x: x.abs().sqrt()),
+    "specials_zeros": ("neg", lambda result, x: 0.0 - x),
+    "specials_ties": ("cummax", lambda result, x: type(result)((result[0], result[1].flip(0)))),
+    "specials_equal": ("argmax", lambda result, x: torch.zeros_like(result) + (x.numel() > 1)),
 }
 
 
@@ -158,17 +158,17 @@ class TestJudged:
 
     def test_ties_of_an_unstable_sort(self) -> None:
         """Any order of equal elements is correct; an index of a different element is not."""
-        swapped = Liar("argsort", lambda made, x: x.flip(-1).argsort().neg() + x.shape[-1] - 1)
-        wrong = Liar("argsort", lambda made, x: made.flip(-1))
+        swapped = Liar("argsort", lambda result, x: x.flip(-1).argsort().neg() + x.shape[-1] - 1)
+        wrong = Liar("argsort", lambda result, x: result.flip(-1))
         [case] = plan.select(catalog.entries(), [Selection(("argsort",), ("float32",), ("specials_ties",), samples=1)])
         assert run_case(case, swapped).outcome is Outcome.PASS
         assert run_case(case, wrong).outcome is Outcome.FAIL
 
     def test_a_nan_may_spread_and_not_vanish(self) -> None:
         """The algorithm decides which elements of a transform become nan, but a nan must reach at least one."""
-        spread = Liar("fft_fft", lambda made, x: made * math.nan)
+        spread = Liar("fft_fft", lambda result, x: result * math.nan)
         assert judged(spread, "fft.fft", "specials_nan").outcome is Outcome.PASS
-        lost = Liar("fft_fft", lambda made, x: torch.fft.fftn(x.nan_to_num(), made.shape))
+        lost = Liar("fft_fft", lambda result, x: torch.fft.fftn(x.nan_to_num(), result.shape))
         assert judged(lost, "fft.fft", "specials_nan").outcome is Outcome.FAIL
 
     def test_a_nan_has_no_order(self) -> None:
@@ -177,21 +177,21 @@ class TestJudged:
         x = torch.tensor([2.0, math.nan, 1.0, 2.0])
         assert torch.mode(x).values != torch.mode(x[[0, 3, 1, 2]]).values
         [case] = plan.select(catalog.entries(), [Selection(("mode",), ("float32",), ("specials_nan",), samples=1)])
-        first = Liar("mode", lambda made, x: type(made)((x[..., 0].where(x.isnan().any(-1), made[0]), made[1])))
+        first = Liar("mode", lambda result, x: type(result)((x[..., 0].where(x.isnan().any(-1), result[0]), result[1])))
         assert run_case(case, first).outcome is Outcome.PASS
-        invented = Liar("mode", lambda made, x: type(made)((made[0].nan_to_num(0.5), made[1])))
+        invented = Liar("mode", lambda result, x: type(result)((result[0].nan_to_num(0.5), result[1])))
         assert run_case(case, invented).outcome is Outcome.FAIL
-        ordered = Liar("mode", lambda made, x: type(made)((x[..., 0], made[1])))
+        ordered = Liar("mode", lambda result, x: type(result)((x[..., 0], result[1])))
         assert run_case(case, ordered).outcome is Outcome.FAIL  # a row without nan
 
     def test_what_cancels_in_a_convolution(self) -> None:
         """The rounding of canceling terms in a convolution is accepted. Regression test: one element of 27 failed for
         it, while torch CPU had the same error in another element. Results rounded to 16 bits still fail."""
 
-        def nearer(made: Any, x: Any) -> Any:
-            return made + 1.2e-5 * (made.abs() < 1)
+        def nearer(result: Any, x: Any) -> Any:
+            return result + 1.2e-5 * (result.abs() < 1)
 
-        rounded = Liar("conv2d", lambda made, x: made.bfloat16().float())
+        rounded = Liar("conv2d", lambda result, x: result.bfloat16().float())
         [case] = plan.select(
             catalog.entries(), [Selection(("nn.functional.conv2d",), ("float32",), ("specials_subnormal",), samples=2)]
         )
@@ -201,9 +201,9 @@ class TestJudged:
     def test_faults_of_torch_cpu(self) -> None:
         """Known faults of torch CPU are skipped with a reason and not blamed on the device; a correct answer of the
         device passes."""
-        finite = Liar("var_mean", lambda made, x: tuple(one.nan_to_num(1.0) for one in made))
-        made = judged(finite, "var_mean", "specials_inf")
-        assert (made.failed, made.skipped > 0) == (0, True)
+        finite = Liar("var_mean", lambda results, x: tuple(tensor.nan_to_num(1.0) for tensor in results))
+        result = judged(finite, "var_mean", "specials_inf")
+        assert (result.failed, result.skipped > 0) == (0, True)
         assert judged(finite, "var_mean", "specials_nan").outcome is Outcome.FAIL
         dies = judged(CpuTarget(), "linalg.eigvals", "specials_nan")
         assert "SIGSEGV" in dies.reason
@@ -237,10 +237,10 @@ class Calm(Spoils):
 def hooked(change: Any) -> Any:
     """Change the gradient of a function's first argument, and not its result."""
 
-    def spoil(made: Any, x: Any) -> Any:
+    def spoil(result: Any, x: Any) -> Any:
         if x.requires_grad:
             x.register_hook(change)
-        return made
+        return result
 
     return spoil
 
@@ -281,8 +281,8 @@ class TestGradients:
             seen.append(x.grad[:1])
         assert not torch.equal(seen[0].nan_to_num(9.0), seen[1].nan_to_num(9.0))
         name = op.rpartition(".")[2]
-        other = Liar(name, lambda made, x: hooked(lambda grad: grad.where(~x.detach().isnan(), 0.0))(made, x))
-        wrong = Liar(name, lambda made, x: hooked(lambda grad: grad.where(x.detach().isnan(), 0.5))(made, x))
+        other = Liar(name, lambda result, x: hooked(lambda grad: grad.where(~x.detach().isnan(), 0.0))(result, x))
+        wrong = Liar(name, lambda result, x: hooked(lambda grad: grad.where(x.detach().isnan(), 0.5))(result, x))
         assert judged(other, op, "specials_nan_backward").outcome is Outcome.PASS
         assert judged(wrong, op, "specials_nan_backward").outcome is Outcome.FAIL
 

@@ -34,7 +34,7 @@ class TestInputs:
         program = Drawing(steps=(1, 2)).numbered(77, number)
         want, got = make_inputs(program), inputs_of(script(program, load_target("cpu")))
         assert list(want) == list(got)
-        keys = [[tensor.untyped_storage()._cdata for tensor in made.values()] for made in (want, got)]
+        keys = [[tensor.untyped_storage()._cdata for tensor in inputs.values()] for inputs in (want, got)]
         shared = [[[one == two for two in side] for one in side] for side in keys]
         assert shared[0] == shared[1]
         for name, one in want.items():
@@ -135,16 +135,16 @@ class TestOfADeviceThatLacks:
         for number in range(250):
             program = Drawing(steps=(1, 2), without=("op_db",)).numbered(7, number)
             text = script(program, target)
-            made = own_part(text).partition("def inputs(")[2].partition("\ndef ")[0]
+            source = own_part(text).partition("def inputs(")[2].partition("\ndef ")[0]
             for word in (".as_strided(", ".set_(", "untyped_storage", *[".data"] * ("data" in names)):
-                assert word not in made.replace(".detach()", ""), made
+                assert word not in source.replace(".detach()", ""), source
             scope: dict = {}
             exec(own_part(text).partition("\nfor device")[0], scope)  # noqa: S102 - rendered here
             with refusing._refused():
                 got = scope["inputs"]("cpu")
             for name, one in make_inputs(program).items():
                 for fact in ("size", "stride", "storage_offset"):
-                    assert getattr(one, fact)() == getattr(got[name], fact)(), (name, fact, made)
+                    assert getattr(one, fact)() == getattr(got[name], fact)(), (name, fact, source)
                 assert repr(one.tolist()) == repr(got[name].tolist())
 
     @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ class TestOfADeviceThatLacks:
         """Ordinary views build any geometry, including a stride of 0 at size 1, which `expand` alone cannot give."""
         flat = torch.arange(6.0)
         text = view_source(flat, size, stride, offset, {"as_strided"})
-        made = eval(f"flat{text}", {"flat": flat})  # noqa: S307 - rendered here
+        view = eval(f"flat{text}", {"flat": flat})  # noqa: S307 - rendered here
         assert "as_strided" not in text
-        assert (made.size(), made.stride(), made.storage_offset()) == (size, stride, offset)
+        assert (view.size(), view.stride(), view.storage_offset()) == (size, stride, offset)
 
     def test_windows_may_be_lacking_too(self):
         """Without windows, slices remain, and `set_` if the device has it."""

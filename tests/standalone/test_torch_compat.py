@@ -35,8 +35,8 @@ class TestNondeterministic:
         ops = torch_compat.op_db().ops
         if not any(hasattr(op, "has_nondeterministic_output") for op in ops):
             pytest.skip("this torch's OpInfos do not say it")
-        told = {op.name for op in ops if op.has_nondeterministic_output}
-        assert told == torch_compat.NONDETERMINISTIC
+        listed = {op.name for op in ops if op.has_nondeterministic_output}
+        assert listed == torch_compat.NONDETERMINISTIC
 
     def test_all_names_exist(self):
         """A name outside op_db would declare nothing."""

@@ -32,7 +32,7 @@ def first_found(honest: Target, lying: Target, most: int = 200, **options: objec
 def needed(target: Target, most: int = 400, also: Sequence[Program] = ()) -> list[bool]:
     """Return for each declaration about programs whether a program fails on the target without it: one of `also`, or a
     drawn program of seed 7."""
-    every, found = target.declarations, []
+    every, answers = target.declarations, []
     for one in every:
         names = {*one.scope.step, *one.scope.trait} - {SPARSE}
         if not names:
@@ -41,9 +41,9 @@ def needed(target: Target, most: int = 400, also: Sequence[Program] = ()) -> lis
         steps = {OPS[name].family if name in OPS else name for name in one.scope.step}
         drawing = Drawing(without=unsupported_steps(target), only=tuple(steps))
         programs = itertools.chain(also, (posed(drawing.numbered(7, number), target) for number in range(most)))
-        found.append(any(_fails(program, target, names) for program in programs))
+        answers.append(any(_fails(program, target, names) for program in programs))
         target.declarations = every
-    return found
+    return answers
 
 
 def _fails(program: Program, target: Target, names: Collection[str]) -> bool:

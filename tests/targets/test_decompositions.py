@@ -78,8 +78,8 @@ class TestLies:
         assert run_case(case("nn.functional.silu"), lying(torch.ops.aten.silu.default)).outcome is Outcome.FAIL
         target = lying(torch.ops.aten.silu_backward.default)
         assert run_case(case("nn.functional.silu"), target).outcome is Outcome.PASS
-        found = run_case(case("nn.functional.silu", "backward"), target)
-        assert found.outcome is Outcome.FAIL and found.oracles == ("grad",)
+        result = run_case(case("nn.functional.silu", "backward"), target)
+        assert result.outcome is Outcome.FAIL and result.oracles == ("grad",)
 
     def test_a_wrong_decomposition_is_found_in_programs(self, lying):
         """Drawn programs show that the decomposition of `sum` is wrong."""

@@ -94,7 +94,9 @@ class TestModes:
         import pushes_modes
 
         verdict = judge_program(program_of("neg"), pushing)
-        assert [(one.oracle, one.expected) for one in verdict.mismatches] == [("value", "[-0.0, -1.0, -2.0]")]
+        assert [(mismatch.oracle, mismatch.expected) for mismatch in verdict.mismatches] == [
+            ("value", "[-0.0, -1.0, -2.0]")
+        ]
         before = pushes_modes.Counting.seen
         assert trial(pushing, "copy_").answer == "yes"
         assert pushes_modes.Counting.seen > before

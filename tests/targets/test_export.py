@@ -121,4 +121,4 @@ class TestLies:
             WRITES.with_steps((Step("random_zeros", ("uniform_", [2, 3], {"device": 0}), out=("c",)),)),
             load_target("export"),
         )
-        assert [one.oracle for one in verdict.mismatches] == ["error"]
+        assert [mismatch.oracle for mismatch in verdict.mismatches] == ["error"]

@@ -39,7 +39,7 @@ def lying(spec, monkeypatch):
 
     def wrong(*args):
         results, pull = derive(*args)
-        return results, lambda given: [2 * gradient for gradient in pull(given)]
+        return results, lambda cotangents: [2 * gradient for gradient in pull(cotangents)]
 
     monkeypatch.setattr(type(target), "derive", staticmethod(wrong))
     return target
@@ -47,10 +47,10 @@ def lying(spec, monkeypatch):
 
 def test_a_program_gets_a_gradient():
     """Inputs that no step writes require grad, and a backward from the last computed result ends the program."""
-    made = with_gradient(PLAIN)
-    assert [one.requires_grad for one in made.inputs] == [True, True]
-    assert made.steps[:-1] == PLAIN.steps
-    assert made.steps[-1].op == "backward" and made.steps[-1].names() == ["e"]
+    program = with_gradient(PLAIN)
+    assert [one.requires_grad for one in program.inputs] == [True, True]
+    assert program.steps[:-1] == PLAIN.steps
+    assert program.steps[-1].op == "backward" and program.steps[-1].names() == ["e"]
     writes = PLAIN.with_steps((Step("add_", (tensor("a"), 1)), *PLAIN.steps))
     assert [one.requires_grad for one in with_gradient(writes).inputs] == [False, True]
 
@@ -73,10 +73,10 @@ class TestTargets:
         right = type(honest).derive
         target = lying(spec, monkeypatch)
         monkeypatch.setattr(honest, "derive", right, raising=False)
-        found = run_case(case("addmm"), target)
-        assert found.outcome is Outcome.FAIL and found.oracles == ("grad",)
+        result = run_case(case("addmm"), target)
+        assert result.outcome is Outcome.FAIL and result.oracles == ("grad",)
         verdict = judge_program(with_gradient(PLAIN), target)
-        assert [one.oracle for one in verdict.mismatches[:1]] == ["grad"]
+        assert [mismatch.oracle for mismatch in verdict.mismatches[:1]] == ["grad"]
         assert first_found(honest, target) < 100
 
     def test_a_script_runs_by_itself(self, spec, tmp_path, standalone):

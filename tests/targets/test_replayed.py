@@ -41,7 +41,7 @@ def test_a_lie_of_replay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert judge_program(TWO_CALLS, load_target("tiny:REPLAYED")).mismatches == ()
     monkeypatch.setattr(steps, "replay", lying)
-    found = judge_program(TWO_CALLS, load_target("tiny:REPLAYED"))
-    assert "value" in {mismatch.oracle for mismatch in found.mismatches}
+    verdict = judge_program(TWO_CALLS, load_target("tiny:REPLAYED"))
+    assert "value" in {mismatch.oracle for mismatch in verdict.mismatches}
     steps.reset_state()
     assert judge_program(TWO_CALLS, load_target("tiny")).mismatches == ()

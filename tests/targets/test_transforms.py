@@ -94,8 +94,8 @@ class Negating(Target):
 
     def transform(self, function):
         def wrong(*inputs):
-            made = function(*inputs)
-            return {**made, **{name: -value for name, value in list(made.items())[-1:]}}
+            results = function(*inputs)
+            return {**results, **{name: -value for name, value in list(results.items())[-1:]}}
 
         return wrong
 
@@ -161,9 +161,11 @@ class TestWhole:
         """The script unwraps errors like the harness: Dynamo wraps the error of a step in its own, and that of a
         backend in another. Regression test: the script compared the wrong one, and ended with 0."""
         path, target = tmp_path / "script.py", load_target("compile:aot_eager")
-        found = judge_program(VIEW_WITH_GAPS, target).mismatches
-        assert [(one.oracle, one.expected, one.actual) for one in found] == [("error", "RuntimeError", "ValueError")]
-        path.write_text(script(VIEW_WITH_GAPS, target, found, bad_step=1))
+        mismatches = judge_program(VIEW_WITH_GAPS, target).mismatches
+        assert [(mismatch.oracle, mismatch.expected, mismatch.actual) for mismatch in mismatches] == [
+            ("error", "RuntimeError", "ValueError")
+        ]
+        path.write_text(script(VIEW_WITH_GAPS, target, mismatches, bad_step=1))
         said = standalone(path)
         assert said.returncode == 1, said.stdout + said.stderr
         assert "\nerror of step 1: expected RuntimeError, got ValueError (" in said.stdout
@@ -172,8 +174,8 @@ class TestWhole:
         """The script prints the original error instead of its wrapper. Regression test: Dynamo's log of a failing call
         appeared between the answers."""
         path, target = tmp_path / "script.py", load_target("compile:aot_eager")
-        found = judge_program(FILLS_A_VIEW, target).mismatches
-        path.write_text(script(FILLS_A_VIEW, target, found, bad_step=1))
+        mismatches = judge_program(FILLS_A_VIEW, target).mismatches
+        path.write_text(script(FILLS_A_VIEW, target, mismatches, bad_step=1))
         said = standalone(path)
         assert "\nerror of the whole run: expected no error, got RuntimeError (" in said.stdout
         assert "torch/_subclasses" not in said.stdout + said.stderr
@@ -238,11 +240,11 @@ class Forgetful(Target):
 
     def transform(self, function):
         def wrong(*inputs):
-            made = function(*inputs)
+            results = function(*inputs)
             for one in inputs:
                 if one.grad is not None:
                     one.grad.mul_(2)
-            return made
+            return results
 
         return wrong
 
@@ -281,7 +283,7 @@ class TestErrorsAndGradients:
     def test_an_error_that_is_not_raised_is_caught(self):
         """A transform that suppresses the error fails the error oracle at that step."""
         verdict = judge_program(ERRS, Forgiving())
-        assert [(one.oracle, one.where) for one in verdict.mismatches] == [("error", "step 2")]
+        assert [(mismatch.oracle, mismatch.where) for mismatch in verdict.mismatches] == [("error", "step 2")]
         assert verdict.bad_step == 2
 
     def test_a_wrong_gradient_is_caught(self):
@@ -349,7 +351,7 @@ class TestTargets:
         )
         monkeypatch.undo()
         want = reference(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])).observation
-        assert {"shape", "stride"} <= {one.oracle for one in compare(want, got, oracles=target.oracles)}
+        assert {"shape", "stride"} <= {mismatch.oracle for mismatch in compare(want, got, oracles=target.oracles)}
 
     def test_inductor_without_a_compiler_is_one_sentence(self, monkeypatch):
         """The error names the missing compiler and the remedy."""

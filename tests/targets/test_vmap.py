@@ -94,7 +94,7 @@ class TestLies:
         monkeypatch.setattr(transforms.Examples, "write_back", lambda self: None)
         assert run_case(case("add", "inplace"), load_target("vmap")).outcome is Outcome.FAIL
         lying = judge_program(SHARED, load_target("vmap"))
-        assert {one.oracle for one in lying.mismatches} == {"value"}
+        assert {mismatch.oracle for mismatch in lying.mismatches} == {"value"}
 
     def test_mixed_examples(self, monkeypatch):
         """A wrong answer of one batched position only, here the other example's, is found in drawn programs."""
@@ -102,7 +102,7 @@ class TestLies:
         lying = load_target("vmap")
 
         def wrong(results, dims):
-            return [one[0] for one in results] if 1 in dims else right(results, dims)
+            return [result[0] for result in results] if 1 in dims else right(results, dims)
 
         def transform(function):
             def call(*inputs):
