@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.table import Table
 
-from tests.clients.models import MODELS, Model, made
+from tests.clients.models import MODELS, Model, network
 
 HEADS, IGNORED, STEPS, MOMENTUM = 2, -100, 3, 0.9
 Weights = dict[str, Any]  # tinygrad tensors by the name of the parameter
@@ -283,7 +283,7 @@ def plain(name: str) -> int:
     from tinygrad import Tensor, nn
     from tinygrad.helpers import Context, GlobalCounters
 
-    net, (x, y) = made(model(name), "cpu", dropout=False).train(), list(model(name).inputs().values())
+    net, (x, y) = network(model(name), "cpu", dropout=False).train(), list(model(name).inputs().values())
     wanted = float(model(name).loss(net(**model(name).inputs())))
     weights: Weights = {k: Tensor(v.detach().numpy().copy()).realize() for k, v in net.named_parameters()}
     data = [Tensor(t.numpy()).realize() for t in (x, y)]

@@ -24,7 +24,7 @@ from torch import nn
 
 from conformance.program.recorded import RECORDED
 from conformance.sources.models.recorder import Recorder
-from tests.clients.models import MODELS, Inputs, Model, made
+from tests.clients.models import MODELS, Inputs, Model, network
 
 NEW_TOKENS = 3
 STEPS = 2
@@ -65,7 +65,7 @@ def adamw(net: nn.Module, lr: float) -> torch.optim.Optimizer:
 
 def train(model: Model, inputs: Inputs, optimizer: Callable[..., Any] = sgd, last: bool = False) -> None:
     """Make training steps, with the gradients clipped."""
-    net: Any = made(model, "cpu", dropout=True).train()
+    net: Any = network(model, "cpu", dropout=True).train()
     net = net.to(memory_format=torch.channels_last) if last else net
     steps = optimizer(net, model.lr)
     for step in range(STEPS):
@@ -78,14 +78,14 @@ def train(model: Model, inputs: Inputs, optimizer: Callable[..., Any] = sgd, las
 
 def evaluate(model: Model, inputs: Inputs) -> None:
     """Call the model once, without gradients."""
-    net = made(model, "cpu", dropout=False).eval()
+    net = network(model, "cpu", dropout=False).eval()
     with torch.no_grad():
         net(**inputs)
 
 
 def generate(model: Model, inputs: Inputs) -> None:
     """Generate tokens greedily and by sampling, with the key-value cache."""
-    net: Any = made(model, "cpu", dropout=False).eval()
+    net: Any = network(model, "cpu", dropout=False).eval()
     for sample in (False, True):
         torch.manual_seed(0)
         net.generate(**{model.prompt: inputs[model.prompt]}, max_new_tokens=NEW_TOKENS, do_sample=sample)

@@ -27,7 +27,7 @@ import conformance.backend as backend
 from conformance.backend.torch_api.compile import tiny as tiny_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
-from tests.clients.models import BY_NAME, MODELS, Model, made
+from tests.clients.models import BY_NAME, MODELS, Model, network
 
 STEPS = 3
 REPLAYED, MEASURED = 6, 3  # number of steps before an eager step is replayed, and number of steps measured after that
@@ -54,7 +54,7 @@ def compiled(net: nn.Module) -> Any:
 def train(model: Model, device: str, *, compile: bool = False, dropout: bool = True, measure: bool = False) -> Training:
     """Train a model for three steps. With `measure`, train for more steps and measure time and kernels of the last
     ones."""
-    net = made(model, device, dropout=dropout).train()
+    net = network(model, device, dropout=dropout).train()
     call = compiled(net) if compile else net
     inputs = {name: tensor.to(device) for name, tensor in model.inputs().items()}
     optimizer = torch.optim.SGD(net.parameters(), lr=model.lr, momentum=0.9)
@@ -77,7 +77,7 @@ def train(model: Model, device: str, *, compile: bool = False, dropout: bool = T
 def generate(model: Model, device: str, *, compile: bool = False) -> tuple[Tensor, Tensor]:
     """Generate tokens after a prompt with the key-value cache. Return the tokens, of shape (rows, new tokens), and
     their logits."""
-    net: Any = made(model, device, dropout=False).eval()
+    net: Any = network(model, device, dropout=False).eval()
     if compile:
         net.forward = compiled(net.forward)
     prompt = model.inputs()[model.prompt].to(device)
@@ -113,7 +113,7 @@ def leaves(result: Any) -> list[Tensor]:
 def traced(model: Model, device: str) -> list[Tensor]:
     """Trace the model with torch.jit.trace, save and load it, and return its results for the inputs in reverse
     order."""
-    net: Any = made(model, device, dropout=False).eval().requires_grad_(False)
+    net: Any = network(model, device, dropout=False).eval().requires_grad_(False)
     if hasattr(getattr(net, "config", None), "use_cache"):
         net.config.use_cache = False  # a cache is not a tensor
     inputs = {name: tensor.to(device) for name, tensor in model.inputs().items()}

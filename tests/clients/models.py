@@ -51,7 +51,7 @@ class Model:
         return self.name.partition(".")[0]
 
 
-def made(model: Model, device: str, *, dropout: bool) -> nn.Module:
+def network(model: Model, device: str, *, dropout: bool) -> nn.Module:
     """Return the model with seeded weights. Without dropout a compiled graph needs no random numbers."""
     torch.manual_seed(0)
     net = model.make()

@@ -15,7 +15,7 @@ from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import UNEXPLAINED, Outcome, Run
 from conformance.sources.init import expectations as command
-from tests.report.runs import campaign, found, result, run
+from tests.report.runs import campaign, fuzz_finding, result, run
 
 ENTRY = Declaration(Scope(step=("copy_",), programs=300, seed=0), ("value",), "a reason")
 
@@ -36,7 +36,7 @@ class TestApply:
 
     def test_only_known_findings_are_green(self) -> None:
         """A declared finding is XFAIL with its reason, and the campaign passes."""
-        judged = apply(campaign(found(count=3)), [ENTRY], "t.toml")
+        judged = apply(campaign(fuzz_finding(count=3)), [ENTRY], "t.toml")
         assert (outcomes(judged), judged.results[0].reason, judged.expectations) == (
             [Outcome.XFAIL],
             "a reason",
@@ -56,7 +56,7 @@ class TestApply:
     def test_by_parts_of_the_signature(self, changes: dict[str, Any], known: bool) -> None:
         """Every part that an entry names must match, as a glob."""
         entry = changed(ENTRY, **changes)
-        judged = apply(campaign(found(first_wrong_step="copy_")), [entry], "t.toml")
+        judged = apply(campaign(fuzz_finding(first_wrong_step="copy_")), [entry], "t.toml")
         assert (judged.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ class TestApply:
         """The property is that of the cause. If the cause is unknown, it is the oracle. An oracle that is no property
         always matches."""
         entry = changed(ENTRY, property=(word,))
-        judged = apply(campaign(found(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
+        judged = apply(campaign(fuzz_finding(f"{oracle} / copy_ / gaps", property=cause)), [entry], "t.toml")
         assert (judged.results[0].outcome is Outcome.XFAIL) is known
 
     @pytest.mark.parametrize(
@@ -106,15 +106,17 @@ class TestApply:
         entry = Declaration(Scope(program=("swap-*",)), ("*",), "a reason")
         replayed = ProgramStats(programs=2, corpus=("swap-rows", "other"))
         assert outcomes(apply(campaign(drawn=replayed), [entry], "f")) == [Outcome.XPASS]
-        assert outcomes(apply(campaign(found(saved=("swap-rows",)), drawn=replayed), [entry], "f")) == [Outcome.XFAIL]
-        other = apply(campaign(found(saved=("other",)), drawn=replayed), [entry], "f")
+        assert outcomes(apply(campaign(fuzz_finding(saved=("swap-rows",)), drawn=replayed), [entry], "f")) == [
+            Outcome.XFAIL
+        ]
+        other = apply(campaign(fuzz_finding(saved=("other",)), drawn=replayed), [entry], "f")
         assert outcomes(other) == [Outcome.FAIL, Outcome.XPASS]
         assert outcomes(apply(campaign(), [entry], "f")) == []
 
     def test_a_fault_of_the_harness_is_never_declared(self) -> None:
         """A program without a defined meaning is a fault of the harness, so no entry excuses it."""
         entry = Declaration(Scope(programs=1), ("*",), "all")
-        assert outcomes(apply(campaign(found("invalid / x", "INVALID")), [entry], "f"))[0] is Outcome.FAIL
+        assert outcomes(apply(campaign(fuzz_finding("invalid / x", "INVALID")), [entry], "f"))[0] is Outcome.FAIL
 
 
 class TestUpdate:
@@ -123,7 +125,9 @@ class TestUpdate:
     def test_the_same_campaign_is_green_then(self, tmp_path: Path) -> None:
         """After an update, nothing is unexpected, a second update changes nothing, and the file reads back equal."""
         fuzz_run = campaign(
-            found(count=3, first=12), found("crash / view", "CRASH", first=0), found("value / [a*]", saved=("s",))
+            fuzz_finding(count=3, first=12),
+            fuzz_finding("crash / view", "CRASH", first=0),
+            fuzz_finding("value / [a*]", saved=("s",)),
         )
         entries, done = update([changed(ENTRY, step="gone")], fuzz_run)
         assert done[0] == "removed: value / gone, which no program showed"
@@ -142,7 +146,7 @@ class TestUpdate:
 
     def test_flaky_ones_are_not_added(self) -> None:
         """A flaky finding may not show again, so it is not declared."""
-        assert update([], campaign(found("flaky / value / a", "FLAKY", first=0))) == ([], [])
+        assert update([], campaign(fuzz_finding("flaky / value / a", "FLAKY", first=0))) == ([], [])
 
     def test_other_campaigns_keep_an_entry(self) -> None:
         """A campaign with fewer programs or another seed removes no entry."""
@@ -154,7 +158,7 @@ COPIES = "results are copies instead of views"
 
 def copying(op: str, first: int | None = 0, **more: Any) -> model.Result:
     """A finding whose pattern occurs in several operators."""
-    return found(f"alias / {op}", first=first, **{"property": "aliasing", "op": op, "pattern": COPIES, **more})
+    return fuzz_finding(f"alias / {op}", first=first, **{"property": "aliasing", "op": op, "pattern": COPIES, **more})
 
 
 class TestPatterns:
@@ -174,7 +178,7 @@ class TestPatterns:
         seed."""
         [entry], _ = update([], campaign(copying("t"), copying("select"), copying("expand")))
         other = copying("split", pattern="results share memory with the wrong tensor")
-        lost = found("value / add_", property="value", op="add_", pattern="value of add", first=3)
+        lost = fuzz_finding("value / add_", property="value", op="add_", pattern="value of add", first=3)
         judged = apply(campaign(copying("movedim"), other, lost), [entry], "f")
         assert outcomes(judged) == [Outcome.XFAIL, Outcome.FAIL, Outcome.FAIL]
         assert judged.exit_code() == 1
@@ -206,7 +210,7 @@ class TestPatterns:
     def test_a_pattern_that_nothing_shows(self) -> None:
         """A pattern that no program shows is XPASS, and an update removes it."""
         entry = Declaration(Scope(pattern=(COPIES,), programs=100, seed=0), ("*",), "a reason")
-        judged = apply(campaign(found("value / add_")), [entry], "t.toml")
+        judged = apply(campaign(fuzz_finding("value / add_")), [entry], "t.toml")
         assert outcomes(judged) == [Outcome.FAIL, Outcome.XPASS]
         assert judged.results[1].finding is not None
         assert judged.results[1].finding.signature == f"declared: {COPIES}"
@@ -243,7 +247,7 @@ class TestCommand:
         """A campaign's update keeps the op cases, and a run's update keeps the findings."""
         path, file = tmp_path / "t.toml", ["--file", str(tmp_path / "t.toml")]
         path.write_text('[[declare]]\nscope = {op = "add"}\nproperty = "value"\nreason = "known"\n')
-        model.save(campaign(found(first=4)), tmp_path / "fuzz.json")
+        model.save(campaign(fuzz_finding(first=4)), tmp_path / "fuzz.json")
         assert command.main([*file, "update", str(tmp_path / "fuzz.json"), "--reason", "why"]) == 0
         assert "added: value / copy_ / gaps" in capsys.readouterr().out
         model.save(run(result("sub", Outcome.PASS)), tmp_path / "opinfo.json")

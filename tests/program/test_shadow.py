@@ -197,7 +197,7 @@ class TestReference:
         assert shadow.env["b"].size() == ()
 
 
-def given(values: list[float], dtype: str = "float32") -> dict[str, object]:
+def constant(values: list[float], dtype: str = "float32") -> dict[str, object]:
     return {"tensor": values, "dtype": dtype}
 
 
@@ -207,9 +207,9 @@ class TestByChance:
     @pytest.mark.parametrize(
         ("step", "options", "kept"),
         [
-            (Step("op_db:bucketize", (t("a"), given([0.0, 1.0, 0.0])), out=("b",)), {}, False),
-            (Step("op_db:bucketize", (t("a"), given([0.0, 1.0, 1.0])), out=("b",)), {}, True),
-            (Step("op_db:searchsorted", (given([0.0, float("nan")]), t("a")), out=("b",)), {}, False),
+            (Step("op_db:bucketize", (t("a"), constant([0.0, 1.0, 0.0])), out=("b",)), {}, False),
+            (Step("op_db:bucketize", (t("a"), constant([0.0, 1.0, 1.0])), out=("b",)), {}, True),
+            (Step("op_db:searchsorted", (constant([0.0, float("nan")]), t("a")), out=("b",)), {}, False),
             (
                 Step("op_db:select_scatter", (t("a"), t("a"), 0, 0), out=("b",)),
                 {"stride": (1, 1), "size": (2, 2)},
@@ -234,7 +234,7 @@ class TestByChance:
     @pytest.mark.parametrize("stride", [1, 2])
     def test_batch_norm_of_strided_images(self, stride):
         """With out=, batch norm does not compute the mean of a strided input and uses uninitialized memory."""
-        one = [given([1.0]) for _ in range(4)]
+        one = [constant([1.0]) for _ in range(4)]
         outs = {"out": {"tuple": [t("b"), t("c"), t("d")]}}
         inputs = [Input("a", 0, "float32", (2, 1), (stride, 1), 0), Input("b", 1, "float32", (2, 1), (1, 1), 0)]
         inputs += [Input(name, at, "float32", (1,), (1,), 0) for at, name in ((2, "c"), (3, "d"))]
@@ -251,5 +251,5 @@ class TestByChance:
             (Input("a", 0, "float32", (3,), (1,), 0), Input("b", 1, dtype, (3,), (1,), 0)),
             (),
         )
-        step = Step("op_db.out:special.legendre_polynomial_p", (t("a"), given([0.0, 0.0, 7.0])), {"out": t("b")})
+        step = Step("op_db.out:special.legendre_polynomial_p", (t("a"), constant([0.0, 0.0, 7.0])), {"out": t("b")})
         assert (Shadow(before).offer(step) is not None) == kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.record.causes import causes_of
 from conformance.record.result import SHOWS, Failure, Outcome, Result
-from tests.report.runs import found, result
+from tests.report.runs import fuzz_finding, result
 
 COPIES = "results are copies instead of views"
 COPY = Failure("alias", "result", "args[0]", "result", call="torch.t(a)")
@@ -13,7 +13,7 @@ COPY = Failure("alias", "result", "args[0]", "result", call="torch.t(a)")
 
 def program(op: str, pattern: str = COPIES, **more: object) -> Result:
     """A finding of drawn programs."""
-    return found(f"alias / {op}", property="aliasing", op=op, pattern=pattern, **more)
+    return fuzz_finding(f"alias / {op}", property="aliasing", op=op, pattern=pattern, **more)
 
 
 def case(op: str, failure: Failure = COPY, outcome: Outcome = Outcome.FAIL) -> Result:
@@ -95,10 +95,10 @@ class TestOrder:
 
     def test_the_worst_cause_is_first(self) -> None:
         """In the order of findings: by property, then by number of programs."""
-        wording = found("error / x", property="wording", op="x", pattern="raises A instead of B", count=90)
-        crash = found("crash / y", "CRASH", property="crash", op="y", pattern="crash in y")
-        few = found("value / a", property="value", op="a", pattern="value of a", count=2)
-        many = found("value / b", property="value", op="b", pattern="value of b", count=3)
+        wording = fuzz_finding("error / x", property="wording", op="x", pattern="raises A instead of B", count=90)
+        crash = fuzz_finding("crash / y", "CRASH", property="crash", op="y", pattern="crash in y")
+        few = fuzz_finding("value / a", property="value", op="a", pattern="value of a", count=2)
+        many = fuzz_finding("value / b", property="value", op="b", pattern="value of b", count=3)
         causes = causes_of([wording, few, many, program("t"), crash])
         assert [cause.pattern for cause in causes] == ["crash in y", COPIES, "value of b", "value of a",
                                                        "raises A instead of B"]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from conformance.record.finding import FLAKY, PROPERTIES, Finding, from_signature, from_title, property_of, severity_of
 from conformance.record.names import ORACLES
 from conformance.record.result import severity
-from tests.report.runs import found
+from tests.report.runs import fuzz_finding
 
 LATER = ("value / add_ / gaps", "error / no error: size mismatch")
 
@@ -46,8 +46,8 @@ class TestProperty:
         ranks = [severity_of(name) for name in names]
         assert ranks == sorted({*ranks})
         assert severity_of("error") == severity_of("not implemented")
-        results = [found(name, property=name, op="add", count=1) for name in names]
-        often = found("other / often", property="value", op="mul", count=9)
+        results = [fuzz_finding(name, property=name, op="add", count=1) for name in names]
+        often = fuzz_finding("other / often", property="value", op="mul", count=9)
         listed = [
             result.finding.title() for result in sorted([*reversed(results), often], key=severity) if result.finding
         ]

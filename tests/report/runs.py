@@ -39,7 +39,7 @@ def run(*results: Result, **changes: Any) -> Run:
     return Run("tiny", list(results), {"torch": "2.13"}, **more)
 
 
-def found(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:
+def fuzz_finding(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:
     """An undeclared finding, of one program unless `count` gives another number."""
     oracle, step, *rest = [*signature.split(" / "), "", ""][:4]
     finding = Finding(signature, kind, oracle=oracle, step=step, layout=rest[0], **{"program": 7, "steps": 2, **more})
@@ -62,6 +62,6 @@ def fuzz_json(*findings: Result, **changes: Any) -> dict[str, Any]:
         ("writes", "contiguous", "bool"): 3,
     }
     drawn = ProgramStats((3,), 300, 900, avoided={"write through overlapping memory": 3}, cells=cells)
-    usual = found(count=26, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')")
+    usual = fuzz_finding(count=26, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')")
     fuzz_run = campaign(*(findings or (usual,)), drawn=drawn, seconds=10.5, environment={"torch": "2.13"})
     return {**model.run_to_json(fuzz_run), **changes}

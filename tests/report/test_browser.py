@@ -19,7 +19,7 @@ from conformance.report import html
 from conformance.report.escape import escape_control_characters
 from conformance.report.history import Trend
 from scripts import screenshot
-from tests.report.runs import campaign, found, run
+from tests.report.runs import campaign, fuzz_finding, run
 from tests.report.runs import result as passed
 
 pytest.importorskip("playwright", reason=screenshot.MISSING)
@@ -34,7 +34,7 @@ DRAWN = ProgramStats(
     cells={("writes", "contiguous", "int8"): 37, ("writes", "contiguous", "bool"): 3, ("writes", "gaps", "bool"): 3,
            ("views", "contiguous", "int8"): 9},
 )  # fmt: skip
-FUZZ = campaign(found(count=2, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')"), drawn=DRAWN)
+FUZZ = campaign(fuzz_finding(count=2, elsewhere={"tiny:clang": "agrees"}, script="print('a finding')"), drawn=DRAWN)
 
 
 def failed(op: str = "mul", text: str = "1", script: str = "print('script')", **changes: Any) -> Result:
@@ -290,7 +290,7 @@ class TestHostile:
         """An op, an exception, a script and a finding full of markup and escapes appear as text."""
         bad = failed(HOSTILE, HOSTILE, HOSTILE, family=HOSTILE, reason=HOSTILE, **FELL)
         case_run = run(bad, passed(), command=HOSTILE, notes=[HOSTILE])
-        wrong = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
+        wrong = fuzz_finding(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE)
         fuzzed = campaign(wrong, target=HOSTILE, drawn=ProgramStats(avoided={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1}))
         assert opened(html.render(fuzzed)).evaluate("window.pwned === undefined")
         text = html.render(case_run, run(passed(HOSTILE)), fuzzed)

@@ -7,7 +7,7 @@ import pytest
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Outcome, Result
 from conformance.report import compare
-from tests.report.runs import campaign, failed, found, over, result, run
+from tests.report.runs import campaign, failed, fuzz_finding, over, result, run
 
 
 class TestCompare:
@@ -105,7 +105,10 @@ class TestFindings:
 
     def test_new_fixed_and_known(self) -> None:
         """Findings are matched by signature."""
-        before, after = campaign(found("old"), found("both")), campaign(found("both"), found("new"))
+        before, after = (
+            campaign(fuzz_finding("old"), fuzz_finding("both")),
+            campaign(fuzz_finding("both"), fuzz_finding("new")),
+        )
         kinds = {kind: [one.id for one in changes] for kind, changes in compare.diff(before, after).changes.items()}
         assert kinds == {
             "new failures": ["program::new"],
@@ -124,7 +127,9 @@ class TestFindings:
     )
     def test_what_was_not_drawn_is_not_fixed(self, drawn: ProgramStats) -> None:
         """A finding missing under another seed, fewer programs or another drawing may still exist."""
-        difference = compare.diff(campaign(found("old")), campaign(drawn=drawn))
+        difference = compare.diff(campaign(fuzz_finding("old")), campaign(drawn=drawn))
         assert (difference.changes, difference.not_run) == ({}, 1)
-        assert compare.diff(campaign(found("old")), campaign(drawn=ProgramStats((0, 1), 600))).count("fixed") == 1
-        assert compare.diff(campaign(found("old")), campaign(complete=False)).changes == {}
+        assert (
+            compare.diff(campaign(fuzz_finding("old")), campaign(drawn=ProgramStats((0, 1), 600))).count("fixed") == 1
+        )
+        assert compare.diff(campaign(fuzz_finding("old")), campaign(complete=False)).changes == {}

@@ -12,7 +12,7 @@ from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.sentences import LAYOUTS
 from conformance.report import html
 from conformance.standalone.script import MARKER
-from tests.report.runs import HOSTILE, campaign, failed, found, result, run
+from tests.report.runs import HOSTILE, campaign, failed, fuzz_finding, result, run
 
 
 class Page(HTMLParser):
@@ -50,7 +50,7 @@ class TestHtml:
 
     def test_hostile_text_is_inert(self, hostile: Run) -> None:
         """Op names, exceptions, reasons and environments add no element, and no control character remains."""
-        bad = found(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE, first_wrong_step=HOSTILE)
+        bad = fuzz_finding(HOSTILE, elsewhere={HOSTILE: HOSTILE}, script=HOSTILE, first_wrong_step=HOSTILE)
         bad = bad.replace(reason=HOSTILE, failures=(*bad.failures, *hostile.results[0].failures))
         drawn = ProgramStats(
             avoided={HOSTILE: 1}, unsupported={HOSTILE: 1}, cells={(HOSTILE,) * 3: 1},
@@ -129,7 +129,7 @@ class TestFuzzing:
     def test_the_headline_tells_findings(self) -> None:
         """The headline includes the campaign's findings. Regression test: with a faultless run, the page was green and
         reported that all is well."""
-        page = Page(html.render(run(result()), None, campaign(found("a", count=26))))
+        page = Page(html.render(run(result()), None, campaign(fuzz_finding("a", count=26))))
         assert page.verdicts == ["verdict bad", "verdict good"]
         assert page.text.index("26 of 300 drawn programs fail: 1 distinct cause.") < page.text.index("All 1 cases")
         assert "26 of 300 drawn programs fail" in page.title
@@ -148,19 +148,19 @@ class TestFuzzing:
 
     def test_a_campaign_alone(self) -> None:
         """A campaign has its own page, with its headline and the command to run it again."""
-        page = Page(html.render(campaign(found("a"), command="python -m conformance.fuzz --seed 9")))
+        page = Page(html.render(campaign(fuzz_finding("a"), command="python -m conformance.fuzz --seed 9")))
         assert page.verdicts == ["verdict bad"]
         assert page.title == "tiny: 1 of 300 drawn programs fail: 1 distinct cause."
         assert "--seed 9" in page.text
-        probed = campaign(found("a"))
+        probed = campaign(fuzz_finding("a"))
         probed.target = "device:mine,import=my_backend,without=data+set_"
         assert Page(html.render(probed)).title.startswith("device:mine,import=my_backend: 1 of 300")
         assert Page(html.render(campaign())).verdicts == ["verdict good"]
 
     def test_findings_tell_their_weight_and_whose_they_are(self) -> None:
         """A finding shows its number of programs, the difference, and the outcome on sibling targets."""
-        wrong = found("value / copy_", count=25, elsewhere={"tiny:clang": "agrees"}, script="print()")
-        text = Page(html.render(campaign(wrong, found("crash / add_", "CRASH")))).text
+        wrong = fuzz_finding("value / copy_", count=25, elsewhere={"tiny:clang": "agrees"}, script="print()")
+        text = Page(html.render(campaign(wrong, fuzz_finding("crash / add_", "CRASH")))).text
         assert "FAIL a should be 1 and is 2 value / copy_, 25 programs" in text
         assert "value of a: expected 1, got 2" in text
         assert "tiny:clang agrees" in text
@@ -172,7 +172,7 @@ class TestFuzzing:
         """A finding starts with the sentence and the program in plain torch; the whole script, with the comparison,
         comes last."""
         script = f"print('a program')\n\n{MARKER}\nprint('a comparison')"
-        page = html.render(campaign(found("value / relu.edge / window", script=script)))
+        page = html.render(campaign(fuzz_finding("value / relu.edge / window", script=script)))
         text = Page(page).text
         assert page.count('<details class="change regression" open>') == 1
         parts = ("a should be 1 and is 2", "print('a program')", "relu.edge: relu, values at", "layout 'window':",
@@ -182,7 +182,7 @@ class TestFuzzing:
 
     def test_known_findings(self) -> None:
         """Known findings are listed with their reason and file, and the headline is green."""
-        known = found().replace(outcome=Outcome.XFAIL, reason="a reason")
+        known = fuzz_finding().replace(outcome=Outcome.XFAIL, reason="a reason")
         page = Page(html.render(campaign(known, expectations="tiny.toml")))
         assert page.verdicts == ["verdict good"]
         assert "No new finding in 300 drawn programs; 1 known finding in 1 program, declared in tiny.toml." in page.text
@@ -190,7 +190,7 @@ class TestFuzzing:
 
     def test_changes_of_findings(self) -> None:
         """With an earlier campaign as baseline, the page lists new and fixed findings."""
-        text = Page(html.render(campaign(found("new")), campaign(found("old")))).text
+        text = Page(html.render(campaign(fuzz_finding("new")), campaign(fuzz_finding("old")))).text
         assert "1 new failures" in text
         assert "1 fixed" in text
         assert "program::old" in text

@@ -20,7 +20,7 @@ from conformance.record.missing_ops import MissingOperator
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import machine
-from tests.report.runs import campaign, failed, found, result, run
+from tests.report.runs import campaign, failed, fuzz_finding, result, run
 
 
 class TestMachine:
@@ -63,8 +63,10 @@ class TestMachine:
     def test_a_campaign(self) -> None:
         """Each finding is a test, and all programs without a finding are one more test; the worst comes first, also in
         the summary."""
-        known = found("value / b", count=5).replace(outcome=Outcome.XFAIL, reason="a reason")
-        fuzz_run = campaign(found("stride / a", count=3), known, found("crash / c", "CRASH"), expectations="t.toml")
+        known = fuzz_finding("value / b", count=5).replace(outcome=Outcome.XFAIL, reason="a reason")
+        fuzz_run = campaign(
+            fuzz_finding("stride / a", count=3), known, fuzz_finding("crash / c", "CRASH"), expectations="t.toml"
+        )
         suite = ElementTree.fromstring(machine.junit(fuzz_run)).find("testsuite")
         assert suite is not None
         names = [case.get("name") for case in suite]
@@ -109,7 +111,9 @@ class TestSchemas:
         """A run with every outcome and every field."""
         rest = (result(f"op{outcome}", outcome, kernels=3, native=1, decomposed=0) for outcome in Outcome)
         full = result("all", kernels=3, most={"kernels": 4}, host=1, parts={"host": {"item": 1}}, scheduled=3)
-        known = found(first=4, saved=("a",), elsewhere={"b": "c"}, pattern="value of add", shrunk=False, masked=2)
+        known = fuzz_finding(
+            first=4, saved=("a",), elsewhere={"b": "c"}, pattern="value of add", shrunk=False, masked=2
+        )
         case_run = run(
             *hostile.results, *rest, full, known, seconds=1.5, calibration=0.01, command="it", notes=["a note"]
         )

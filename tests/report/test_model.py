@@ -14,7 +14,7 @@ from conformance.record.errors import ReportError
 from conformance.record.merge import merge
 from conformance.record.result import Failure, Outcome, Run
 from conformance.report import budgets
-from tests.report.runs import failed, found, result, run
+from tests.report.runs import failed, fuzz_finding, result, run
 
 
 class TestModel:
@@ -115,13 +115,14 @@ class TestModel:
     def test_findings_are_listed_worst_first(self) -> None:
         """The order is: crashes, memory and aliasing, wrong values, metadata, missing errors, wording; then the
         count."""
-        worded = found("error / E: text")
+        worded = fuzz_finding("error / E: text")
         worded = worded.replace(failures=(Failure("error", "", "E", "F"),))
-        missing = found("error / no error").replace(failures=(Failure("error", "", "E", "no error"),))
+        missing = fuzz_finding("error / no error").replace(failures=(Failure("error", "", "E", "no error"),))
         order = [
-            found("crash / add", "CRASH"), found("timeout / add", "TIMEOUT"), found("alias / view"),
-            found("storage / copy_"), found("value / mul", count=9), found("value / add", count=2),
-            found("stride / mul", count=50), missing, worded, found("kernels / add", count=99),
+            fuzz_finding("crash / add", "CRASH"), fuzz_finding("timeout / add", "TIMEOUT"),
+            fuzz_finding("alias / view"), fuzz_finding("storage / copy_"),
+            fuzz_finding("value / mul", count=9), fuzz_finding("value / add", count=2),
+            fuzz_finding("stride / mul", count=50), missing, worded, fuzz_finding("kernels / add", count=99),
         ]  # fmt: skip
         assert Run("t", order[::-1]).findings == order
         cases = [failed("a", "alias"), failed("b", "value"), failed("c", "shape"), failed("d", "kernels")]

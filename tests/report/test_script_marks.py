@@ -13,7 +13,7 @@ from rich.console import Console
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result
 from conformance.report import html, issue, machine, terminal
-from tests.report.runs import campaign, found, result, run
+from tests.report.runs import campaign, fuzz_finding, result, run
 
 LOST = "it finds no difference"
 MARKS = [(NOT_RUN, NOT_RUN), (LOST, f"does not reproduce alone: {LOST}")]
@@ -26,7 +26,7 @@ def case(alone: str) -> Result:
 
 def program(alone: str) -> Result:
     """A finding of drawn programs with a script."""
-    return found(script="x").replace(alone=alone)
+    return fuzz_finding(script="x").replace(alone=alone)
 
 
 def printed(failure: Result) -> str:

@@ -16,7 +16,7 @@ from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Outcome, Run
 from conformance.report import summary
-from tests.report.runs import HOSTILE, campaign, failed, found, fuzz_json, result, run
+from tests.report.runs import HOSTILE, campaign, failed, fuzz_finding, fuzz_json, result, run
 
 AXES: dict[str, Any] = {"families": ["views", "writes"], "layouts": ["contiguous", "gaps"], "dtypes": ["bool"]}
 
@@ -31,11 +31,13 @@ class TestInterrupted:
 
     def test_no_number_is_negative(self) -> None:
         """Regression test: the last line said "-8 passed"."""
-        fuzz_run = campaign(found(), drawn=ProgramStats((0,), 0, failing=8, known=0), complete=False, interrupted=2)
+        fuzz_run = campaign(
+            fuzz_finding(), drawn=ProgramStats((0,), 0, failing=8, known=0), complete=False, interrupted=2
+        )
         assert model.summary_line(fuzz_run) == "0 passed, 8 failed, 0 skipped"
 
     def test_findings_that_are_not_shrunk_wait_for_resume(self) -> None:
-        late = found(pattern=NOT_SHRUNK.format("value"), shrunk=False)
+        late = fuzz_finding(pattern=NOT_SHRUNK.format("value"), shrunk=False)
         why = "since the run was interrupted: --resume goes on"
         assert summary.not_shrunk(campaign(late, interrupted=2)) == [f"1 finding not shrunk, {why}"]
         assert summary.not_shrunk(campaign(late)) == [
@@ -105,30 +107,30 @@ class TestVerdict:
 
     def test_findings(self) -> None:
         """The verdict counts all failing programs and the distinct causes."""
-        fuzz_run = campaign(found("a", count=25), found("b"))
+        fuzz_run = campaign(fuzz_finding("a", count=25), fuzz_finding("b"))
         assert verdict(fuzz_run) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
         assert fuzz_run.exit_code() == 1
 
     def test_known_findings(self) -> None:
         """Known findings are counted with their file; new findings still fail the campaign."""
-        known = found("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
+        known = fuzz_finding("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")
         fuzz_run = campaign(known, expectations="t.toml")
         sentence = "1 known finding in 25 programs, declared in t.toml."
         assert verdict(fuzz_run) == (True, f"No new finding in 300 drawn programs; {sentence}")
         assert fuzz_run.exit_code() == 0
         assert summary.facts(fuzz_run) == ["1 declared failure not yet explained: give each a reason in t.toml"]
-        fuzz_run.results.append(found("b"))
+        fuzz_run.results.append(fuzz_finding("b"))
         assert verdict(fuzz_run) == (False, f"1 of 300 drawn programs fail: 1 distinct cause; {sentence}")
 
     def test_a_declared_finding_that_did_not_show(self) -> None:
         """A declared finding that did not show is no failing program, but it fails the campaign."""
-        fuzz_run = campaign(found("declared: a", count=0).replace(outcome=Outcome.XPASS))
+        fuzz_run = campaign(fuzz_finding("declared: a", count=0).replace(outcome=Outcome.XPASS))
         assert verdict(fuzz_run) == (False, "1 declared finding did not show.")
         assert (fuzz_run.exit_code(), model.summary_line(fuzz_run)) == (1, "300 passed, 1 failed, 0 skipped")
 
     def test_two_halves(self) -> None:
         """The worse half of a run with both comes first."""
-        assert [v.half for v in summary.verdicts(run(result()), campaign(found()))] == ["fuzz", "cases"]
+        assert [v.half for v in summary.verdicts(run(result()), campaign(fuzz_finding()))] == ["fuzz", "cases"]
         both = dataclasses.replace(campaign(), results=[failed()])
         assert [(v.half, v.good) for v in summary.verdicts(both)] == [("cases", False), ("fuzz", True)]
 
@@ -144,21 +146,21 @@ class TestMerge:
 
     def test_shards(self) -> None:
         """Counts are added, and a finding of both shards becomes one, with the shorter program."""
-        one = campaign(found("a", count=2, steps=5, first=9), command="it",
+        one = campaign(fuzz_finding("a", count=2, steps=5, first=9), command="it",
                        drawn=ProgramStats((0,), 300, cells={("w", "gaps", "bool"): 1}, families=("w",)))  # fmt: skip
-        two = campaign(found("b"), found("a", count=3, steps=2, first=4), command="that",
+        two = campaign(fuzz_finding("b"), fuzz_finding("a", count=3, steps=2, first=4), command="that",
                        drawn=ProgramStats((4,), 300, cells={("w", "gaps", "bool"): 2}))  # fmt: skip
         both = merge([one, two])
         assert both.drawn is not None
         assert (both.drawn.programs, both.drawn.seeds, both.command, both.drawn.families) == (600, (0, 4), "", ("w",))
-        assert both.findings == [found("a", count=5, steps=2, first=4), found("b")]
+        assert both.findings == [fuzz_finding("a", count=5, steps=2, first=4), fuzz_finding("b")]
         assert both.drawn.cells == {("w", "gaps", "bool"): 3}
         assert merge([one]) == one
 
     def test_the_worse_outcome_stays(self) -> None:
         """A finding is declared only if every shard declares it."""
-        known = found("a").replace(outcome=Outcome.XFAIL)
-        assert merge([campaign(known), campaign(found("a"))]).exit_code() == 1
+        known = fuzz_finding("a").replace(outcome=Outcome.XFAIL)
+        assert merge([campaign(known), campaign(fuzz_finding("a"))]).exit_code() == 1
         assert merge([campaign(known), campaign(known)]).exit_code() == 0
 
     def test_an_interrupted_one(self) -> None:

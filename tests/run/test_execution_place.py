@@ -16,36 +16,36 @@ from conformance.run import execution_place, options, ray_env
 from conformance.run.execution_place import LOCAL, Place, place_of
 
 
-def given(*words: str) -> argparse.Namespace:
+def args_of(*words: str) -> argparse.Namespace:
     return options.parser("test", "", options.PLACE, {}).parse_args(words)
 
 
 class TestPlaceOf:
     def test_here_unless_asked(self) -> None:
         """The default is the local pool, without Ray."""
-        assert place_of(given()) == LOCAL
+        assert place_of(args_of()) == LOCAL
         assert LOCAL.local
 
     def test_ray_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sentence names the package to install."""
         monkeypatch.setattr(execution_place, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"--pool ray needs Ray: pip install 'ray\[client\]>=2.50'"):
-            place_of(given("--pool", "ray"))
+            place_of(args_of("--pool", "ray"))
 
     def test_resources(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Resources have names and amounts; without a cluster they are an error."""
         monkeypatch.setattr(execution_place, "find_spec", lambda name: object())
         words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
-        place = place_of(given("--pool", "ray://head:10001", *words))
+        place = place_of(args_of("--pool", "ray://head:10001", *words))
         assert place == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
         with pytest.raises(UsageError, match="--per-worker asks for resources of a Ray cluster"):
-            place_of(given(*words))
+            place_of(args_of(*words))
 
     @pytest.mark.parametrize("text", ["CPU", "CPU=", "=1", "CPU=-1", "CPU=inf", "CPU=nan"])
     def test_no_resources(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
         """The error shows the correct form."""
         with pytest.raises(SystemExit):
-            given("--per-worker", text)
+            args_of("--per-worker", text)
         assert "NAME=N" in capsys.readouterr().err
 
     def test_what_is_not_imported(self) -> None:

@@ -102,7 +102,7 @@ def run_through(
     return {"seen": round(seen, 2), "made up for": round(made_up, 2), "to this disk": round(max(late.values()), 2)}
 
 
-def told(request: pytest.FixtureRequest, figures: dict[str, float]) -> None:
+def print_figures(request: pytest.FixtureRequest, figures: dict[str, float]) -> None:
     print(f"{request.node.name}: {figures}")
 
 
@@ -192,7 +192,7 @@ class TestLosses:
             assert "SIGKILL" in answer.said
             began = time.monotonic()
             assert pool.ask(tasks.pid) > 0
-            told(request, {"until the next answer": round(time.monotonic() - began, 2)})
+            print_figures(request, {"until the next answer": round(time.monotonic() - began, 2)})
             assert pool.lost == []
 
     def test_a_supervisor(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -200,7 +200,7 @@ class TestLosses:
         with pool_on(two) as pool:
             figures = run_through(pool, tmp_path, lambda: os.kill(actors()[0], signal.SIGKILL))
             assert len(pool.lost) == 1
-            told(request, figures)
+            print_figures(request, figures)
             assert figures["to this disk"] < 5
 
     def test_a_raylet(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -209,7 +209,7 @@ class TestLosses:
         with pool_on(two) as pool:
             figures = run_through(pool, tmp_path, node.kill_raylet)
             assert len(pool.lost) == 1
-            told(request, figures)
+            print_figures(request, figures)
             assert figures["to this disk"] < 5
 
     def test_a_node_out_of_reach(
@@ -234,7 +234,7 @@ class TestLosses:
                     os.kill(pid, signal.SIGCONT)
 
         with pool_on(two) as pool:
-            told(request, run_through(pool, tmp_path, cut, tasks_in_all=60))
+            print_figures(request, run_through(pool, tmp_path, cut, tasks_in_all=60))
             assert any("no sign of life in 6 s" in said for said in pool.lost)
 
     def test_a_raylet_that_stands_still(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -247,7 +247,7 @@ class TestLosses:
             threading.Timer(4.0, lambda: os.kill(raylet, signal.SIGCONT)).start()
 
         with pool_on(two) as pool:
-            told(request, run_through(pool, tmp_path, pause, tasks_in_all=40))
+            print_figures(request, run_through(pool, tmp_path, pause, tasks_in_all=40))
 
     def test_a_node_that_joins_late(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         """A late node gets tasks as soon as it joins."""
@@ -263,7 +263,7 @@ class TestLosses:
                     number += 1
                     pool.submit(Task(str(number), tasks.numbered, (number + 2, 0.4, str(tmp_path))))
             assert len(pool.workers) == 2
-            told(request, {"until it works": round(time.monotonic() - began, 2)})
+            print_figures(request, {"until it works": round(time.monotonic() - began, 2)})
 
     def test_a_full_disk(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         """A node with a full disk is excluded in one sentence, and its task runs elsewhere."""
@@ -293,7 +293,7 @@ class TestLosses:
                         pool.submit(Task("it", tasks.slowly_pid))
                         pool.submit(Task("it", tasks.slowly_pid))
                         assert len(list(pool.ended())) == 2
-                    told(request, run_through(pool, folder, fill))
+                    print_figures(request, run_through(pool, folder, fill))
                     assert [said.partition(":")[0].split()[2:] for said in pool.lost] == [["is", "left", "out"]]
         finally:
             subprocess.run(["umount", "-l", str(small)], check=True)

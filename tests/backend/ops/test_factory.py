@@ -14,13 +14,13 @@ import conformance.backend  # noqa: F401
 def agree(make):
     """Compare the result of `make` on the device with the CPU's, bit for bit, or compare the messages of the errors."""
 
-    def made(device):
+    def outcome(device):
         try:
             return make(device).cpu()
         except (RuntimeError, OverflowError) as error:
             return str(error)
 
-    expected, actual = made("cpu"), made("tiny")
+    expected, actual = outcome("cpu"), outcome("tiny")
     if isinstance(expected, str):
         assert actual == expected
     else:

@@ -148,7 +148,7 @@ class TestReflections:
 def test_strides_of_an_out_tensor(name, size):
     """LAPACK's operators lay an empty out= tensor out by columns. The device's kernels formerly laid it out by rows."""
 
-    def made(device):
+    def outcome(device):
         a = torch.tensor([[4.0, 1, 0], [1, 5, 2], [0, 2, 6]], device=device)
         taus = torch.tensor([1.2, 1.5, 0.0], device=device)
         out = torch.zeros(size, device=device)
@@ -164,6 +164,6 @@ def test_strides_of_an_out_tensor(name, size):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about resizing a tensor that is not empty
-        (strides, actual), (expected_strides, expected) = made("tiny"), made("cpu")
+        (strides, actual), (expected_strides, expected) = outcome("tiny"), outcome("cpu")
     assert strides == expected_strides
     torch.testing.assert_close(actual, expected)

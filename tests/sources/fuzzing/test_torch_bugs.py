@@ -34,7 +34,7 @@ OWN = Program((STORAGES[1],), (replace(VECTOR, storage=0),), (RELU,))
 BOTH = Program(STORAGES, (SCALAR, VECTOR), (WRITE, RELU))
 
 
-def found(program: Program, number: int = 0, kind: str = "FAIL") -> FailingProgram:
+def failing(program: Program, number: int = 0, kind: str = "FAIL") -> FailingProgram:
     """The backend's finding in a program."""
     verdict = judge_program(program, load_target(SPEC), locate=False)
     return FailingProgram(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
@@ -46,31 +46,31 @@ class TestElsewhere:
     @pytest.mark.parametrize(("program", "answer"), [(OF_TORCH, f"{SAME} (value)"), (OWN, "agrees")])
     def test_one_bug(self, program: Program, answer: str) -> None:
         """PyTorch's own bug fails in the same way through AOTAutograd alone, but not through Dynamo alone."""
-        finding = found(program)
+        finding = failing(program)
         assert finding.mismatches
         assert elsewhere("compile:aot_eager", finding, 60) == answer
         assert elsewhere("compile:eager", finding, 60) == "agrees"
 
     def test_both_in_one_program(self) -> None:
         """A PyTorch bug in the same program does not excuse the backend's bug."""
-        assert elsewhere("compile:aot_eager", found(BOTH), 60) == "fails (value)"
+        assert elsewhere("compile:aot_eager", failing(BOTH), 60) == "fails (value)"
 
     def test_another_answer(self) -> None:
         """The same tensor and oracle with another answer is another bug."""
-        finding = found(OF_TORCH)
+        finding = failing(OF_TORCH)
         other = replace(finding.mismatches[0], actual="[7.0]")
         changed = replace(finding, mismatches=(other, *finding.mismatches[1:]))
         assert elsewhere("compile:aot_eager", changed, 60) == "fails (value)"
 
     def test_a_flaky_one(self) -> None:
         """A FLAKY finding has not failed again on the target, so its failure cannot be compared."""
-        assert elsewhere("compile:aot_eager", found(OF_TORCH, kind="FLAKY"), 60) == "fails (value)"
+        assert elsewhere("compile:aot_eager", failing(OF_TORCH, kind="FLAKY"), 60) == "fails (value)"
 
     def test_deaths(self) -> None:
         """Deaths count as equal if both have the same signal, or both run out of time."""
         killed = Death(ExitReason.CRASH, "killed its process with SIGSEGV")
         hung = Death(ExitReason.TIMEOUT, "gave no answer")
-        crash = replace(found(OF_TORCH, kind="CRASH"), said=killed.said)
+        crash = replace(failing(OF_TORCH, kind="CRASH"), said=killed.said)
         assert died_elsewhere(crash, killed) == f"{SAME} (crash)"
         assert died_elsewhere(replace(crash, said="killed its process with SIGABRT"), killed) == "fails (crash)"
         assert died_elsewhere(crash, hung) == "runs too long"
@@ -100,7 +100,7 @@ class TestRun:
     """Reports of PyTorch's own bugs."""
 
     def campaign(self, **options: bool) -> Campaign:
-        of_torch, own = replace(found(OF_TORCH), layer="compile:aot_eager"), found(OWN, 1)
+        of_torch, own = replace(failing(OF_TORCH), layer="compile:aot_eager"), failing(OWN, 1)
         groups = [
             Group(of_torch, {0, 2}, {"value / a"}, True, {"compile:eager": "agrees", "compile:aot_eager": SAME}),
             Group(own, {1}, {"value / c"}, True, {"compile:eager": "agrees", "compile:aot_eager": "agrees"}),

@@ -88,7 +88,7 @@ class TestPlan:
         with pytest.raises(errors.UsageError, match=text):
             plan.selections_of(parser().parse_args(words.split()))
 
-    def asked(self, words: str, held: tuple[str, ...] | None = None) -> list[tuple[tuple[str, ...], int | None]]:
+    def selections(self, words: str, held: tuple[str, ...] | None = None) -> list[tuple[tuple[str, ...], int | None]]:
         from conformance.sources.opinfo.runner import parser
 
         return [(each.dtypes, each.samples) for each in plan.selections_of(parser().parse_args(words.split()), held)]
@@ -97,12 +97,12 @@ class TestPlan:
         """The default has float32 and the target's other usual dtypes with fewer samples. Regression test: a run of
         float32 only missed a fault of float16."""
         more = ("float16", "int64", "bool")
-        assert self.asked("") == [(("float32",), 20), (more, 6)]
-        assert self.asked("", ("float32", "bfloat16", "int64")) == [(("float32",), 20), (("bfloat16", "int64"), 6)]
-        assert self.asked("", ("float32",)) == [(("float32",), 20)]
-        assert self.asked("--samples 2") == [(("float32",), 2), (more, 2)]
-        assert self.asked("--dtype int8") == [(("int8",), 20)]
-        assert self.asked("--variant backward --op add") == [(("float32",), 20), (more, 6)]
+        assert self.selections("") == [(("float32",), 20), (more, 6)]
+        assert self.selections("", ("float32", "bfloat16", "int64")) == [(("float32",), 20), (("bfloat16", "int64"), 6)]
+        assert self.selections("", ("float32",)) == [(("float32",), 20)]
+        assert self.selections("--samples 2") == [(("float32",), 2), (more, 2)]
+        assert self.selections("--dtype int8") == [(("int8",), 20)]
+        assert self.selections("--variant backward --op add") == [(("float32",), 20), (more, 6)]
 
     def test_error_inputs_are_planned_once(self) -> None:
         """Error inputs choose their dtypes themselves. Regression test: each further selection planned them again."""

@@ -30,7 +30,7 @@ HUNGRY = "class:tests.planted.oversized.HungryTarget"
 SCHEMA = Path(model.__file__).with_name("result.schema.json")
 
 
-def found(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
+def failures_of(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
     """Findings of a row on a target."""
     (case,) = select([name], [], [], [variant], scale)
     return worker.judged(case, target.script(), measure(case, target)).failures
@@ -126,7 +126,7 @@ class TestPlanted:
     def test_found(self, name, oracle):
         """Five times the memory, wrong elements near the end and an inexact sum are findings, and no other difference
         is. The script shows it on the target, and not on torch CPU."""
-        failures = found(name, OversizedTarget())
+        failures = failures_of(name, OversizedTarget())
         assert [failure.oracle for failure in failures] == [oracle] * bool(oracle)
         if failures:
             script = failures[0].script
@@ -147,14 +147,14 @@ class TestPlanted:
     def test_torch_cpu_has_no_finding(self):
         """Torch CPU agrees with itself, forward and in gradients."""
         for variant in ("forward", "backward"):
-            assert not found("sum of columns", CpuTarget(), variant=variant)
+            assert not failures_of("sum of columns", CpuTarget(), variant=variant)
 
     @pytest.mark.slow
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize(("name", "oracle"), [("clone", "memory"), ("eq", "value"), ("sum", "accuracy")])
     def test_found_at_true_size(self, name, oracle):
         """The command finds the same faults beyond 2^31 elements."""
-        assert [failure.oracle for failure in found(name, OversizedTarget(), "large")] == [oracle]
+        assert [failure.oracle for failure in failures_of(name, OversizedTarget(), "large")] == [oracle]
 
 
 class TestErrors:
