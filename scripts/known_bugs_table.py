@@ -3,7 +3,7 @@
     conformance known-bugs --target inductor --programs 1000 -n 2
     python -m scripts.known_bugs_table [RUN/known-bugs.json ...]
 
-Without a file, the run is that in reports/. A run replaces the rows of the bugs that it measured.
+Without a file, the run is that in reports/. A run replaces the rows of the bugs that it measured on its target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], table: Path = TABLE) -> int:
     rows = {}
     if table.exists():
         with table.open(encoding="utf-8", newline="") as text:
-            rows = {cells[0]: cells for cells in [*csv.reader(text)][1:]}
+            rows = {(cells[0], cells[2]): cells for cells in [*csv.reader(text)][1:]}
     for file in arguments or [str(ROOT / "reports" / f"{STEM}.json")]:
         try:
             bugs = json.loads(Path(file).read_text(encoding="utf-8"))["bugs"]
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str], table: Path = TABLE) -> int:
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"scripts.known_bugs_table: {file} is no result of conformance {STEM}: {error}", file=sys.stderr)
             return 2
-        rows |= {cells[0]: cells for cells in new}
+        rows |= {(cells[0], cells[2]): cells for cells in new}
     write(table, csv_text([HEAD, *(rows[name] for name in sorted(rows))]))
     return 0
 

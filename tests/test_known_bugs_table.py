@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,10 @@ def test_rows(tmp_path):
     head = "bug,title,target,program,steps,finding"
     seven = "#7,seven,inductor,12,2,value / mul"
     assert written(tmp_path, *ROWS) == [head, "#5,five,inductor,not found,,", seven]
-    five = Row(5, "five", "aot_eager", FOUND, 3, 0.1, 1, "stride / neg")
-    assert written(tmp_path, five) == [head, "#5,five,aot_eager,3,1,stride / neg", seven]
+    five = Row(5, "five", "inductor", FOUND, 3, 0.1, 1, "stride / neg")
+    assert written(tmp_path, five) == [head, "#5,five,inductor,3,1,stride / neg", seven]
+    other = "#5,five,aot_eager,3,1,stride / neg"
+    assert written(tmp_path, replace(five, target="aot_eager"))[1] == other
 
 
 def test_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

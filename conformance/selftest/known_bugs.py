@@ -165,7 +165,7 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
             yield Row(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
         else:
             status = GONE if bug.number in gone else MISSED if own else NOT_RUN if _loads(bug.targets[0]) else NO_TARGET
-            yield Row(bug.number, bug.title, bug.targets[0], status)
+            yield Row(bug.number, bug.title, own[0][0].target if own else bug.targets[0], status)
 
 
 def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:

@@ -78,6 +78,13 @@ class TestRows:
         assert (row.status, row.programs, row.minutes, row.steps) == (FOUND, 48, 0.4, 2)
         assert (row.target, row.finding) == ("aot_eager", "value / expand")
 
+    def test_missed(self, reports: Path) -> None:
+        """A row names the campaign that missed the bug, also if the bug shows on other targets too."""
+        rows = [*known_bugs.rows(WITH_REPRO, [known_bugs.read(reports / "fuzz.json")])]
+        several = {bug.number for bug in WITH_REPRO if "aot_eager" in bug.targets[1:]}
+        assert several
+        assert {(row.target, row.status) for row in rows if row.number in several} == {("aot_eager", MISSED)}
+
     def test_look_alike(self, reports: Path) -> None:
         save(reports, BESIDE)
         assert status(reports, 197448) == MISSED
