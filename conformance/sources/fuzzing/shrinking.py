@@ -70,7 +70,7 @@ class ThreadShrinker:
     def __init__(self, workers: Workers, jobs: int, trials: int) -> None:
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(jobs)
-        self._futures: dict[tuple[int, str], Future[FailingProgram]] = {}
+        self._futures: dict[tuple[int, int, str], Future[FailingProgram]] = {}
         self._free: queue.SimpleQueue[LocalShrinker] = queue.SimpleQueue()
         self._all = [LocalShrinker(*workers.others(), trials) for _ in range(jobs + 1)]
         *for_threads, self._confirming = self._all
@@ -94,7 +94,7 @@ class ThreadShrinker:
 
     def begin(self, finding: FailingProgram, until: float = math.inf) -> Future[FailingProgram]:
         """See `Ahead.begin`."""
-        key = (finding.number, finding.group)
+        key = (finding.number, finding.part, finding.group)
         if key not in self._futures:
             self._futures[key] = self._threads.submit(self._in_thread, finding, until)
         return self._futures[key]
@@ -120,9 +120,9 @@ class ThreadShrinker:
         return self._confirming.confirm(finding, small, until)
 
 
-Key = tuple[int, str, str]
-"""A finding's program and group, and the group of the smaller finding to confirm; the last is empty if there is
-none."""
+Key = tuple[int, int, str, str]
+"""A finding's program, its part and group, and the group of the smaller finding to confirm; the last is empty if there
+is none."""
 
 
 @dataclass
@@ -142,7 +142,7 @@ class RemoteShrinker:
 
     def begin(self, finding: FailingProgram, until: float = math.inf, small: FailingProgram | None = None) -> Key:
         """See `Ahead.begin`; with `small`, confirm that form of the finding."""
-        key = (finding.number, finding.group, small.group if small is not None else "")
+        key = (finding.number, finding.part, finding.group, small.group if small is not None else "")
         if key not in self.requested:
             self.requested.add(key)
             workers = self.workers

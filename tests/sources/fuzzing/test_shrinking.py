@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,4 +87,7 @@ class TestThreads:
             for _ in range(2):
                 with pytest.raises(RuntimeError, match="odd"):
                     threads.shrink(FINDINGS[0], 0.0)
-        assert begun == [0]
+            assert begun == [0]
+            with pytest.raises(RuntimeError, match="odd"):
+                threads.shrink(replace(FINDINGS[0], part=1), 0.0)  # another part of the same program
+        assert begun == [0, 0]
