@@ -138,7 +138,13 @@ class TestTranscripts:
     WITH = tuple(page for page in PAGES if re.search(r"^```text\n\$ ", page.read_text(), re.MULTILINE))
 
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize("page", sorted({*WITH} - {*ELSEWHERE}), ids=lambda page: page.name)
+    @pytest.mark.parametrize(
+        "page",
+        [
+            pytest.param(page, id=page.name, marks=() if page.name == "start.md" else pytest.mark.slow)
+            for page in sorted({*WITH} - {*ELSEWHERE})
+        ],
+    )
     def test_is_what_is_printed(self, page: Path, script: ModuleType) -> None:
         """Each command of a transcript prints the text below it, except for times."""
         if TORCH is None or not versions.holds(f"=={TORCH[1]}.*"):

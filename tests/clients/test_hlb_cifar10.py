@@ -15,6 +15,7 @@ from benchmarks.hlb_cifar10 import Recipe
 SMALL = Recipe(images=24, test_images=4, batch=8, test_batch=4, side=18, width=4, every=1, dtype="float64")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_epoch() -> None:
     """The losses of all steps and the results on the test images equal the CPU's.

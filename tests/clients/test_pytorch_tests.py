@@ -70,6 +70,7 @@ def test_entries_have_reasons() -> None:
     assert all(entry["reason"] and "::" in entry["test"] for entry in entries)
 
 
+@pytest.mark.slow
 def test_slices(tmp_path: Path) -> None:
     """Slices add up to the whole file, and a kept slice is not run again."""
     (tmp_path / "test_f.py").write_text("\n".join(f"def test_{name}(): assert {name!r} != 'b'" for name in "abc"))

@@ -9,6 +9,7 @@ import pytest
 from tests.clients import pytorch_tests_on_cpu
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)  # it starts two processes that import torch
 def test_comparison(tmp_path: Path) -> None:
     """A test that has another outcome after the import is a difference, and a test that fails twice is none."""

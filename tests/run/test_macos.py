@@ -111,6 +111,7 @@ class TestSamples:
         assert outcomes == {"atan": "CRASH", "acosh": "TIMEOUT", "neg": "PASS"}
 
 
+@pytest.mark.slow
 def test_deaths_of_workers(tmp_path: Path) -> None:
     """Each death has its reason, and the next task runs. Regression test: a limit of memory ended every worker at its
     start."""

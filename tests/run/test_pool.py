@@ -246,7 +246,9 @@ class TestWorkers:
         assert only_of_tracker(said)
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-    @pytest.mark.parametrize("after", [0.0, 0.3, 0.8, 1.5])
+    @pytest.mark.parametrize(
+        "after", [0.0, 0.8, *(pytest.param(after, marks=pytest.mark.slow) for after in (0.3, 1.5))]
+    )
     def test_they_end_with_an_owner_that_is_killed_early(self, after: float, tmp_path: Path) -> None:
         """The owner is killed while the server imports torch, or a worker loads the target: no process remains, and no
         output appears."""

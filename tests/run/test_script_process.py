@@ -66,11 +66,15 @@ ENDS = {
     "pool": "import torch; print(torch.ones(300_000).exp().sum() > 1, torch.ones(300, 300).mm(torch.ones(300, 300)))",
 }
 """Scripts by their end."""
+WAITING = ("endless", "compile")
+"""Scripts that take longest."""
 
 
 @pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 class TestForks:
-    @pytest.mark.parametrize("name", ENDS)
+    @pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=pytest.mark.slow if name in WAITING else ()) for name in ENDS]
+    )
     def test_as_python_does(self, name: str, forks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A fork ends with the exit code and the output of `python FILE`, whatever this process has on its own path."""
         monkeypatch.chdir(tmp_path)

@@ -81,7 +81,10 @@ class TestKept:
 @pytest.mark.parametrize(
     ("command", "words"), [(fuzz, ()), (fuzz, ("--replay", SAVED)), (opinfo, ("--op", "abs")), (init, ())]
 )
-@pytest.mark.parametrize("target", ["device:cpu,import=odd_devices,call=hangs", "class:odd_devices.HangsTarget"])
+@pytest.mark.parametrize(
+    "target",
+    ["device:cpu,import=odd_devices,call=hangs", pytest.param("class:odd_devices.HangsTarget", marks=pytest.mark.slow)],
+)
 def test_a_device_that_hangs_at_its_import(
     target: str,
     command: Callable[[list[str]], int],

@@ -24,7 +24,10 @@ class TestTorchCpuWithout:
 
     PROGRAMS = 400  # five times, so 2,000
 
-    @pytest.mark.parametrize(("seed", "lacking"), list(enumerate(LACKING)))
+    @pytest.mark.parametrize(
+        ("seed", "lacking"),
+        [pytest.param(*each, marks=pytest.mark.slow if each[0] else ()) for each in enumerate(LACKING)],
+    )
     def test_programs_agree(self, seed, lacking, tmp_path):
         """Programs agree without each of these operators. Regression test: 13 of 200 programs failed, because inputs
         rebuilt by as_strided were views without gradient."""
@@ -50,6 +53,7 @@ class TestTorchCpuWithout:
         # Other programs replaced those that could not run.
         assert drawn.compared == programs == drawn.programs - sum(drawn.unsupported.values())
 
+    @pytest.mark.slow
     def test_op_db_agrees(self, tmp_path):
         """All operators of op_db in float32 agree, including gradients."""
         options = ["--variant", "forward,backward", "--samples", "3", "--reports", str(tmp_path)]

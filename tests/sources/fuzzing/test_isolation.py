@@ -112,7 +112,7 @@ def findings(reports: Path) -> list[dict]:
 class TestDeaths:
     @pytest.mark.parametrize(("name", "kind", "limit"), [
         ("Aborts", "CRASH", "60"), ("Exits", "CRASH", "60"), ("Leaves", "CRASH", "60"),
-        ("Sleeps", "TIMEOUT", "3"),
+        pytest.param("Sleeps", "TIMEOUT", "3", marks=pytest.mark.slow),
     ])  # fmt: skip
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The campaign identifies the program that killed the worker, shrinks it in other processes to the failing

@@ -67,6 +67,7 @@ def recorded(tmp_path, wasteful) -> Path:
 
 
 class TestRise:
+    @pytest.mark.slow
     def test_a_campaign_finds_it(self, recorded, wasteful, tmp_path, capsys):
         """A count above the baseline but within the ops of torch CPU is a finding of the oracle `kernels`."""
         words = ["--programs", "0", "--corpus", str(tmp_path / "programs"), "--kernels", str(recorded)]

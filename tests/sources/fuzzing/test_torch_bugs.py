@@ -135,6 +135,7 @@ class TestRun:
 
 
 class TestCampaign:
+    @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Two saved programs have one bug each: one finding fails the run, the other is listed separately. With

@@ -112,6 +112,7 @@ class TestTrials:
         assert not [name for name in init.OPS if program_with(name, ("float32", "int64", "complex64")) is None]
 
 
+@pytest.mark.slow
 def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
     """A stopped command writes a profile and declares nothing from its trials. Regression test: a signal lost 25
     minutes of trials."""
@@ -156,7 +157,9 @@ class TestOddDevices:
             ("device:odd,import=odd_devices", (), "torch knows no device 'odd' after the import: it knows cpu, "),
             (f"{ODD}hang", (), "has no function 'hang'; did you mean hangs"),
             (f"{ODD}hangs", ("--starting", "8"), "did not load in "),
-            (f"{ODD}hangs_at_the_first_tensor", ("--starting", "8"), "did not load in "),
+            pytest.param(
+                f"{ODD}hangs_at_the_first_tensor", ("--starting", "8"), "did not load in ", marks=pytest.mark.slow
+            ),
             (f"{ODD}ends_its_process", (), "ends the process that loads it"),
             (f"{ODD}wants_a_variable", (), "RuntimeError: set ODD_DEVICE=1"),
         ],

@@ -232,6 +232,7 @@ class TestRequest:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ALONE in os.environ, reason="this is the process")
 @pytest.mark.timeout(300)
 def test_this_file_alone() -> None:

@@ -121,7 +121,14 @@ class TestCalls:
 class TestPlanted:
     @pytest.mark.timeout(300)  # each script imports torch, twice
     @pytest.mark.parametrize(
-        ("name", "oracle"), [("clone", "memory"), ("eq", "value"), ("sum", "accuracy"), ("flip", ""), ("mean", "")]
+        ("name", "oracle"),
+        [
+            ("clone", "memory"),
+            pytest.param("eq", "value", marks=pytest.mark.slow),
+            pytest.param("sum", "accuracy", marks=pytest.mark.slow),
+            ("flip", ""),
+            pytest.param("mean", "", marks=pytest.mark.slow),
+        ],
     )
     def test_found(self, name, oracle):
         """Five times the memory, wrong elements near the end and an inexact sum are findings, and no other difference
@@ -144,6 +151,7 @@ class TestPlanted:
         confirm(refusing, 60.0, 60.0, 1)
         assert [result.alone for result in refusing.results] == [SHOWS]
 
+    @pytest.mark.slow
     def test_torch_cpu_has_no_finding(self):
         """Torch CPU agrees with itself, forward and in gradients."""
         for variant in ("forward", "backward"):
