@@ -80,6 +80,7 @@ class TestCrossDevice:
         b[1] = torch.tensor(3.0)
         assert b.cpu().tolist() == [[0] * 4, [3] * 4, [0] * 4]
 
+    @pytest.mark.slow
     def test_copy_between_layouts(self) -> None:
         """Copies between all pairs of a dozen layouts on the device are exact."""
         layouts = [

@@ -53,7 +53,7 @@ def agree(outcome: Callable[[str], Any]) -> None:
 class TestOptimizers:
     """Optimizers beyond test_training: repeated calls of a closure, foreach, and fused implementations."""
 
-    @pytest.mark.parametrize("search", [None, "strong_wolfe"])
+    @pytest.mark.parametrize("search", [pytest.param(None, marks=pytest.mark.slow), "strong_wolfe"])
     def test_lbfgs(self, search: str | None) -> None:
         """LBFGS agrees, with and without a line search."""
         agree(lambda d: trained(d, lambda ps: torch.optim.LBFGS(ps, line_search_fn=search))[:-1])

@@ -83,6 +83,7 @@ def test_slices(tmp_path: Path) -> None:
     assert again.passed == ["test_f::test_a", "test_f::test_c", "test_f::TestA::test_good"]
 
 
+@pytest.mark.slow
 def test_limit_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that computes for longer than the limit fails; one that only waits as long passes."""
     monkeypatch.setattr(pytorch_tests_run, "TEST_S", 0.5)
@@ -92,6 +93,7 @@ def test_limit_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (outcome.passed, list(outcome.failed)) == (["test_f::test_a"], ["test_f::test_b"])
 
 
+@pytest.mark.slow
 def test_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the slices gives a row that says so, and no verdict on entries for the other slices."""
     (tmp_path / "test_f.py").write_text("\n".join(f"def test_{name}(): assert {name!r} != 'b'" for name in "abc"))

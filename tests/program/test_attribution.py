@@ -107,6 +107,7 @@ class TestPattern:
 
 
 class TestCampaign:
+    @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_one_cause(self, tmp_path: Path) -> None:
         """A campaign lists one lost `copy_` in three operators as one cause. Regression test: on the toy device it was

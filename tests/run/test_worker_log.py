@@ -79,7 +79,13 @@ class TestKept:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [(fuzz, ()), (fuzz, ("--replay", SAVED)), (opinfo, ("--op", "abs")), (init, ())]
+    ("command", "words"),
+    [
+        (fuzz, ()),
+        pytest.param(fuzz, ("--replay", SAVED), marks=pytest.mark.slow),
+        (opinfo, ("--op", "abs")),
+        pytest.param(init, (), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     "target",

@@ -67,6 +67,7 @@ class TestKeeping:
         y = nn.functional.layer_norm(x, [3])
         torch.testing.assert_close(y.cpu(), nn.functional.layer_norm(torch.arange(3.0), [3]))
 
+    @pytest.mark.slow
     def test_gradients_hold_no_activations(self) -> None:
         """Gradients keep no activations. Formerly lazy gradients kept all intermediate values of the step: twice its
         memory."""

@@ -78,8 +78,8 @@ class TestInstallation:
         "command",
         [
             "-m conformance.fuzz --target tiny --programs 1",
-            "-m conformance.fuzz --target tiny:llvm --programs 1",
-            "-m conformance.opinfo_runner --target tiny --op neg",
+            pytest.param("-m conformance.fuzz --target tiny:llvm --programs 1", marks=pytest.mark.slow),
+            pytest.param("-m conformance.opinfo_runner --target tiny --op neg", marks=pytest.mark.slow),
             "-m conformance kernels script.py",
             "-m conformance mutants --target tiny",
         ],

@@ -44,7 +44,7 @@ same("signed", lambda x: 1 / (x + -0.0), torch.tensor([-0.0, 0.0]))
 """
 
 
-@pytest.mark.parametrize("device", ["CPU:X86", "CPU:LLVM", "PYTHON"])
+@pytest.mark.parametrize("device", ["CPU:X86", "CPU:LLVM", pytest.param("PYTHON", marks=pytest.mark.slow)])
 def test_agrees_with_cpu(device):
     """Rounding, conversions, wrap-around, alignment and division agree with the CPU in a separate process."""
     if device == "CPU:LLVM":

@@ -34,6 +34,7 @@ class TestTable:
         assert {*left_out} <= {*named}
         assert not {*left_out} & {row.name for row in rows} and len(left_out) == len({*left_out})
 
+    @pytest.mark.slow
     def test_programs_compile(self):
         """Each row is a program of its inputs, and an elementary one has points of each kind in each dtype."""
         for row in load()[0]:

@@ -61,7 +61,9 @@ class TestOneCause:
         assert "Seen as" in (tmp_path / "reports" / "fuzz.html").read_text()
 
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize(("target", "programs"), [("Copying", 60), ("WrongCell", 250)])
+    @pytest.mark.parametrize(
+        ("target", "programs"), [("Copying", 60), pytest.param("WrongCell", 250, marks=pytest.mark.slow)]
+    )
     def test_drawn_programs(self, target: str, programs: int, tmp_path: Path) -> None:
         """A wrong as_strided is one finding, whatever op calls it. Regression test: `empty_filled`, `resize_filled_`,
         `fill_diagonal_` and `backward` call as_strided internally and were separate findings. There were four in 150

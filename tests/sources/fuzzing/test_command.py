@@ -224,6 +224,7 @@ class TestCorpus:
         """Each program of the corpus runs on torch CPU and agrees with it."""
         assert fuzz("--target", "cpu", "--replay", CORPUS, reports=tmp_path) == 0
 
+    @pytest.mark.slow
     def test_known_bugs_replay_on_tiny(self, tmp_path):
         """Each program of the corpus passes on `tiny`."""
         assert fuzz("--target", "tiny", "--replay", CORPUS, reports=tmp_path) == 0

@@ -299,6 +299,7 @@ class TestWhatIsResumed:
         assert findings(tmp_path) == []
         assert left.exists()
 
+    @pytest.mark.slow
     def test_findings_of_other_options(self, tmp_path):
         """Resuming ignores groups in the folder from campaigns with other steps or families."""
         reports = ("--reports", str(tmp_path))

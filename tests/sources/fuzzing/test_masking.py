@@ -265,6 +265,7 @@ class TestDeclaredFault:
         assert [cause.pattern for cause in causes_of(run.unexpected)] == ["value of add"]
         assert " known findings in " in said
 
+    @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_a_device_without_convolutions_loses_a_copy(self, fuzz):
         """A missing operator is the declared one: the program of the lost copy calls it first."""

@@ -172,7 +172,9 @@ class TestOddDevices:
         assert last.startswith("conformance init: ") and said in last
         assert not list(folder.iterdir())
 
-    @pytest.mark.parametrize("call", ["hangs_at_exit", "prints_all_the_time", "wants_a_variable"])
+    @pytest.mark.parametrize(
+        "call", [pytest.param("hangs_at_exit", marks=pytest.mark.slow), "prints_all_the_time", "wants_a_variable"]
+    )
     def test_one_that_can(self, folder: Path, call: str, capfd: pytest.CaptureFixture[str]) -> None:
         """The command's output excludes the device's own, and a device that hangs at its exit delays nothing."""
         assert main(["--target", f"{ODD}{call}", "--env", "ODD_DEVICE=1", "--minutes", "0.01"]) == 0

@@ -44,6 +44,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
 
+@pytest.mark.slow
 def test_one_test_for_each_check(pytester):
     """Checks pass, fail with the script, or are skipped with the reason. Regression test: pytest printed each record
     of torch's trace log below the script."""

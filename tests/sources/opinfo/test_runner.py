@@ -310,7 +310,9 @@ class TestCommand:
         assert done.returncode == 2
         assert "choose another with --reports" in done.stderr
 
-    @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        ("first", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    )
     def test_interrupt_keeps_results(self, command: Command, tmp_path: Path, first: signal.Signals, code: int) -> None:
         """After Ctrl-C or SIGTERM, even repeated, the first signal decides the exit code, and the JSON and the page
         have the results so far."""

@@ -136,7 +136,10 @@ class TestStandalone:
         for text, marked, said in zip(texts, shown, printed(texts, tmp_path), strict=True):
             assert ("ended 1" in said, "no difference here" in said) == (marked, not marked), own_part(text) + said
 
-    @pytest.mark.parametrize("layout", ["gaps", "expanded", "offset", "transposed"])
+    @pytest.mark.parametrize(
+        "layout",
+        ["gaps", *(pytest.param(name, marks=pytest.mark.slow) for name in ("expanded", "offset", "transposed"))],
+    )
     def test_a_device_without_as_strided(self, layout: str, tmp_path: Path) -> None:
         """The script lays out its sample without `as_strided` if the device lacks it. Regression test: it used
         `as_strided` on any device."""

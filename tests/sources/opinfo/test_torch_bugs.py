@@ -66,6 +66,7 @@ class TestFailsAs:
 
 
 class TestRun:
+    @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A dropout that drops nothing returns a copy through AOTAutograd, which excuses it; the relu failure is the

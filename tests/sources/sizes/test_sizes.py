@@ -140,6 +140,7 @@ class TestPlanted:
             assert code_of(script) == 1
             assert code_of(script.replace("with MODE:", "if True:")) == 0
 
+    @pytest.mark.slow
     def test_an_error_is_shown_alone(self):
         """The script of a call that raises only on the target reports the error."""
         (case,) = select(["clone"], [], [], ["forward"], "small")
@@ -194,6 +195,7 @@ class TestHarness:
         assert main([*words, "--op", "flip", "--op", "sum of columns", "--reports", f"{tmp_path}"]) == 0
         assert outcomes(tmp_path) == {"flip": "PASS", "sum of columns": "PASS"}
 
+    @pytest.mark.slow
     @pytest.mark.timeout(120)
     def test_its_own_limit_of_memory(self, tmp_path, capsys):
         """A call whose limit exceeds the worker's memory is not measured. A call that runs out of memory within that
