@@ -256,9 +256,10 @@ class TestPower:
         assert any(fails(Compiler(fault), DRAWING, number) for number in of_topic(topic))
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", FAULTS)
+    @pytest.mark.parametrize("name", [name for name, (topic, _) in FAULTS.items() if topic != functions.OVERLAPS])
     def test_other_programs_do_not_show_it(self, name):
-        """Programs without these topics pass, so the topic finds the fault."""
+        """Programs without these topics pass, so the topic finds the fault. Any program may write from overlapping
+        memory."""
         assert not any(fails(Compiler(FAULTS[name][1]), Drawing(), number) for number in range(BESIDE))
 
     def test_without_a_fault_nothing_is_found(self):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import textwrap
 from dataclasses import replace
@@ -147,7 +146,6 @@ class TestDeaths:
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """A program that ignores the alarm is killed soon after its limit. Regression test: the shard waited as long as
         its slowest other programs might have taken."""
-        monkeypatch.setattr(isolation, "Limits", functools.partial(Limits, grace=1.0))
         monkeypatch.setattr(progress, "MOST_DEATHS", 1)
         assert (
             main(
