@@ -171,7 +171,7 @@ def finish(session: nox.Session, failed: dict[str, int]) -> None:
 
 @nox.session(python=False, default=False)
 def arguments(session: nox.Session) -> None:
-    """Each argument of each op changed in turn, on one target, beside the main job. Options go to the command."""
+    """Change each argument of each op in turn, on one target. Options go to the command."""
     python(session, "-m", "conformance.opinfo_runner", "--suite", "arguments", "-n", "2", *session.posargs)
 
 

@@ -136,8 +136,8 @@ def _flash_attention(query: Any, key: Any, value: Any, **named: Any) -> tuple[to
 
 
 def _attention(query: Any, key: Any, value: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-    """The result and logsumexp of attention over (B, rows, heads, D), by its formula.
-    With offsets one after another of the sequences; their logsumexp is left out."""
+    """The result and logsumexp of attention over (B, rows, heads, D), by its formula. With offsets, the sequences
+    follow one another, and there is no logsumexp."""
     if named.get("cu_seqlens_q") is not None:
         starts, outputs = (named.pop(f"cu_seqlens_{side}").tolist() for side in "qk"), []
         for a, b, c, d in (map(int, (*q, *k)) for q, k in zip(*map(itertools.pairwise, starts), strict=True)):
@@ -164,8 +164,8 @@ DEFINITIONS = {"nansum": _nansum, "nanmean": _nanmean, **ATTENTION}
 
 
 def _of_attention(case: Case, sample: Sample, results: list[Any]) -> list[Any]:
-    """Of a kernel of attention's results those that the reference has; seeds, and what queries are rounded up to, are
-    the kernel's own."""
+    """Return the results of an attention kernel that the reference has too. Seeds and the padding of queries depend on
+    the kernel."""
     out, *rest = results
     named = sample.tree["kwargs"]
     if case.backward or named.get("cu_seqlens_q") is not None or not named.get("compute_log_sumexp", True):
@@ -248,7 +248,7 @@ def _run(case: Case, sample: Sample, call: Any, change: Any) -> Iterator[Any]:
 
 
 def _drawn(case: Case, sample: Sample) -> bool:
-    """Whether the results are random; those of attention are where it drops out."""
+    """Whether the results are random. Attention is random if its dropout is above 0."""
     if case.op.name in ATTENTION:
         return bool(sample.tree["kwargs"]["dropout_p"])
     return nondeterministic(case.op) or case.op.name == "nn.functional.rrelu"

@@ -1,4 +1,4 @@
-"""Check the imports of the package: no cycles, no dead imports, only those that `pyproject.toml` allows, none private.
+"""Check the imports of the package: no cycle, no dead or private import, and no import that `pyproject.toml` forbids.
 
 The rules of the package ("the device does not depend on the harness") are a graph over names. The script reads the
 graph from the source without importing anything, and the allowed graph is data.

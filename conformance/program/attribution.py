@@ -115,13 +115,13 @@ class _Replacing(TorchDispatchMode):
         return isinstance(value, torch.Tensor) and value.device.type == self.target.device.type
 
     def _filled(self, memory: torch.Tensor) -> torch.Tensor:
-        """Fill memory of the device with values that differ from most results: nan, the largest integer, or True."""
+        """Fill memory of the device with values that differ from most results: nan, the largest integer, or True. If
+        the device lacks `fill_`, the memory stays as it is."""
         if self._there(memory) and memory.layout is torch.strided and not memory.is_quantized:
             dtype = memory.dtype
-            if dtype.is_floating_point or dtype.is_complex:
-                memory.fill_(math.nan)
-            else:
-                memory.fill_(True if dtype is torch.bool else torch.iinfo(dtype).max)
+            numeric = dtype.is_floating_point or dtype.is_complex
+            with contextlib.suppress(NotImplementedError):
+                memory.fill_(math.nan if numeric else dtype is torch.bool or torch.iinfo(dtype).max)
         return memory
 
     def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """A toy Python device with planted bugs: `device:toy,import=toy_device`.
 
 A tensor of the device uses CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each operator
-runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default all but
-`lucky_memory` are active.
+runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default those of
+`FAULTS` are active.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ LUCKY_MEMORY = "lucky_memory"
 """Fault: new memory holds the values that the last lost copy should have written. Without it, new memory holds
 `UNWRITTEN`, so that no lost copy is right by chance."""
 UNWRITTEN = 99
+NO_FILL = "no_fill_"
+"""Fault: the device lacks `fill_`."""
 CPU, EXTENSION = 1, 12
 """DLPack's device types."""
 
@@ -33,8 +35,8 @@ def chosen() -> frozenset[str]:
     """The faults that `TOY_FAULTS` selects. Raises ValueError for an unknown name."""
     names = os.environ.get("TOY_FAULTS", ",".join(FAULTS))
     faults = frozenset(filter(None, names.split(",")))
-    if not faults <= {*FAULTS, LUCKY_MEMORY}:
-        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join((*FAULTS, LUCKY_MEMORY))}")
+    if not faults <= {*FAULTS, LUCKY_MEMORY, NO_FILL}:
+        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join((*FAULTS, LUCKY_MEMORY, NO_FILL))}")
     return faults
 
 
@@ -114,6 +116,8 @@ def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU with the selected faults."""
     faults, name, call = chosen(), op.overloadpacket.__name__, Call()
     raw_args, raw_kwargs = tree_map(call.host, args), tree_map(call.host, kwargs)
+    if name == NO_FILL.removeprefix("no_") and NO_FILL in faults:
+        raise NotImplementedError("fill_ on toy")
     if name == "_copy_from":  # every `copy_` from, to or within the device
         source, destination = args[:2]
         if not ("lost_copy_" in faults and source.device == destination.device and source.dim() == 2):

@@ -64,7 +64,7 @@ def on_toy_device(*words: str, stdin: str = "", faults: str = "lost_copy_,relu")
 
 
 class TestCulprit:
-    @pytest.mark.parametrize("memory", ["", ",lucky_memory"], ids=["", "lucky"])
+    @pytest.mark.parametrize("memory", ["", ",lucky_memory", ",no_fill_"], ids=["", "lucky", "no_fill_"])
     def test_inside_other_operators(self, memory: str) -> None:
         """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself. Regression
         test: a lost `copy_` leaves the memory of a run before, which may hold the right values."""

@@ -32,7 +32,7 @@ def parser() -> Parser:
     jobs.add_parser("info", help="how many rows there are, and how many can be used by this version on this processor")
     for name, purpose in (
         ("export", "write what can be used here to a pack, for machines with the same versions and processor"),
-        ("import", "add a pack to what is kept here; a pack is code, so take only those that you trust"),
+        ("import", "add a pack to the cache; a pack is code, so take only those that you trust"),
     ):
         jobs.add_parser(name, help=purpose).add_argument("file", type=Path, metavar="FILE")
     jobs.add_parser("prune", help="remove what cannot be used here any more")

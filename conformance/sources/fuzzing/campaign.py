@@ -53,7 +53,7 @@ PATIENCE = 1.0
 files."""
 
 MOST_OTHERS = 8
-"""Number of programs with the same error that are kept until the group's cause is known."""
+"""Largest number of programs with one error in a group whose cause is not known yet."""
 
 SHRUNK_EACH = 3
 """Number of findings to shrink per pattern, if their causes are known without shrinking."""
@@ -362,11 +362,8 @@ class Campaign:
             try:
                 entry = json.loads(saved.read_text(encoding="utf-8"))
                 unmerged = saved.name.startswith(f"found-{self.name}-")
-                if not unmerged and entry.get("campaign") != self.name:
-                    continue
-            except (OSError, ValueError, AttributeError):
-                continue  # not of a campaign: a program that a user put there
-            try:
+                if not unmerged and (not isinstance(entry, dict) or entry.get("campaign") != self.name):
+                    continue  # not of this campaign: a program that a user put there
                 finding = FailingProgram.from_json(entry)
                 if unmerged:
                     untaken.append(finding)
@@ -375,10 +372,9 @@ class Campaign:
                 group = Group(finding, set(entry["numbers"]), named, entry["shrunk"], entry["elsewhere"], masked)
                 group.needed = frozenset(entry["needed"])
                 group.others = [FailingProgram.from_json(other) for other in entry["others"]]
-            except (ValueError, KeyError, TypeError, ProgramError) as error:
+            except (OSError, ValueError, KeyError, TypeError, ProgramError) as error:
                 raise ProgramError(
-                    f"{saved} is of this campaign and cannot be read ({error}): run without --resume, or choose "
-                    "another --reports"
+                    f"{saved} cannot be read ({error}): remove it, run without --resume, or choose another --reports"
                 ) from error
             self.groups.append(group)
         self.groups.sort(key=lambda group: min(group.numbers))

@@ -125,7 +125,7 @@ class TestOneTensorTwice:
 
 
 class TestFaultsOfValueFunctions:
-    """Errors while a graph is built: torch CPU decides only about those that arguments may cause."""
+    """For an error while a graph is built, torch CPU runs the call only if the arguments may have caused the error."""
 
     @staticmethod
     def call(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> torch.Tensor:

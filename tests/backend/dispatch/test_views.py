@@ -1,4 +1,4 @@
-"""Views that are made in Python: torch treats them as views of its own."""
+"""torch treats views that Python code creates like its own views."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Program:
         self.steps = DIFFERENCES[difference](step, draw)
 
     def calls(self) -> tuple[Call, ...]:
-        """Draw calls of which each one changes the parameter: the first reads both operands, the last writes it."""
+        """Draw calls whose results all reach the parameter: the first reads both operands, the last writes it."""
         draw, last, other = self.random, *RESULTS
         calls: list[Call] = [("add", last, *OPERANDS, 0.0)]
         for _ in range(draw.randint(1, 2)):

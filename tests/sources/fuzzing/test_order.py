@@ -95,8 +95,11 @@ class TestOrder:
         (tmp_path / "failures" / "own.json").write_text("[]")
         for damage in ({"others": [{}]}, {"program": {}}):
             saved.write_text(json.dumps({**json.loads(saved.read_text()), **damage}))
-            with pytest.raises(ProgramError, match=f"{saved.name} is of this campaign and cannot be read"):
+            with pytest.raises(ProgramError, match=f"{saved.name} cannot be read"):
                 campaign(tmp_path, resume=True)._restore()
+        saved.write_text(saved.read_text()[:99])  # an incomplete copy
+        with pytest.raises(ProgramError, match=f"{saved.name} cannot be read"):
+            campaign(tmp_path, resume=True)._restore()
 
     def test_two_parts_of_one_program(self, tmp_path: Path) -> None:
         """Two parts of a program fail with one error in other operators. Its number counts in both groups. Regression
