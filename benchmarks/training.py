@@ -2,10 +2,11 @@
 
 Each way runs in a separate process: tiny eager; tiny with the loss and the optimizer's step compiled
 (`torch.compile(backend="tiny")`); tiny with the whole step, `backward` included, compiled as one graph; torch CPU;
-plain tinygrad; tinygrad with TinyJit; and with ``--peer`` tinygrad's own torch backend from a checkout. The networks,
-batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers. The ratios are the
-meaningful figures. Times are medians of the steps after a dozen; memory is the most that tinygrad's buffers held in a
-step.
+plain tinygrad; tinygrad with TinyJit; with ``--cuda`` torch on the GPU, by a Python whose torch supports it; and with
+``--peer`` tinygrad's own torch backend from a checkout. tinygrad's variable ``DEV`` names the device of tiny and
+tinygrad. The networks, batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers.
+The ratios are the meaningful figures. Times are medians of the steps after a dozen; memory is the most that tinygrad's
+buffers held in a step.
 
 Usage: ``python benchmarks/training.py [--steps N] [--rounds N] [--net NAME] [--optimizer NAME] [--peer PATH]``
        ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over 2000 eager steps
@@ -89,6 +90,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {"adam": {}, "sgd": {"lr": 0.01, "moment
 # Compiled part of a tiny step: nothing, the loss and the optimizer's step separately, or the step as one graph.
 TINY = ("tiny", "tiny compiled", "tiny compiled whole")
 WAYS = (*TINY, "torch CPU", "tinygrad", "tinygrad TinyJit")
+CUDA = "torch CUDA"
 
 
 def torch_steps(net_name: str, optimizer_name: str, device: str, way: str = "") -> tuple[Step, Step]:
@@ -232,8 +234,8 @@ def tinygrad_steps(net_name: str, optimizer_name: str, jit: bool) -> tuple[Step,
 
 def prepare(way: str, net: str, optimizer: str, peer: str | None) -> tuple[Step, Step]:
     """(training step, inference) of a way; imports happen here, so that they do not affect another way."""
-    if way == "torch CPU":
-        return torch_steps(net, optimizer, "cpu")
+    if way.startswith("torch"):
+        return torch_steps(net, optimizer, way.removeprefix("torch ").lower())
     if way.startswith("tinygrad"):
         from conformance.targets.tinygrad_upstream import choose_compiler
 
@@ -322,11 +324,15 @@ def deciles(net: str, steps: int) -> dict[str, float]:
     return {"time": max(times) / min(times), "memory": max(sizes) / min(sizes), "last to first": times[-1] / times[0]}
 
 
-def apart(*arguments: str) -> dict[str, float]:
-    """Run one measurement of this file in a separate process."""
+def apart(*arguments: str, python: str = "") -> dict[str, float]:
+    """Run one measurement of this file in a separate process, or with another Python and its own packages."""
     # Without DEV tiny computes on the CPU, but plain tinygrad on any GPU or OpenCL driver that it finds.
     device = {**os.environ, "DEV": os.environ.get("DEV") or "CPU"}
-    command = [sys.executable, __file__, *arguments]
+    if python:
+        device = {
+            key: value for key, value in device.items() if key not in ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+        }
+    command = [python or sys.executable, __file__, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=device)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -344,8 +350,9 @@ def main() -> None:
     parser.add_argument("--net", choices=NETS, action="append", help="only this network")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append", help="only this optimizer")
     parser.add_argument("--peer", metavar="PATH", help="a checkout of tinygrad, whose torch backend is measured too")
+    parser.add_argument("--cuda", metavar="PYTHON", default="", help="a Python whose torch is measured on CUDA too")
     parser.add_argument("--flat", type=int, metavar="STEPS", help="only whether eager steps stay as they are")
-    parser.add_argument("--way", choices=(*WAYS, "peer"), help="only this way, as JSON")
+    parser.add_argument("--way", choices=(*WAYS, CUDA, "peer"), help="only this way, as JSON")
     args = parser.parse_args()
     nets, optimizers = args.net or list(NETS), args.optimizer or list(OPTIMIZERS)
     if args.way:
@@ -360,9 +367,12 @@ def main() -> None:
     peer = ["--peer", args.peer] if args.peer else []
     for net in nets:
         for optimizer in optimizers:
-            ways = [*WAYS, *(["peer"] if peer else [])]
+            ways = [*WAYS, *[CUDA] * bool(args.cuda), *["peer"] * bool(peer)]
             settings = ["--net", net, "--optimizer", optimizer, "--steps", str(args.steps), *peer]
-            rounds = [{way: apart("--way", way, *settings) for way in ways} for _ in range(args.rounds)]
+            rounds = [
+                {way: apart("--way", way, *settings, python=args.cuda if way == CUDA else "") for way in ways}
+                for _ in range(args.rounds)
+            ]
             reference, jit = "tinygrad", "tinygrad TinyJit"
             table = Table(
                 "way", "ms a step", f"to {reference}", f"to {jit}", "kernels", "MB", "ms inference", f"to {jit}",

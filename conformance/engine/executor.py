@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from conformance.engine.target import Capture, Target
-from conformance.record.errors import TargetError, UserError
+from conformance.record.errors import DeviceLost, TargetError, UserError
 from conformance.record.measurements import UNMEASURED, Measurements, growth
 from conformance.standalone.input_layout import LayoutUnavailable
 from conformance.standalone.moving import moved, observable, taken_apart, tensors
@@ -173,7 +173,7 @@ class Executor:
         run its signature before. With a compiler, every step may. On a lazy device the observation may, since the
         device fuses the steps before it.
 
-        Raises TargetError for a target that transforms nothing, and UserError from the subject.
+        Raises TargetError for a target that transforms nothing, UserError from the subject, and DeviceLost.
         """
         target = self.target
         for _ in range(target.rehearsals):
@@ -218,6 +218,9 @@ class Executor:
                 seen.append(Observation(error=Raised.of(error.__cause__ or error)))
             except Exception as error:
                 seen.append(Observation(error=Raised.of(error)))
+        raised = seen[-1].error if seen else None
+        if raised is not None and target.device.type != "cpu" and target.is_lost():
+            raise DeviceLost(f"{raised.kind}: {raised.text}".partition("\n")[0])
         measured = growth(counters, target.counters())
         return Execution(tuple(seen), failed, capture, outcome, inputs, measured=measured)
 

@@ -11,8 +11,11 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 
+import torch
+
 from conformance.record.errors import TargetError
 from conformance.record.names import nearest
+from conformance.standalone import torch_compat
 
 
 def options(target: str, argument: str, known: Collection[str], form: str) -> tuple[str, dict[str, str]]:
@@ -65,3 +68,23 @@ def register(module: str, function: str, what: str) -> None:
         raise TargetError(
             f"importing module {module!r}{called}, which should register {what}, fails: {kind}{reason}"
         ) from error
+
+
+def opened(name: str, module: str = "", function: str = "") -> torch.device:
+    """Return the device of this name, which `module` has registered, after one tensor was created on it. Raises
+    TargetError."""
+    call = "" if function else "; a module may also want a call, call=FUNCTION"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        known = ", ".join(torch_compat.device_names())
+        write = f"write device:{name},import=MODULE, where MODULE registers it"
+        hint = f" after the import: it knows {known}{call}" if module else f": {write}, or choose from {known}"
+        raise TargetError(f"torch knows no device {name!r}{hint}") from error
+    try:
+        torch.empty(1, device=device)
+    except Exception as error:  # a third-party backend may raise anything
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        hint = "; its module may also want a call, call=FUNCTION" if module and not function else ""
+        raise TargetError(f"torch has no usable device {name!r} here: {reason}{hint}") from error
+    return device

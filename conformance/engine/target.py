@@ -82,8 +82,9 @@ class Target:
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
     compiles: bool = False
-    """Whether the target compiles Python code. Its programs then have topics of functions, too
-    (`program/steps/functions.py`)."""
+    """Whether the target compiles Python code."""
+    draws_functions: bool = False
+    """Whether programs have topics of functions, too (`program/steps/functions.py`). Their factories name no device."""
     follows_eager: bool = False
     """Whether the target must answer `EAGER_ONLY` calls as torch CPU does. PyTorch leaves these answers to each
     device."""
@@ -213,6 +214,15 @@ class Target:
         """Copy dense 1-d device tensors, which each cover a whole storage, to the CPU. A lazy device computes all of
         them in one schedule."""
         return copied_to_host(flats)
+
+    def is_lost(self) -> bool:
+        """Whether the device cannot hold a number any more. The first attempt may raise the error of an earlier call,
+        so a device is lost if two attempts fail."""
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                self.upload([torch.zeros(1)])[0].cpu()
+                return False
+        return True
 
     def synchronize(self) -> None:
         """Wait until the device has run all earlier calls. If torch cannot wait for it, fetch a value."""

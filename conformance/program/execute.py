@@ -146,7 +146,8 @@ class TransformedProgram:
         self.states = [(), *(call.under for call in program.calls)]
         self.arguments = [arguments_of(call_of(program, number)) for number in range(len(calls))]
         self.count = len(calls) + (len(calls) > 1)
-        scope = functions(program, target.attempt)
+        self.device = target.device
+        scope = functions(program, target.attempt, target.device)
         self.function, self.after = transform(scope["program"]), scope.get("after")
         self.at = 0
 
@@ -158,9 +159,9 @@ class TransformedProgram:
         """Make call `number` of the transformed function."""
         self.at = (number - 1) % len(self.calls)
         if number <= len(self.calls):
-            cpu = torch.device("cpu")
-            arguments = [decode(value, {}, cpu) for value in self.arguments[self.at].values()]
-            result = within(self.states[self.at], cpu, lambda: self.function(*self.calls[self.at].values(), *arguments))
+            arguments = [decode(value, {}, self.device) for value in self.arguments[self.at].values()]
+            inputs = self.calls[self.at].values()
+            result = within(self.states[self.at], self.device, lambda: self.function(*inputs, *arguments))
             self.outcomes.append(result if self.after is None else self.after(result, *self.calls[0].values()))
 
     @property
@@ -222,10 +223,15 @@ class CallsSubject:
         return running
 
 
-def functions(program: Program, attempt: Callable[..., Any]) -> dict[str, Callable[..., dict[str, Any]]]:
-    """Return the function `program` of the program's inputs and, if the caller makes calls after it, `after`. They call
-    a step that must raise through `attempt`."""
-    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": "cpu", "attempt": attempt}
+CPU = torch.device("cpu")
+
+
+def functions(
+    program: Program, attempt: Callable[..., Any], device: torch.device = CPU
+) -> dict[str, Callable[..., dict[str, Any]]]:
+    """Return the function `program` of the program's inputs on this device and, if the caller makes calls after it,
+    `after`. They call a step that must raise through `attempt`."""
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": str(device), "attempt": attempt}
     every = [inner for step in program.steps for inner in (step, *step.body)]
     steps = [step for step in every if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:

@@ -27,3 +27,8 @@ class UsageError(UserError):
 
 class ReportError(UserError):
     """A report file cannot be read or written."""
+
+
+class DeviceLost(BaseException):
+    """An error has left the device unusable for the rest of the process, as CUDA's failed assertions do. Its text is
+    that error. Not an Exception, so that no step of a program can catch it."""

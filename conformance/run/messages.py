@@ -28,6 +28,10 @@ COMPILE_LIMIT = 300.0
 """Seconds that compiling kernels may take within a unit; some devices need 40 for one kernel on a quiet machine."""
 
 
+LOST = "was lost"
+"""Words of a death by an error that left the device unusable; the error follows in brackets."""
+
+
 class ExitReason(StrEnum):
     """Kind of a worker's death: a crash, a limit of time or memory, or a failure to start."""
 
@@ -74,7 +78,7 @@ class Task:
 @dataclass(frozen=True)
 class Note:
     """Last progress of a task: the number and text of the current unit, its steps so far, and the phase. `reason` says
-    how the worker ended itself, if it did.
+    how the worker ended itself, if it did, and `lost` with which error it lost the device.
     """
 
     number: int = 0
@@ -82,6 +86,7 @@ class Note:
     steps: tuple[str, ...] = ()
     phase: str = ""
     reason: ExitReason | None = None
+    lost: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Note | None:
@@ -95,7 +100,8 @@ class Note:
         steps = tuple(line["step"] for line in lines[1:] if "step" in line)
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
         reason = next((ExitReason(line["reason"]) for line in lines[1:] if "reason" in line), None)
-        return cls(number, unit, steps, phase, reason)
+        lost = next((line["lost"] for line in lines[1:] if "lost" in line), "")
+        return cls(number, unit, steps, phase, reason, lost)
 
     @classmethod
     def read(cls, path: Path) -> Note | None:

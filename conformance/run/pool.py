@@ -25,6 +25,7 @@ import pebble
 
 from conformance.run import processes, signals, worker
 from conformance.run.messages import (
+    LOST,
     Death,
     Done,
     ExitReason,
@@ -288,6 +289,8 @@ class LocalPool(Pool):
             return Death(note.reason, f"gave no answer in {self.limits.of(note.phase):g} s", note)
         if note is not None and note.reason is ExitReason.MEMORY:
             return Death(note.reason, "ran out of memory", note)
+        if note is not None and note.lost:
+            return Death(ExitReason.CRASH, f"{LOST} ({note.lost})", note)
         return Death(ExitReason.CRASH, exit_in_words(0 if code == processes.EXIT_0 else code), note)
 
     def _broken(self, running: _Running) -> Death | None:

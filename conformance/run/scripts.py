@@ -22,7 +22,7 @@ from conformance.record.finding import HARNESS, INVALID, gist
 from conformance.record.names import MEASURED
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
-from conformance.run.messages import exit_in_words
+from conformance.run.messages import LOST, exit_in_words
 from conformance.run.script_process import Ended, Forks, run_alone
 
 BUDGET = 300.0
@@ -155,6 +155,8 @@ def said_of(result: Result, ended: Ended, limit: float) -> str:
         return SHOWS if hangs else f"it runs longer than {limit + STARTING:g} s"
     if dies and exit_in_words(ended.code) in first.actual:
         return SHOWS
+    if dies and ended.code == 1 and any(_loses(line, first) for line in ended.reported):
+        return SHOWS
     if ended.code == 1 and not (dies or hangs) and any(_reports(line, first) for line in ended.reported):
         return SHOWS
     if ended.code == 0:
@@ -165,6 +167,13 @@ def said_of(result: Result, ended: Ended, limit: float) -> str:
         return f"it reports another difference: {ended.reported[0][:200]}"
     said = ended.last[-1][:200] if ended.last else "nothing is printed"
     return f"it ends with exit code {ended.code}: {said}"
+
+
+def _loses(line: str, headline: Failure) -> bool:
+    """Whether a line reports the error with which the headline's device was lost."""
+    _, lost, error = headline.actual.partition(f"{LOST} (")
+    kind, _, text = error.removesuffix(")").partition(": ")
+    return bool(lost) and f"got {kind} (" in line and text in line
 
 
 def _reports(line: str, headline: Failure) -> bool:

@@ -27,7 +27,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.record.errors import TargetError
+from conformance.record.errors import DeviceLost, TargetError
 from conformance.record.files import write_atomic
 from conformance.run.messages import COMPILING, Done, ExitReason, Limits
 from conformance.run.worker_log import limited, redirected
@@ -121,8 +121,8 @@ def loaded(target: str) -> Target:
 def perform(message: bytes) -> bytes:
     """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
 
-    The process ends if the task exceeds its time or memory, or ends the interpreter. The interrupted work, such as an
-    import, is half done then.
+    The process ends if the task exceeds its time or memory, loses the device, or ends the interpreter. The interrupted
+    work, such as an import, is half done then.
     """
     try:
         path, function, args = pickle.loads(message)
@@ -131,6 +131,9 @@ def perform(message: bytes) -> bytes:
         return _answered(function, args)
     except (UnitTimeout, MemoryError) as error:
         _write({"reason": ExitReason.TIMEOUT if isinstance(error, UnitTimeout) else ExitReason.MEMORY})
+        os._exit(1)
+    except DeviceLost as error:
+        _write({"lost": str(error)})
         os._exit(1)
     except (SystemExit, KeyboardInterrupt):
         os._exit(1)

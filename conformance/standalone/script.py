@@ -23,6 +23,9 @@ from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 if TYPE_CHECKING:
     from conformance.standalone.oracles import Mismatch
 
+CPU = '"cpu"'
+"""torch CPU, as a script names it."""
+
 MARKER = "# The full comparison: exit code 1 where anything differs that is judged, 0 where nothing does."
 """Separates the bug in plain torch from the functions that each script carries."""
 
@@ -130,7 +133,7 @@ def render(
     """Return the script. `about` is its docstring, which may hold any text, and `notes` are comments after the marker.
     `setup` is the target's `script()`. `mismatch` selects the printed answer; None prints all results. `options` are
     further arguments of `compare`, as expressions, and `roots` the carried functions that they name."""
-    names = {"transform": "transform", "MODE": "mode"}
+    names = {"transform": "transform", "MODE": "mode", "ON": "on"}
     chosen = {key: name for name, key in names.items() if name in defined(setup)}
     chosen |= {"transform": bug.transform} if "transform" in chosen else {}
     chosen |= {"call": bug.call} if bug.call else {}
@@ -227,11 +230,14 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
     if bug.relation:
         run, on, label, pushes = "run", "device", "name", False
         transform = bug.transform if "transform" in defined(setup) else ""
-        yield 'device = "cpu"' if transform else "device = DEVICE"
+        yield f"device = {('ON' if 'ON' in defined(setup) else CPU) if transform else 'DEVICE'}"
         other, own = (f"{transform}({name})" if transform else name for name in ("related", "program"))
         yield f'for name, run in ("{bug.relation}", {other}), ("as written", {own}):'
         if "MODE" in defined(setup):
             yield "    with MODE:"
+    elif {"transform", "ON"} <= defined(setup):
+        run, on, label = "run", "device", "name"
+        yield f'for name, device, run in ("cpu", "cpu", program), (DEVICE, ON, {bug.transform}(program)):'
     elif "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"
         if bug.call or uses_device(bug.program):
@@ -337,8 +343,8 @@ def uses_device(text: str) -> bool:
 
 @functools.cache
 def defined(text: str) -> frozenset[str]:
-    """Return the names that a text defines at its top level, such as `DEVICE`, `MODE` and `transform` in a target's
-    `script()`."""
+    """Return the names that a text defines at its top level, such as `DEVICE`, `ON`, `MODE` and `transform` in a
+    target's `script()`."""
     try:
         body = ast.parse(text).body
     except SyntaxError:  # the text is the target's; running the script shows the error

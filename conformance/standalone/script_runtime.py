@@ -153,6 +153,7 @@ def compare(
     undefined: tuple[str, ...] = (),
     tolerance: Tolerance | None = None,
     transform: Callable[[Any], Any] | None = None,
+    on: str = "cpu",
     mode: Any = None,
     call: Callable[[Any, dict[str, Any]], Any] = plain_call,
     apart: Callable[[Any], Any] = lambda tree: tree,
@@ -162,20 +163,21 @@ def compare(
     """Run `program` on the CPU, then on the device, transformed, or under the mode. Print the differences, and where
     the inputs and the differing tensors lie in their storages. Return the differences.
 
-    `exact` names must agree to the bit. Mismatches that start with an entry of `undefined` are ignored. `tolerance` is
-    OpInfo's. `call` runs the program. `apart` splits sparse tensors into their parts. `by_set` says that the device has
-    `set_`. A `related` program runs on the device too, and its answers are expected in place of the CPU's.
+    A transformed program receives inputs `on` this device. `exact` names must agree to the bit. Mismatches that start
+    with an entry of `undefined` are ignored. `tolerance` is OpInfo's. `call` runs the program. `apart` splits sparse
+    tensors into their parts. `by_set` says that the device has `set_`. A `related`
+    program runs on the device too, and its answers are expected in place of the CPU's.
     """
     if related is None:
         with without_modes():  # a device may have pushed modes permanently
             want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     else:
         with mode or contextlib.nullcontext():
-            run, on = (raising_inner(transform(related)), "cpu") if transform else (related, device)
-            want, before, one = facts_of_run(inputs, run, on, call, apart, oracles, by_set)
+            run, at = (raising_inner(transform(related)), on) if transform else (related, device)
+            want, before, one = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
     with mode or contextlib.nullcontext():
-        run, on = (raising_inner(transform(program)), "cpu") if transform else (program, device)
-        got, _, two = facts_of_run(inputs, run, on, call, apart, oracles, by_set)
+        run, at = (raising_inner(transform(program)), on) if transform else (program, device)
+        got, _, two = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
     if related is not None:  # it may leave out results
         missing = {name for kind, name in got.keys() - want.keys() if kind == "structure"}
         got = {key: fact for key, fact in got.items() if key[1] not in missing}

@@ -1,4 +1,4 @@
-"""torch.compile with any registered backend on the CPU: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=...]`.
+"""torch.compile with any registered backend: `compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=...][,device=...]`.
 
 Defines `CompileTarget`. Dynamo may not pass a function to the backend: after a graph break, in a fallback to eager, or
 if it folds a constant. Such a function runs as plain torch CPU and would be compared with itself. The target therefore
@@ -20,7 +20,7 @@ import torch
 
 from conformance.declare.declaration import unsupported
 from conformance.engine.layers import SETTING
-from conformance.engine.registration import options, register, setup
+from conformance.engine.registration import opened, options, register, setup
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
@@ -54,7 +54,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings that attribution changes one at a time, by what the compiler then lacks; the cheapest first."""
 
-FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes|auto]"
+FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes|auto][,device=NAME]"
 
 DYNAMIC = {"no": False, "yes": True, "auto": None}
 """torch.compile's `dynamic` by the option's value; with "auto", a further call with another shape makes sizes
@@ -62,8 +62,9 @@ dynamic."""
 
 
 class CompileTarget(Target):
-    """A program, or an op_db sample, as one compiled function of tensors on the CPU. Inductor draws random numbers with
-    torch's own kernels (`fallback_random`), since its own generators draw other numbers than torch CPU for any seed.
+    """A program, or an op_db sample, as one compiled function of tensors on the CPU or another device, which a probe
+    examines like that of `device:NAME`. Inductor draws random numbers with torch's own kernels (`fallback_random`),
+    since its own generators draw other numbers than torch CPU for any seed.
     """
 
     name = "compile"
@@ -86,15 +87,21 @@ class CompileTarget(Target):
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
-        self.backend, settings = options("compile", argument, ("import", "call", "dynamic"), FORM)
+        self.backend, settings = options("compile", argument, ("import", "call", "dynamic", "device", "without"), FORM)
         dynamic = settings.get("dynamic", "no")
         if dynamic not in DYNAMIC:
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
         self.module, self.function = settings.get("import", ""), settings.get("call", "")
         self.dynamic = DYNAMIC[dynamic]
+        self.on = settings.get("device", "cpu")
+        self.draws_functions = self.on == "cpu"
+        self.probed = self.on != "cpu" and "without" not in settings
+        self.without(frozenset(settings.get("without", "nothing").split("+")) - {"nothing"})
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
-        self.siblings = tuple(f"compile:{name}{f',dynamic={dynamic}' * (dynamic != 'no')}" for name in every)
+        kept = [f",{key}={value}" for key, value in settings.items() if key in ("dynamic", "device", "without")]
+        kept += [f",import={self.module}"] * (self.on != "cpu" and bool(self.module))
+        self.siblings = tuple(f"compile:{name}{''.join(kept)}" for name in every)
         self.without_backend = () if self.of_torch else self.siblings
         self.follows_eager = self.of_torch
 
@@ -109,6 +116,7 @@ class CompileTarget(Target):
     def prepare(self) -> None:
         """Register the backend, find it, and compile one function with it. Raises TargetError."""
         register(self.module, self.function, f"the backend {self.backend!r}")
+        self.device = opened(self.on, self.module, self.function)
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
         if self.backend not in known:
@@ -124,7 +132,7 @@ class CompileTarget(Target):
             self._compile = torch_compat.compiler_backend(self.backend)
             self._attempt = torch_compat.run_eagerly(super().attempt)
             with self.capture() as seen:
-                self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3))
+                self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3, device=self.device))
         except Exception as error:  # a third-party compiler may raise anything
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
             raise TargetError(
@@ -223,6 +231,7 @@ class CompileTarget(Target):
         lines = setup(self.module, self.function, self.profile.environment if self.profile else {})
         if self.backend == "inductor":
             lines += "import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n"
+        lines += f"ON = {self.on!r}\n" * (self.on != "cpu")
         return lines + (
             f"DEVICE, transform = {self.backend!r}, torch.compile(backend={self.backend!r}, dynamic={self.dynamic})\n"
             "torch._logging.set_logs(all=50)  # no log lines"

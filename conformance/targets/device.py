@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import torch
-
-from conformance.engine.registration import options, register, setup
+from conformance.engine.registration import opened, options, register, setup
 from conformance.engine.target import Target
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.standalone import torch_compat
 from conformance.standalone.modes import take_modes
 
 FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda or device:mps"
@@ -62,20 +59,7 @@ class DeviceTarget(Target):
 
     def _load(self) -> None:
         register(self.module, self.function, f"device {self.device_name!r}")
-        try:
-            self.device = torch.device(self.device_name)
-        except RuntimeError as error:
-            known = ", ".join(torch_compat.device_names())
-            call = "" if self.function else "; a module may also want a call, call=FUNCTION"
-            write = f"write device:{self.device_name},import=MODULE, where MODULE registers it"
-            hint = f" after the import: it knows {known}{call}" if self.module else f": {write}, or choose from {known}"
-            raise TargetError(f"torch knows no device {self.device_name!r}{hint}") from error
-        try:
-            torch.empty(1, device=self.device)
-        except Exception as error:  # a third-party backend may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            hint = "; its module may also want a call, call=FUNCTION" if self.module and not self.function else ""
-            raise TargetError(f"torch has no usable device {self.device_name!r} here: {reason}{hint}") from error
+        self.device = opened(self.device_name, self.module, self.function)
 
     def script(self) -> str:
         """Return the code that registers the device, if any, and its name."""

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,12 +15,12 @@ from conformance.engine.executor import Executor
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
-from conformance.program.model import Input, Program, Storage
+from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import UNCAPTURED, judge_program
 from conformance.record.errors import TargetError
 from conformance.record.measurements import COMPILED, NOT_COMPILED, PARTLY
-from conformance.record.result import Result
+from conformance.record.result import Outcome, Result, load
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -229,6 +230,8 @@ class TestCompileSpec:
             ),
             ("compile:aot_eager,impotr=x", r"is not understood \(it has no option 'impotr'\): write compile:NAME"),
             ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
+            ("compile:aot_eager,device=cdua", "knows no device 'cdua'"),
+            ("compile:aot_eager,device=cuda", "no usable device 'cuda' here"),
             ("compile:", "is not understood: write compile:NAME"),
             ("compile:eager,import=not_there", "No module named 'not_there'"),
             ("compile:eager,import=liars,call=not_there", "has no function 'not_there'"),
@@ -244,6 +247,62 @@ class TestCompileSpec:
         Path(PLANTED, "liars.py")  # registers when it is imported; `off_by_one` is called with no tensor
         with pytest.raises(TargetError, match="off_by_one"):
             load_target("compile:eager,import=liars,call=off_by_one")
+
+
+class TestCompileOnADevice:
+    """`compile:NAME,device=DEVICE`: the inputs move, and the compiled function runs there."""
+
+    SPEC = "compile:aot_eager,device=tiny,import=conformance.backend"
+
+    def test_it_is_probed_like_a_device(self) -> None:
+        """The features of the device are unknown, unlike those of the CPU. Its layers run on the same device."""
+        target = describe_target(self.SPEC)
+        assert (target.probed, target.compiles, target.draws_functions) == (True, True, False)
+        assert target.siblings == ("compile:eager,device=tiny,import=conformance.backend",)
+        known = describe_target(f"{self.SPEC},without=random+version")
+        assert (known.probed, known.lacks) == (False, {"random", "version"})
+        assert "version" not in known.oracles
+        assert not describe_target("compile:aot_eager").probed
+
+    def test_the_function_runs_there(self) -> None:
+        """The compiler sees tensors of the device, the result is judged, and so is a factory in the function."""
+        target, places = load_target(f"{self.SPEC},without=nothing"), set[str]()
+        transform = target.transform
+
+        def noting(function: Any) -> Any:
+            compiled = transform(function)
+            return lambda *inputs: [places.update(one.device.type for one in inputs), compiled(*inputs)][1]
+
+        target.transform = noting  # type: ignore[method-assign]
+        ones = Step("op_db:ones", ([2, 3],), {"device": {"device": 0}}, ("c",))
+        verdict = judge_program(PROGRAM.with_steps((*PROGRAM.steps, ones)), target)
+        assert (verdict.mismatches, verdict.unsupported, places) == ((), "", {"tiny"})
+        assert "ON = 'tiny'" in target.script()
+
+
+class TestLostDevice:
+    """An error that leaves the device unusable ends the worker, since every later answer would be wrong."""
+
+    PROGRAMS: ClassVar[dict[str, str]] = {"exp": "exp", "sort": "op_db:msort", "neg": "neg"}
+
+    @pytest.mark.timeout(120)
+    def test_a_campaign_goes_on(self, tmp_path: Path) -> None:
+        """The program that lost the device is a crash with the device's error; the programs after it pass."""
+        (tmp_path / "corpus").mkdir()
+        for name, op in self.PROGRAMS.items():
+            program = Program(PROGRAM.storages, PROGRAM.inputs, (Step(op, (tensor("a"),), out=("b",)),))
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
+        words = [sys.executable, "-m", "conformance", "fuzz", "--target", "device:toy,import=toy_device"]
+        words += ["--programs", "0", "--corpus", "corpus", "--reports", str(tmp_path), "-n", "1"]
+        env = {"PYTHONPATH": f"{ROOT}:{PLANTED}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        env["TOY_FAULTS"] = "lost_after_sort"
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+        assert done.returncode == 1, done.stdout + done.stderr
+        run = load(tmp_path / "fuzz.json")
+        assert [result.outcome for result in run.unexpected] == [Outcome.CRASH]
+        assert "was lost (RuntimeError: toy error: assertion failed in sort)" in str(run.unexpected[0].failures[0])
+        assert "2 passed, 1 failed" in done.stdout
+        assert "1 of 1 script shows its headline" in done.stdout
 
 
 def test_nothing_else_runs_anything_on_a_target() -> None:

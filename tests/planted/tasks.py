@@ -13,6 +13,7 @@ from pathlib import Path
 
 from conformance.engine.kernel_tables import needing
 from conformance.engine.target import Target
+from conformance.record.errors import DeviceLost
 from conformance.run.messages import COMPILING
 from conformance.run.worker import keep, loaded, step, unit
 
@@ -49,6 +50,12 @@ def fails_to_keep_where(mark: str, folder: str) -> str:
     if Path(mark).exists() and os.path.samefile(os.environ.get("TMPDIR", "/tmp"), mark):
         raise OSError(errno.ENOSPC, "No space left on device")
     return folder
+
+
+def loses_the_device() -> None:
+    with unit("a program"):
+        step("4")
+        raise DeviceLost("RuntimeError: assertion failed")
 
 
 def segfaults() -> None:

@@ -24,6 +24,9 @@ LUCKY_MEMORY = "lucky_memory"
 UNWRITTEN = 99
 NO_FILL = "no_fill_"
 """Fault: the device lacks `fill_`."""
+LOST = "lost_after_sort"
+"""Fault: `sort` fails, and after it every operator fails until the process ends."""
+ALL = (*FAULTS, LUCKY_MEMORY, NO_FILL, LOST)
 CPU, EXTENSION = 1, 12
 """DLPack's device types."""
 
@@ -35,8 +38,8 @@ def chosen() -> frozenset[str]:
     """The faults that `TOY_FAULTS` selects. Raises ValueError for an unknown name."""
     names = os.environ.get("TOY_FAULTS", ",".join(FAULTS))
     faults = frozenset(filter(None, names.split(",")))
-    if not faults <= {*FAULTS, LUCKY_MEMORY, NO_FILL}:
-        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join((*FAULTS, LUCKY_MEMORY, NO_FILL))}")
+    if not faults <= {*ALL}:
+        raise ValueError(f"TOY_FAULTS={names}: choose from {', '.join(ALL)}")
     return faults
 
 
@@ -112,10 +115,17 @@ lost: list[torch.Tensor] = []
 """The source of the last lost copy, on the CPU."""
 
 
+broken: list[str] = []
+"""The operator that broke the device, if one did."""
+
+
 def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the CPU with the selected faults."""
     faults, name, call = chosen(), op.overloadpacket.__name__, Call()
     raw_args, raw_kwargs = tree_map(call.host, args), tree_map(call.host, kwargs)
+    if LOST in faults and (name == "sort" or broken):
+        broken.append(name)
+        raise RuntimeError(f"toy error: assertion failed in {broken[0]}")
     if name == NO_FILL.removeprefix("no_") and NO_FILL in faults:
         raise NotImplementedError("fill_ on toy")
     if name == "_copy_from":  # every `copy_` from, to or within the device

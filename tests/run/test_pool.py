@@ -47,6 +47,7 @@ class TestDeaths:
             (tasks.killed, ExitReason.CRASH, "SIGKILL (out of memory?)", ()),
             (tasks.sleeps, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
             (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
+            (tasks.loses_the_device, ExitReason.CRASH, "was lost (RuntimeError: assertion failed)", ("4",)),
         ],
     )
     def test_each_is_told(

@@ -13,7 +13,7 @@ from conformance.record.errors import UsageError
 from conformance.record.finding import Finding
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
-from conformance.run import scripts
+from conformance.run import messages, scripts
 from conformance.run.processes import can_fork
 from conformance.run.script_process import run_alone
 from conformance.run.scripts import NO_SCRIPT_CAN, confirm, said_of
@@ -77,6 +77,13 @@ class TestSaidOf:
         assert said("import os; os.kill(os.getpid(), 11)", "crash", "the program", **dies) == SHOWS
         assert said("import os; os.kill(os.getpid(), 6)", "crash", "the program", **dies) != SHOWS
         assert said(SAID.format("crash of the program: expected 1", 1), "crash", "the program", **dies) != SHOWS
+
+    def test_of_a_lost_device(self) -> None:
+        """The script of a program that lost the device must show the error that did it."""
+        dies = {"expected": "an answer", "actual": f"{messages.LOST} (RuntimeError: assertion failed in sort)"}
+        shown = "error of the whole run: expected no error, got RuntimeError ({})"
+        assert said(SAID.format(shown.format("assertion failed in sort"), 1), "crash", "the program", **dies) == SHOWS
+        assert said(SAID.format(shown.format("out of memory"), 1), "crash", "the program", **dies) != SHOWS
 
     def test_of_a_hang(self) -> None:
         """A script of a hang must exceed the limit, and any other script must not; its children end with it."""

@@ -87,7 +87,7 @@ def from_host(data: Any, dtype: DType, device: str) -> UOp:
         if host_addressable(device):
             buffer.as_memoryview(force_zero_copy=True, no_sync=False)[:] = data.cast("B")
         else:
-            buffer.copy_from(Buffer("PYTHON", size, dtype, opaque=data.cast("B")))
+            buffer.allocator._copyin(buffer._buf, data.cast("B"))  # `Buffer.copy_from` builds a graph for each copy
         COUNTERS.copies_in += 1
         COUNTERS.bytes_in += data.nbytes
         if trace.LISTENERS:
@@ -135,4 +135,8 @@ def to_host(value: UOp, needed: int | None = None) -> memoryview:
         COUNTERS.bytes_out += moved
         if trace.LISTENERS:
             trace.notify(trace.Copy("out", moved))
-        return buffer.as_memoryview(force_zero_copy=True) if addressable else buffer.as_memoryview()
+        if addressable:
+            return buffer.as_memoryview(force_zero_copy=True)
+        data = memoryview(bytearray(buffer.nbytes))
+        buffer.allocator._copyout(data, buffer._buf)
+        return data

@@ -21,14 +21,21 @@ from .integer_bounds import may_wrap
 from .number_formats import bfloat16_bits
 from .patch import Patch
 
-for _renderer in ("CStyleLanguage", "ClangRenderer"):
+TABLES = {
+    name: value
+    for name, value in vars(cstyle).items()
+    if isinstance(value, type) and issubclass(value, CStyleLanguage) and "code_for_op" in vars(value)
+}
+"""The renderers with an operator table of their own, by name."""
+
+for _renderer in TABLES:
     Patch(
         f"tinygrad.renderer.cstyle:{_renderer}.code_for_op[SUB]",
         "a - (-b) was written a--b.",
         "test_c_source.py::test_a_negative_constant_is_subtracted",
     ).apply(lambda a, b, dtype: f"({a}- {b})")
 
-for _renderer in ("CStyleLanguage", "ClangRenderer"):
+for _renderer in TABLES:
     Patch(
         f"tinygrad.renderer.cstyle:{_renderer}.code_for_op[NEG]",
         "-(-x) was written --x, which is no value.",

@@ -188,7 +188,7 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
             (*args.without, *declared),
             held(dtypes, target),
             lacking=target.profile.operators if target.profile else (),
-            compiled=target.compiles,
+            compiled=target.draws_functions,
         ),
         args.jobs,
         Path(args.reports),

@@ -26,6 +26,9 @@ from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import MARKER, leaves, map_leaves, storage_key, tensors
 from conformance.standalone.torch_compat import op_db_outside_tests
 
+ACCELERATORS = ("cuda", "mps", "xpu")
+"""torch's own devices beside the CPU."""
+
 
 @dataclass
 class Sample:
@@ -77,6 +80,12 @@ class KeptOnCpu(TorchFunctionMode):
         return result
 
 
+def _on_the_target(leaf: Any) -> Any:
+    """Return the sampling device for an accelerator of torch. On a machine with a GPU, some samples name it."""
+    device = leaf.type if isinstance(leaf, torch.device) else leaf
+    return MARKER if isinstance(device, str) and device.partition(":")[0] in ACCELERATORS else leaf
+
+
 def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int | None) -> Iterator[Sample]:
     """Yield up to `limit` samples of an OpInfo, drawn lazily on the CPU with OpInfo's own seeds."""
     if variant in CHANGED:
@@ -108,6 +117,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
             return
         source = item.sample_input if variant == "error_inputs" else item
         sample = Sample(index, source.input, tuple(source.args), dict(source.kwargs), set(mode.alive))
+        sample.take(map_leaves(sample.tree, _on_the_target))
         if source.output_process_fn_grad.__qualname__ != "SampleInput.__init__.<locals>.<lambda>":
             sample.process = source.output_process_fn_grad
         if variant == "error_inputs":

@@ -41,6 +41,21 @@ class TestSampling:
         sent = moved(sample.tree, Meta().send, torch.device("meta"), sample.kept)
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
 
+    def test_an_accelerator_stands_for_the_target(self, cpu: Any, monkeypatch: Any) -> None:
+        """With a GPU, OpInfo samples `zeros_like(x, device="cuda")`, whose reference was then on no CPU: fourteen
+        operators failed in the harness itself."""
+        import torch
+
+        from conformance.sources.opinfo.catalog import find
+        from conformance.sources.opinfo.sampling import samples
+        from conformance.standalone.moving import MARKER
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        drawn = [*samples(find(case("zeros_like")), "forward", torch.float32, "as_sampled", None)]
+        devices = [sample.kwargs["device"] for sample in drawn if "device" in sample.kwargs]
+        assert devices.count(MARKER) > 1
+        assert {*devices} == {MARKER, "cpu"}
+
     def test_a_meta_tensor_among_wrong_inputs(self, cpu: Any) -> None:
         """A meta tensor among error inputs is no failure. Regression test: gradient's error inputs contain a meta
         tensor, which cannot be moved, and the harness itself failed."""

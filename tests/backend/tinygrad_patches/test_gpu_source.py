@@ -1,0 +1,57 @@
+"""Source for GPUs, and pointers that their kernels receive."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tinygrad.dtype import dtypes
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+import conformance.backend  # noqa: F401 - applies the patches
+from conformance.backend.tinygrad_patches import c_source, gpu_source
+
+DIVIDES = """
+import conformance.backend, torch
+x = torch.arange(6.0).to("tiny")
+(x[1:] / 3 - x[:-1].to(torch.float64)).cpu()
+"""
+
+
+@pytest.mark.parametrize("renderer", c_source.TABLES)
+def test_a_quotient_rounds_once(renderer):
+    """Every renderer in C writes a quotient of floats. Those for GPUs had none, so each division failed on a GPU."""
+    assert c_source.TABLES[renderer].code_for_op[Ops.FDIV]("a", "b", dtypes.float32) == "(a/b)"
+
+
+def test_a_device_apart_from_the_host():
+    """A division compiles for a device with memory of its own. tinygrad's device NULL renders kernels and runs none."""
+    environment = {**os.environ, "DEV": "NULL", "NULL_ALLOW_COPYOUT": "1"}
+    done = subprocess.run([sys.executable, "-c", DIVIDES], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_cuda_rounds_each_product(monkeypatch):
+    """CUDA's compiler must not fuse a product and a sum, and the source says so, since it is the key of a cache."""
+    seen = []
+    monkeypatch.setattr(gpu_source._COMPILE, "original", lambda self, source: seen.append(self.compile_options) or b"")
+    compiler = SimpleNamespace(compile_options=["-arch"])
+    a = UOp.const(2.0, dtypes.float32)
+    for product in (a * UOp.variable("x", 0, 9).cast(dtypes.float32), a):
+        monkeypatch.setattr(gpu_source._RENDER, "original", lambda self, uops: "kernel")
+        NVRTCCompiler.compile(compiler, gpu_source._render(None, list(product.toposort())))
+    assert seen == [["-arch", "--fmad=false"], ["-arch"]]
+    assert compiler.compile_options == ["-arch"]
+
+
+@pytest.mark.parametrize(("device", "parts"), [("CUDA", {4: 4, 8: 8}), ("CPU", {1: 1, 2: 2, 3: 3, 4: 4, 8: 8})])
+def test_only_aligned_parts_are_views(device, parts):
+    """A GPU loads a vector only from an aligned address, so a kernel gets no pointer to x[1:] there."""
+    buffer = UOp.new_buffer(device, 16, dtypes.float32)
+    views = {n: buffer.shrink(((n, 16),)).contiguous_view_offset() for n in (1, 2, 3, 4, 8)}
+    assert {n: offset for n, offset in views.items() if offset is not None} == parts
