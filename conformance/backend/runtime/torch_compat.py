@@ -91,6 +91,8 @@ deterministic_algorithms_warn_only: Callable[[], bool] = lookup("torch._C:_get_d
 mkldnn_enabled: Callable[[], bool] = lookup("torch._C:_get_mkldnn_enabled")
 parse_key: Any = lookup("torch._C:_parse_dispatch_key")
 decomposition_table: dict[Any, Callable[..., Any]] = lookup("torch._decomp:decomposition_table")
+forward_ad: Any = lookup("torch.autograd.forward_ad")
+_FORWARD_AD_LEVEL = lookup("torch.autograd.forward_ad:_current_level")
 _OF_OVERLOADS = lookup("torch:ops.aten.alias.default._op_dk"), lookup("torch:ops.aten.alias.default._schema")
 from torch._ops import OpOverload  # noqa: E402, F401 - a type, so not by `lookup`
 

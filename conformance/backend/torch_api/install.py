@@ -6,6 +6,7 @@ the decomposed ones, except references: those are written in prims, which call t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,10 +18,27 @@ from ..dispatch import fallback, schema_kernels, sparse, transfer, views
 from ..runtime import torch_compat
 from ..runtime.lock import locked
 
-# Operators that torch differentiates only once on devices with a separate dropout, computed by operators that it
-# differentiates any number of times.
+VIEW_KEYS: Any = torch_compat.DispatchKeySet(torch_compat.parse_key("ADInplaceOrView")).add(
+    torch_compat.parse_key("AutogradPrivateUse1")
+)
+"""The keys whose kernels record that a result is a view."""
+
+
+def max_pool1d(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch's composite kernel, whose result is a view of a tensor that the caller never sees. torch CPU has a kernel
+    without gradients, and its result is no view."""
+    recorded = torch_compat.forward_ad._current_level >= 0 or (self.requires_grad and torch.is_grad_enabled())
+    with contextlib.nullcontext() if recorded else torch_compat.exclude_keys(VIEW_KEYS):
+        composite = torch.ops.aten.max_pool1d.default._op_dk
+        result: torch.Tensor = composite(torch_compat.DispatchKey.CompositeImplicitAutograd, self, *args, **kwargs)
+    return result
+
+
+# Kernels above the device's own. torch differentiates `native_dropout_backward` only once on devices with a separate
+# dropout, and the operators in its place any number of times.
 DIFFERENTIATED: dict[str, Callable[..., Any]] = {
-    "native_dropout_backward": lambda grad_output, mask, scale: torch.mul(grad_output, mask) * scale
+    "native_dropout_backward": lambda grad_output, mask, scale: torch.mul(grad_output, mask) * scale,
+    "max_pool1d": max_pool1d,
 }
 # torch's kernel for all devices reads host memory, and on the CPU writes to its argument, against its schema.
 FUNCTIONAL: dict[str, Callable[..., Any]] = {
