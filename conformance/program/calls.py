@@ -163,6 +163,9 @@ def resolved(
     after the wrong one are removed."""
     if verdict.call is None or not verdict.mismatches:
         return program, verdict
+    if verdict.call == 0:  # it ran before the others
+        alone = call_of(program, 0)
+        return alone, one_call.located(alone, Verdict(verdict.mismatches, sides=verdict.sides), target, watch)
     alone = call_of(program, min(verdict.call, len(program.calls)) if verdict.change != KEPT else 0)
     first = one_call.judge_program(alone, target, watch=watch)
     if first.mismatches:

@@ -174,6 +174,11 @@ def judge_program(
         return _step_by_step(program, target, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
+    return located(program, verdict, target, watch)
+
+
+def located(program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None) -> Verdict:
+    """Return a failing verdict with the first bad step. The program runs again, so a failure may vanish."""
     wrong, together = first_bad_step(program, target, watch), False
     if wrong is None:
         wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
@@ -211,15 +216,22 @@ def first_bad_step(
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
     prefixes of the program are compiled as separate functions."""
-    start = program.with_steps(())
-    executor = Executor(target)
-    sent = executor.run(ProgramSubject(start), watch=watch).last
-    moved = compare(reference(start).observation, sent, oracles=target.oracles, exact=True)
-    if moved:
-        return 0, leading(moved)
     if target.transforms_program:
-        return first_bad_beginning(program, target, watch)
-    return _first_wrong(program, target, executor.run(ProgramSubject(program), each=True, watch=watch).observations)
+        wrong = first_bad_beginning(program, target, watch)
+        return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(program, target, watch) or wrong
+    moved = _wrong_inputs(program, target, watch)
+    if moved:
+        return moved
+    seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
+    return _first_wrong(program, target, seen)
+
+
+def _wrong_inputs(program: Program, target: Target, watch: Watch) -> tuple[int, Mismatch] | None:
+    """Return step 0 and a mismatch if the inputs differ before any step."""
+    start = program.with_steps(())
+    sent = Executor(target).run(ProgramSubject(start), watch=watch).last
+    moved = compare(reference(start).observation, sent, oracles=target.oracles, exact=True)
+    return (0, leading(moved)) if moved else None
 
 
 def first_bad_beginning(

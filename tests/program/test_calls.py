@@ -191,6 +191,38 @@ class TestTheVerdict:
         assert (program.calls, program.inputs[0].size, alone.call) == ((), (3, 3), None)
         assert alone.mismatches
 
+    def test_a_wrong_first_call_is_compiled_once_more_for_each_prefix(self) -> None:
+        """The search for the bad step uses the answer of the first call. Each compilation of a failing program takes a
+        compiler 0.2 s; the first call was formerly compiled twice more, and so was a function without steps."""
+        compiled: list[int] = []
+
+        class Doubling(FunctionalizeTarget):
+            """Functionalize that doubles the result of `mul`."""
+
+            def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+                transformed = super().transform(function)
+                compiled.append(len(compiled))
+                return lambda *inputs: {
+                    name: one * 2 if name == "d" else one for name, one in transformed(*inputs).items()
+                }
+
+        target = Doubling()
+        verdict = judge_program(CALLED, target)
+        assert (verdict.call, compiled) == (0, [0])
+        program, alone = resolved(CALLED, verdict, target)
+        assert (program.calls, alone.bad_step, alone.vanished) == ((), 3, False)
+        assert len(compiled) == 1 + 3  # all three steps, the first, the first two
+
+    def test_wrong_inputs_come_before_a_wrong_step(self) -> None:
+        """A transform that falsifies an input is wrong with no step at all."""
+
+        class Spoiling(FunctionalizeTarget):
+            def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+                transformed = super().transform(function)
+                return lambda *inputs: [inputs[0].add_(1), transformed(*inputs)][1]
+
+        assert judge_program(replace(CALLED, calls=()), Spoiling()).bad_step == 0
+
     def test_a_device_makes_the_first_call_only(self) -> None:
         assert judge_program(CALLED, load_target("cpu")).passed
 

@@ -415,8 +415,9 @@ def exhausted(verdict: Verdict) -> bool:
 
 
 def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> FailingProgram:
-    """The failure after a second run, or FLAKY if it does not repeat. The second run is omitted if this process has
-    already confirmed a failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
+    """The failure after a second run, or FLAKY if it does not repeat. The search for the bad step of a transformed
+    function has run the program a second time. The second run is omitted if this process has already confirmed a
+    failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
     reported."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step
@@ -427,7 +428,8 @@ def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: V
         result = replace(result, layer=_unexplained(loaded(shard.plan.target), program, verdict.mismatches)[1])
     if verdict.vanished:
         return result.flaky()
-    if (shard.plan.target, group) not in _Ran.confirmed:
+    again = step is not None and loaded(shard.plan.target).transforms_program
+    if not again and (shard.plan.target, group) not in _Ran.confirmed:
         if _judged(shard, number, part, program, locate=False).passed:
             return result.flaky()
         _Ran.confirmed.add((shard.plan.target, group))
