@@ -194,8 +194,8 @@ def _directed(answers: Answers) -> torch.Tensor:
 
 
 def _tied(answers: Answers) -> torch.Tensor:
-    """Indices that name equal elements of the input on both sides; nan equals nan. Gradients that may be distributed
-    differently among equal elements."""
+    """Indices that name equal elements of the input on both sides, none of them twice; nan equals nan. Gradients that
+    may be distributed differently among equal elements."""
     if answers.of_gradient:
         return _shared(answers, BY_NAN in answers.subject.terms.rules)
     x, want = answers.arguments.input, answers.want
@@ -206,7 +206,8 @@ def _tied(answers: Answers) -> torch.Tensor:
     if any(bool(((index < 0) | (index >= x.shape[dim])).any()) for index in indices):
         return answers.mask()
     one, two = (x.detach().gather(dim, index) for index in indices)
-    return ((one == two) | (one.isnan() & two.isnan())).view(want.shape)
+    twice = (indices[1].sort(dim).values.diff(dim=dim) == 0).any(dim, keepdim=True)
+    return (((one == two) | (one.isnan() & two.isnan())) & ~twice).view(want.shape)
 
 
 def _unordered(answers: Answers) -> torch.Tensor:

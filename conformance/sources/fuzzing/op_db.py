@@ -214,6 +214,8 @@ class Operators:
         if not {operand.dtype for operand in operands} | result_dtypes <= {*self.dtypes}:
             return None
         distinct = undefined.needs_distinct(op.name)
+        if distinct and any(one.dtype == "bool" and math.prod(one.size) > 2 for one in operands):
+            return None  # no distinct elements, and a device may order equal ones as it likes
         classes = DISTINCT if distinct else LAYOUTS
         layout = layout if layout in classes else "contiguous"
         places = []

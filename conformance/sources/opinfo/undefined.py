@@ -41,10 +41,10 @@ def faulty(op: str, variant: str) -> bool:
 
 
 def rules_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the judge's rules for a case. Only cases with special values or changed
-    arguments have any."""
+    """Return the names of the judge's rules for a case: the order of equal elements is open in every case, the other
+    parts with special values or changed arguments."""
     if case.variant not in (*TIERS, *CHANGED):
-        return ()
+        return (TIES,) if declared(case, TIES) else ()
     names = [SPECIAL, *(name for name in RULES if name in UNDEFINED and declared(case, name))]
     names += [LARGE] if TIERS.get(case.variant) in LARGE_TIERS else []
     return (*names, *([SIGNED_ZEROS] if case.variant == "specials_zeros" and not declared(case, ZEROS) else []))

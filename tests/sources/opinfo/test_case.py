@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from conformance.record import names
 from conformance.record.result import Outcome, Result, Run
+from conformance.selftest.faults import Call, Fault
+from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.opinfo import plan
 from tests.run_script import Standalone
 
@@ -248,3 +251,38 @@ class TestSkip:
         assert (declared.outcome, Run("cpu", [declared]).exit_code()) == (Outcome.SKIP, 0)
         passed = judged(result.replace(outcome=Outcome.PASS, failures=()), [entry])
         assert passed.outcome is Outcome.XPASS
+
+
+class TestEqualElements:
+    """torch does not define the order of equal elements unless a sort is stable; CUDA's order of 8000 bools differs."""
+
+    @staticmethod
+    def outcome(op: str, act: Callable[[Call], object]) -> str:
+        target = MutantTarget("zero_ clears the storage")
+        target.mode = Planted(Fault("sort", act, "a test"))
+        return str(run_case(target, op, dtype="bool").outcome)
+
+    @staticmethod
+    def backwards(call: Call) -> object:
+        """Sort with equal elements in opposite order, unless the sort is stable."""
+        t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+        if call.kwargs.get("stable") or not t.numel() or not t.dim():
+            return call.having(0, t)
+        values, indices = call.having(0, t.flip(dim))
+        return values, t.size(dim) - 1 - indices
+
+    @staticmethod
+    def repeated(call: Call) -> object:
+        """Sort with the index of one of the equal elements for each of them."""
+        t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+        values, indices = call.having(0, t)
+        if not t.numel() or not t.dim():
+            return values, indices
+        same = values.gather(dim, torch.zeros_like(indices)) == values
+        return values, torch.where(same, indices.select(dim, 0).unsqueeze(dim), indices)
+
+    def test_any_order_is_right(self) -> None:
+        assert self.outcome("sort", self.backwards) == "PASS"
+
+    def test_an_index_twice_is_wrong(self) -> None:
+        assert self.outcome("sort", self.repeated) == "FAIL"
