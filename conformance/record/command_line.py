@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conformance.record.names import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that reports bad usage in one sentence, of a subcommand's arguments too."""
+    """Parser that reports bad usage in one sentence, of a subcommand's arguments too. A flag has no abbreviations: a
+    later version may add a flag that begins with the same letters."""
+
+    def __init__(self, *names: Any, **options: Any) -> None:
+        super().__init__(*names, **{"allow_abbrev": False, **options})
 
     def takes(self, name: str) -> bool:
         """Whether the command has this flag."""

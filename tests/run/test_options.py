@@ -67,6 +67,7 @@ class TestBadUsage:
         ("words", "sentence"),
         [
             (["--minuts", "3"], "conformance fuzz: there is no flag --minuts; did you mean --minutes"),
+            (["--resum"], "conformance fuzz: there is no flag --resum; did you mean --resume"),
             (["--zzzzz"], "conformance fuzz: there is no flag --zzzzz; --help lists the flags"),
             (["--minutes", "0"], "conformance fuzz: --minutes: 0 is not above 0"),
             (["--seed", "x"], "conformance fuzz: --seed: 'x' is not a whole number"),

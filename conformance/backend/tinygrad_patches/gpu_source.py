@@ -7,7 +7,9 @@ that is not aligned.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
+from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.renderer.cstyle import CUDARenderer
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
@@ -58,6 +60,22 @@ def _compile(self: NVRTCCompiler, src: str) -> bytes:
 
 _RENDER.apply(_render)
 _COMPILE.apply(_compile)
+
+_ELF = Patch(
+    "tinygrad.uop.ops:UOp.to_elf",
+    "OpenCL takes a buffer for a number if its slot is not below the number of buffers, as where a kernel does not read "
+    "one of its operands: 'tuple index out of range' in a sort of one row.",
+    _TEST + "test_arguments_are_numbered_without_gaps",
+)
+
+
+def _numbered(self: UOp) -> TinyELF:
+    binary = _ELF.original(self)
+    signature = [(name, at, *more) for at, (name, _, *more) in enumerate(binary.signature)]
+    return replace(binary, signature=tuple(signature))
+
+
+_ELF.apply(_numbered)
 
 _VIEW = Patch(
     "tinygrad.uop.ops:UOp.contiguous_view",

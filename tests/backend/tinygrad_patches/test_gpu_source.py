@@ -8,7 +8,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
@@ -47,6 +49,14 @@ def test_cuda_rounds_each_product(monkeypatch):
         NVRTCCompiler.compile(compiler, gpu_source._render(None, list(product.toposort())))
     assert seen == [["-arch", "--fmad=false"], ["-arch"]]
     assert compiler.compile_options == ["-arch"]
+
+
+def test_arguments_are_numbered_without_gaps(monkeypatch):
+    """OpenCL takes the buffer of slot 2 for a number if slot 1 is not read, as in a sort of one row."""
+    shapes = [("data0", 0, dtypes.float32, (3,)), ("data2", 2, dtypes.int32, (3,)), ("n", 3, dtypes.int32, ())]
+    binary = TinyELF(b"", "kernel", Target(), tuple(shapes))
+    monkeypatch.setattr(gpu_source._ELF, "original", lambda self: binary)
+    assert [(name, slot) for name, slot, *_ in UOp.to_elf(None).signature] == [("data0", 0), ("data2", 1), ("n", 2)]
 
 
 @pytest.mark.parametrize(("device", "parts"), [("CUDA", {4: 4, 8: 8}), ("CPU", {1: 1, 2: 2, 3: 3, 4: 4, 8: 8})])
