@@ -63,7 +63,7 @@ _COMPILE.apply(_compile)
 
 _ELF = Patch(
     "tinygrad.uop.ops:UOp.to_elf",
-    "OpenCL takes a buffer for a number if its slot is not below the number of buffers, as where a kernel does not read "
+    "OpenCL takes a buffer for a number if its slot is not below the number of buffers, where a kernel does not read "
     "one of its operands: 'tuple index out of range' in a sort of one row.",
     _TEST + "test_arguments_are_numbered_without_gaps",
 )
