@@ -234,16 +234,16 @@ class TestRequest:
 
 @pytest.mark.slow
 @pytest.mark.skipif(ALONE in os.environ, reason="this is the process")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_this_file_alone() -> None:
-    """All tests of this file pass in a process of their own, and none of them is skipped."""
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    """All tests of this file, the slow ones too, pass in a process of their own. Only this one is skipped there."""
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", __file__]
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        line, env={**os.environ, ALONE: "1"}, cwd=root, capture_output=True, text=True, check=False, timeout=280
+        line, env={**os.environ, ALONE: "1"}, cwd=root, capture_output=True, text=True, check=False, timeout=880
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout and "1 skipped" in done.stdout, done.stdout[-500:]
+    assert " 1 skipped" in done.stdout and "deselected" not in done.stdout, done.stdout[-500:]
 
 
 def kernel_by_address(x):
