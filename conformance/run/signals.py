@@ -8,6 +8,7 @@ Later signals are ignored until the report is written.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,7 +27,8 @@ class Stopped(KeyboardInterrupt):
 
 def ends_imports(command: str) -> None:
     """From now on, SIGINT and SIGTERM end this process with one sentence, until `deferred`. During the imports a
-    command has no results to lose, and a KeyboardInterrupt inside an import would print a traceback.
+    command has no results to lose, and a KeyboardInterrupt inside an import would print a traceback. While the
+    interpreter ends, both are ignored: it restores their default, which would replace the exit code.
     """
 
     def leave(number: int, _: object) -> None:
@@ -35,6 +37,12 @@ def ends_imports(command: str) -> None:
 
     for each in SIGNALS:
         signal.signal(each, leave)
+    atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -46,8 +54,7 @@ def deferred() -> Iterator[None]:
 
     def ask(number: int, _: object) -> None:
         _asked.append(number)
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        _ignore()
 
     _asked.clear()
     before = {each: signal.signal(each, ask) for each in SIGNALS}

@@ -106,6 +106,22 @@ class TestCtrlC:
         code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
         assert (code, errors.count("\n")) == (130, 1), errors
 
+    @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+    def test_while_the_interpreter_ends(self, number: str) -> None:
+        """The exit code is the command's own. Regression test: the signal ended a process that had reported its
+        result, since the interpreter restores the default handlers before it deletes the modules."""
+        lines = [
+            "import os, signal, sys",
+            "from conformance.run.signals import ends_imports",
+            "class Last:",
+            f"    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.{number}): kill(own, number)",
+            "ends_imports('conformance opinfo')",
+            "last = Last()",
+            "sys.exit(2)",
+        ]
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (2, b"")
+
     @pytest.mark.parametrize(("name", "done"), [("fuzz", '"following": [1-9]'), ("conformance opinfo", '"outcome"')])
     def test_sigterm_to_all(self, name: str, done: str, tmp_path: Path) -> None:
         """The exit code is 143. A process killed by the signal is no finding, even if a worker dies before the command
