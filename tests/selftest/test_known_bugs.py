@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.engine.layers import LOWERING
 from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
@@ -182,5 +183,5 @@ class TestRepros:
             assert repros.runs(bug, forks=forks)
             assert not repros.runs(bug, fixed=True, forks=forks)
             for part in bug.parts:
-                assert part.startswith((*DECISIVE, SETTING))
+                assert part.startswith((*DECISIVE, LOWERING, SETTING))
                 assert not repros.runs(bug, part, forks=forks), part
