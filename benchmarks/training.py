@@ -4,9 +4,9 @@ Each way runs in a separate process: tiny eager; tiny with the loss and the opti
 (`torch.compile(backend="tiny")`); tiny with the whole step, `backward` included, compiled as one graph; torch CPU;
 plain tinygrad; tinygrad with TinyJit; with ``--cuda`` torch on the GPU, by a Python whose torch supports it; and with
 ``--peer`` tinygrad's own torch backend from a checkout. tinygrad's variable ``DEV`` names the device of tiny and
-tinygrad. The networks, batch 32: an MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers.
-The ratios are the meaningful figures. Times are medians of the steps after a dozen; memory is the most that tinygrad's
-buffers held in a step.
+tinygrad; with ``DEV=NULL NULL_ALLOW_COPYOUT=1`` no kernel runs, and the host's part is left. The networks, batch 32: an
+MLP 784-128-128-10, a batch-norm CNN on 28x28 images, and a GPT with two layers. The ratios are the meaningful figures.
+Times are medians of the steps after a dozen; memory is the most that tinygrad's buffers held in a step.
 
 Usage: ``python benchmarks/training.py [--steps N] [--rounds N] [--net NAME] [--optimizer NAME] [--peer PATH]``
        ``python benchmarks/training.py --flat 2000`` for the deciles of time and memory over 2000 eager steps
@@ -297,7 +297,8 @@ def one(way: str, net: str, optimizer: str, steps: int, peer: str | None) -> dic
     first = train()
     kernels = sys.modules["tinygrad.helpers"].GlobalCounters if "tinygrad.helpers" in sys.modules else None
     runs = list(measured(train, steps))
-    assert runs[-1][2] < first, f"{way} does not learn: {first} to {runs[-1][2]}"
+    if not os.environ.get("DEV", "").startswith("NULL"):
+        assert runs[-1][2] < first, f"{way} does not learn: {first} to {runs[-1][2]}"
     before = kernels.kernel_count if kernels else 0
     train()
     count = (kernels.kernel_count if kernels else 0) - before
