@@ -1,5 +1,6 @@
-"""A target whose faults show at large sizes: torch CPU with three changes. A clone holds ten extra copies. A comparison
-is wrong after element 2^25, or after 2^31 of a larger tensor. A float32 sum is accumulated sequentially."""
+"""A target whose faults show at large sizes: torch CPU with three changes. A clone holds ten extra copies, or six if
+they have more than 2^31 bytes. A comparison is wrong after element 2^25, or after 2^31 of a larger tensor. A float32
+sum is accumulated sequentially."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Oversized(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.clone:
-            _ = [result + 0 for _ in range(10)]
+            _ = [result + 0 for _ in range(10 if result.nbytes < 2**31 else 6)]
         if func.__name__ in ("eq", "__eq__") and result.numel() > 2**25:
             result[2**31 + 1 if result.numel() > 2**31 else 2**25 + 1 :].logical_not_()
         if func is torch.Tensor.sum and args[0].dtype is torch.float32 and not args[0].requires_grad:
