@@ -106,7 +106,8 @@ def _placed(
             storages[at] = _longer(storages[at], layout.cells)
         else:
             at = len(storages)
-            storages.append(filled(one.dtype, one.values, layout))
+            # An empty tensor with an offset lies within its storage, as x[2:2] does, so that views can build it.
+            storages.append(_longer(filled(one.dtype, one.values, layout), layout.offset))
         name = _name(first + len(inputs))
         wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
         inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))

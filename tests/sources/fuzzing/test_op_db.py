@@ -84,6 +84,15 @@ class TestDrawing:
         assert len(ordered) > 5
         assert not [row for row in ordered if row[1] == "bool" and row[2] > 2]
 
+    def test_an_empty_input_lies_within_its_storage(self, drawn):
+        """As `x[2:2]` does: no view reaches an offset behind the end of a storage, so a device without `as_strided`
+        ran fewer programs."""
+        empty = [
+            (one, program.storages[one.storage]) for program in drawn[0] for one in program.inputs if 0 in one.size
+        ]
+        assert any(one.offset for one, _ in empty)
+        assert not [(one, storage) for one, storage in empty if one.offset > storage.size]
+
     def test_a_program_is_the_same_again_and_as_json(self, drawn):
         for number in (0, 40, 80):
             again = Drawing().numbered(0, number)
