@@ -218,10 +218,10 @@ class Executor:
                 seen.append(Observation(error=Raised.of(error.__cause__ or error)))
             except Exception as error:
                 seen.append(Observation(error=Raised.of(error)))
+        measured = growth(counters, target.counters())  # without the calls of the check below
         raised = seen[-1].error if seen else None
         if raised is not None and target.device.type != "cpu" and target.is_lost():
             raise DeviceLost(f"{raised.kind}: {raised.text}".partition("\n")[0])
-        measured = growth(counters, target.counters())
         return Execution(tuple(seen), failed, capture, outcome, inputs, measured=measured)
 
     def _rehearse(self, subject: Subject, each: bool) -> None:

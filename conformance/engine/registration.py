@@ -70,15 +70,15 @@ def register(module: str, function: str, what: str) -> None:
         ) from error
 
 
-def opened(name: str, module: str = "", function: str = "") -> torch.device:
-    """Return the device of this name, which `module` has registered, after one tensor was created on it. Raises
-    TargetError."""
+def opened(name: str, module: str, function: str, spec: str) -> torch.device:
+    """Create one tensor on the device of this name, which `module` may have registered, and return the device. Raises
+    TargetError, which names the `spec` to write."""
     call = "" if function else "; a module may also want a call, call=FUNCTION"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         known = ", ".join(torch_compat.device_names())
-        write = f"write device:{name},import=MODULE, where MODULE registers it"
+        write = f"write {spec},import=MODULE, where MODULE registers it"
         hint = f" after the import: it knows {known}{call}" if module else f": {write}, or choose from {known}"
         raise TargetError(f"torch knows no device {name!r}{hint}") from error
     try:

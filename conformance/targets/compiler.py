@@ -116,7 +116,8 @@ class CompileTarget(Target):
     def prepare(self) -> None:
         """Register the backend, find it, and compile one function with it. Raises TargetError."""
         register(self.module, self.function, f"the backend {self.backend!r}")
-        self.device = opened(self.on, self.module, self.function)
+        spec = f"compile:{self.backend},device={self.on}"
+        self.device = opened(self.on, self.module, self.function, spec)
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
         if self.backend not in known:

@@ -59,7 +59,7 @@ class DeviceTarget(Target):
 
     def _load(self) -> None:
         register(self.module, self.function, f"device {self.device_name!r}")
-        self.device = opened(self.device_name, self.module, self.function)
+        self.device = opened(self.device_name, self.module, self.function, f"device:{self.device_name}")
 
     def script(self) -> str:
         """Return the code that registers the device, if any, and its name."""

@@ -21,7 +21,7 @@ class TestTinygrad:
         both(lambda d: torch.stack([x := torch.arange(6.0, device=d).view(2, 3), x], 1).sum(0))
 
     def test_bits_of_a_computed_value(self) -> None:
-        """A change of element size inside a kernel is kept. It was merged with the change back."""
+        """A kernel keeps a change of the element size. tinygrad merged it with the change back."""
         both(lambda d: (torch.arange(6.0, device=d) * 2).view(torch.uint8).clone().view(torch.float32).mul_(1))
 
     def test_rounding_to_half_survives_fusion(self) -> None:

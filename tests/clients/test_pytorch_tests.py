@@ -51,7 +51,7 @@ def test_a_skip_for_a_limit_of_the_other_device() -> None:
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
-    """A file runs in a process of its own, on tiny."""
+    """Each file runs on tiny in a separate process."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "helper.py").write_text("import torch_npu\n")
     lines = [
@@ -85,7 +85,7 @@ def test_slices(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_limit_of_processor_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that computes for longer than the limit fails; one that only waits as long passes."""
+    """A test fails if it computes for longer than the limit. A test that only waits for as long passes."""
     monkeypatch.setattr(pytorch_tests_run, "TEST_S", 0.5)
     lines = ["import time", "def test_a(): time.sleep(1)", "def test_b():", "    while True: pass"]
     (tmp_path / "test_f.py").write_text("\n".join(lines))

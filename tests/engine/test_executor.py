@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -230,7 +232,7 @@ class TestCompileSpec:
             ),
             ("compile:aot_eager,impotr=x", r"is not understood \(it has no option 'impotr'\): write compile:NAME"),
             ("compile:aot_eager,dynamic=maybe", "is not understood: write compile:NAME"),
-            ("compile:aot_eager,device=cdua", "knows no device 'cdua'"),
+            ("compile:aot_eager,device=cdua", "no device 'cdua': write compile:aot_eager,device=cdua,import=MODULE"),
             ("compile:aot_eager,device=cuda", "no usable device 'cuda' here"),
             ("compile:", "is not understood: write compile:NAME"),
             ("compile:eager,import=not_there", "No module named 'not_there'"),
@@ -255,7 +257,7 @@ class TestCompileOnADevice:
     SPEC = "compile:aot_eager,device=tiny,import=conformance.backend"
 
     def test_it_is_probed_like_a_device(self) -> None:
-        """The features of the device are unknown, unlike those of the CPU. Its layers run on the same device."""
+        """A probe must find the features of a device; it runs none for the CPU. Each layer uses the same device."""
         target = describe_target(self.SPEC)
         assert (target.probed, target.compiles, target.draws_functions) == (True, True, False)
         assert target.siblings == ("compile:eager,device=tiny,import=conformance.backend",)
@@ -265,7 +267,8 @@ class TestCompileOnADevice:
         assert not describe_target("compile:aot_eager").probed
 
     def test_the_function_runs_there(self) -> None:
-        """The compiler sees tensors of the device, the result is judged, and so is a factory in the function."""
+        """The compiled function receives tensors of the device. The judge compares its result and the tensor that a
+        factory in it creates."""
         target, places = load_target(f"{self.SPEC},without=nothing"), set[str]()
         transform = target.transform
 
@@ -282,6 +285,22 @@ class TestCompileOnADevice:
 
 class TestLostDevice:
     """An error that leaves the device unusable ends the worker, since every later answer would be wrong."""
+
+    def test_the_check_is_not_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The check calls the device, so the executor reads the counters before it."""
+        target, order = load_target("tiny"), list[str]()
+        counters = target.counters
+
+        @contextlib.contextmanager
+        def fails() -> Iterator[None]:
+            raise RuntimeError("no step runs")
+            yield
+
+        monkeypatch.setattr(target, "active", fails)
+        monkeypatch.setattr(target, "counters", lambda: [order.append("counters"), counters()][1])
+        monkeypatch.setattr(target, "is_lost", lambda: [order.append("check"), False][1])
+        assert Executor(target).run(ProgramSubject(PROGRAM)).last.error is not None
+        assert order == ["counters", "counters", "check"]
 
     PROGRAMS: ClassVar[dict[str, str]] = {"exp": "exp", "sort": "op_db:msort", "neg": "neg"}
 

@@ -1,8 +1,8 @@
 """A toy Python device with planted bugs: `device:toy,import=toy_device`.
 
 A tensor of the device uses CPU memory under the dispatch key PrivateUse1, with real strides and storages. Each operator
-runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas; by default those of
-`FAULTS` are active.
+runs on CPU tensors over the same memory. `TOY_FAULTS` selects faults by name, separated by commas. By default the
+device has the faults in `FAULTS`.
 """
 
 from __future__ import annotations

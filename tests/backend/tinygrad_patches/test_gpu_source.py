@@ -32,7 +32,7 @@ def test_a_quotient_rounds_once(renderer):
 
 
 def test_a_device_apart_from_the_host():
-    """A division compiles for a device with memory of its own. tinygrad's device NULL renders kernels and runs none."""
+    """tinygrad renders a division for a device with separate memory. Its device NULL renders kernels but runs none."""
     environment = {**os.environ, "DEV": "NULL", "NULL_ALLOW_COPYOUT": "1"}
     done = subprocess.run([sys.executable, "-c", DIVIDES], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
