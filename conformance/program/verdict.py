@@ -179,7 +179,7 @@ def judge_program(
 
 def located(program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None) -> Verdict:
     """Return a failing verdict with the first bad step. The program runs again, so a failure may vanish."""
-    wrong, together = first_bad_step(program, target, watch), False
+    wrong, together = first_bad_step(program, target, watch, suspect(program, verdict.mismatches)), False
     if wrong is None:
         wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
     number, cause = wrong or (None, None)
@@ -209,15 +209,26 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
     return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
 
 
+def suspect(program: Program, mismatches: Sequence[Mismatch]) -> int:
+    """Return the number of the first step whose answer, results or written tensors differ at the end of the program; 0
+    if the mismatches name none."""
+    differing = {mismatch.where.partition("[")[0] for mismatch in mismatches}
+    for number, step in enumerate(program.steps, 1):
+        writes = step.op in OPS and OPS[step.op].writes is not None
+        if differing & {f"step {number}", *step.out, *(step.names() if writes else ())}:
+            return number
+    return 0
+
+
 def first_bad_step(
-    program: Program, target: Target, watch: Watch = lambda number, builds: None
+    program: Program, target: Target, watch: Watch = lambda number, builds: None, suspected: int = 0
 ) -> tuple[int, Mismatch] | None:
     """Run with an observation after each step, and return the number of the first bad step with its mismatch.
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
-    prefixes of the program are compiled as separate functions."""
+    prefixes of the program are compiled as separate functions, first up to the suspected step."""
     if target.transforms_program:
-        wrong = first_bad_beginning(program, target, watch)
+        wrong = first_bad_beginning(program, target, watch, suspected)
         return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(program, target, watch) or wrong
     moved = _wrong_inputs(program, target, watch)
     if moved:
@@ -235,13 +246,14 @@ def _wrong_inputs(program: Program, target: Target, watch: Watch) -> tuple[int, 
 
 
 def first_bad_beginning(
-    program: Program, target: Target, watch: Watch = lambda number, builds: None
+    program: Program, target: Target, watch: Watch = lambda number, builds: None, suspected: int = 0
 ) -> tuple[int, Mismatch] | None:
     """Return the length of a wrong prefix of the program, and its mismatch; None if the failure is not reproduced.
 
-    Each prefix is observed only at its end. The returned prefix is wrong, and without its last step it is right. The
-    search bisects, since each prefix is compiled anew. It finds the shortest wrong prefix unless a later step hides the
-    difference again."""
+    Each prefix is observed only at its end. The returned prefix is wrong, and without its last step it is right. Each
+    prefix is compiled anew, so the search runs few: first the two that end with the suspected step and before it, and
+    if these do not settle it, it bisects. It finds the shortest wrong prefix unless a later step hides the difference
+    again."""
     executor, shadow = Executor(target), Shadow(program)
     expected = []
     for step in program.steps:
@@ -253,10 +265,13 @@ def first_bad_beginning(
         actual = executor.run(ProgramSubject(beginning), watch=watch).last
         return _difference(beginning, target, expected[number - 1], actual)
 
-    right, bad = 0, len(program.steps)
+    right, bad = 0, suspected or len(program.steps)
     how = wrong(bad) if bad else None
+    if how is None and bad < len(program.steps):
+        right, bad = bad, len(program.steps)
+        how = wrong(bad)
     while how is not None and bad - right > 1:
-        middle = (right + bad) // 2
+        middle = bad - 1 if bad == suspected else (right + bad) // 2
         fault = wrong(middle)
         right, bad, how = (middle, bad, how) if fault is None else (right, middle, fault)
     return None if how is None else (bad, how)

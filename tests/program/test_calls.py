@@ -211,7 +211,7 @@ class TestTheVerdict:
         assert (verdict.call, compiled) == (0, [0])
         program, alone = resolved(CALLED, verdict, target)
         assert (program.calls, alone.bad_step, alone.vanished) == ((), 3, False)
-        assert len(compiled) == 1 + 3  # all three steps, the first, the first two
+        assert len(compiled) == 1 + 2  # all three steps, the first two
 
     def test_wrong_inputs_come_before_a_wrong_step(self) -> None:
         """A transform that falsifies an input is wrong with no step at all."""

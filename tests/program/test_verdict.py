@@ -6,13 +6,14 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import gist, judge_program, signature
+from conformance.program.verdict import gist, judge_program, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
@@ -21,6 +22,7 @@ from conformance.sources.fuzzing.worker import FailingProgram, confirmed, shrink
 from conformance.standalone.moving import map_tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.targets.cpu import CpuTarget
+from conformance.targets.functionalize import FunctionalizeTarget
 
 
 class Faulty(MutantTarget):
@@ -53,6 +55,51 @@ def group(target: Faulty, *steps: Step) -> str:
 
 
 FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b",))
+
+
+class WrongFrom(FunctionalizeTarget):
+    """A transform that falsifies the result `name` of a function that returns at least `least` results, and counts the
+    functions that it receives."""
+
+    def __init__(self, name: str, least: int = 0) -> None:
+        super().__init__()
+        self.falsified, self.least, self.compiled = name, least, 0
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        transformed = super().transform(function)
+        self.compiled += 1
+
+        def call(*inputs: Any) -> Any:
+            results = transformed(*inputs)
+            wrong = len(results) >= self.least
+            return {name: one * 2 if wrong and name == self.falsified else one for name, one in results.items()}
+
+        return call
+
+
+CHAIN = program(*(Step("neg", (tensor(name),), out=(out,)) for name, out in itertools.pairwise("abcdefghij")))
+"""Nine steps; step n returns the tensor with the n-th letter from b."""
+
+
+class TestSearchOfTheBadStep:
+    def test_the_step_that_differs_at_the_end_is_tried_first(self):
+        """Two prefixes settle most searches. Each compilation takes a compiler 0.2 s; bisecting took five here."""
+        target = WrongFrom("f")
+        assert judge_program(CHAIN, target).bad_step == 5
+        assert target.compiled == 1 + 2  # all steps, the first five, the first four
+
+    def test_a_step_that_is_wrong_only_with_later_steps(self):
+        """The first prefix is right, so that the search bisects the rest. The last step of the wrong prefix counts."""
+        target = WrongFrom("c", least=7)
+        assert judge_program(CHAIN, target).bad_step == 7
+
+    def test_the_suspect_returned_or_wrote_what_differs(self):
+        """It is the first step that did. An error of the whole run has no suspect."""
+        changed = program(Step("t", (tensor("a"),), out=("v",)), *CHAIN.steps[:2], FILL)
+        assert suspect(changed, [Mismatch("value", "v[0]", "1", "2")]) == 1
+        assert suspect(changed, [Mismatch("value", "a", "1", "2"), Mismatch("value", "c", "1", "2")]) == 3
+        assert suspect(changed, [Mismatch("error", "step 2", "no error", "RuntimeError")]) == 2
+        assert suspect(changed, [Mismatch("error", "the run", "no error", "RuntimeError")]) == 0
 
 
 class TestSignature:
