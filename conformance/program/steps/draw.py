@@ -95,6 +95,8 @@ class DrawContext(Draw):
         """Condition on the first tensor that a rule picks, while the draw aims at a coverage cell."""
         self.hidden: set[str] = set()
         """Tensors that rules must not pick: inputs of later calls."""
+        self.once: frozenset[str] = frozenset()
+        """Ops that a program may contain only once."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]

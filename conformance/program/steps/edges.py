@@ -56,6 +56,9 @@ HALVED = ("float16", "bfloat16", "float16", "bfloat16", "float32", "float64")
 INVERSE = {"exp.edge": "log.edge", "log.edge": "exp.edge", "exp.fused": "log", "log": "exp.fused"}
 INVERSE |= {"expm1": "log1p", "log1p": "expm1", "square": "sqrt"}
 INVERSE |= {"neg.edge": "neg.edge", "reciprocal": "reciprocal", "mul.fused": "sqrt"}
+"""Rows with the row that inverts them."""
+INVERTED = (*INVERSE, "to.edge")
+"""Rows that `undone` inverts. A program of edges opens with one of them and its inverse, each in turn."""
 
 
 def values(k: Any, dtype: torch.dtype, count: int) -> list[Json]:
@@ -132,7 +135,7 @@ def _exponent(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
-    return [k.choice((2, 3, 1.5, number(math.inf)) if t.is_floating_point() else (2, 3))]
+    return [k.choice((2, number(-math.inf), 1.5, number(math.inf)) if t.is_floating_point() else (2, 3))]
 
 
 def _signed_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
@@ -299,8 +302,9 @@ def _weighed(k: DrawContext, t: torch.Tensor) -> Given:
     return Given(k.factors(t), {"beta": k.choice((0, 0, 1, 2)), "alpha": k.choice((1, 2))})
 
 
+UNDONE = Op("undone", NAME, LOSSY, _undone, FUNCTION)
 FOLLOWERS = (
-    Op("undone", NAME, LOSSY, _undone, FUNCTION),
+    UNDONE,
     Op("gradient", NAME, METADATA, _gradient, may_raise=True),
     Op("wrapped", NAME, COMPUTE, _wrapped, FUNCTION),
 )

@@ -182,6 +182,30 @@ def draw(
         step = k.shadow.offer(again(k, step, topic, op.needs))
 
 
+def open_with(
+    k: DrawContext,
+    families: Mapping[str, Iterable[Op]],
+    topic: str,
+    turn: int,
+    most: int,
+    offer: Callable[[Op, tuple[str, ...]], Step | None],
+) -> None:
+    """Make one call three times: outside, inside and outside of the topic's state, or the reverse. The turn chooses the
+    call and the order, so that every call that suits the state occurs in both. Topics with the same calls share turns.
+
+    An answer that is kept for one side of the state, or for one thread, is wrong at the third call at the latest."""
+    rows = suited(k, topic, families)
+    if topic not in STATES or not rows:
+        return
+    alike = [name for name in TOPICS if TOPICS[name] == TOPICS[topic]]
+    reverse, at = divmod(turn * len(alike) + alike.index(topic), len(rows))
+    op, order = rows[at], ((topic,), (), (topic,)) if reverse % 2 else ((), (topic,), ())
+    step = offer(op, order[0])
+    for states in order[1:]:
+        if step is not None and len(k.shadow.steps) < most:
+            step = k.shadow.offer(repeated(step, states, op.needs))
+
+
 def place(d: Draw, topic: str, dtypes: Sequence[str]) -> tuple[str, str, str] | None:
     """Return mostly a family, layout and dtype for the first input, so that calls that depend on the state fit it."""
     dtype, layout = STATES[topic].dtype if topic in STATES else "float32", d.choice(("contiguous", "permuted", "gaps"))
@@ -202,8 +226,12 @@ def again(k: DrawContext, step: Step, topic: str, needs: str) -> Step:
     """Return the same call outside of its states, or under a state if it was outside. Its results get new names."""
     outside = step.under == ((needs,) if needs else ())
     own = (topic,) if topic in STATES and k.chance(2, 3) else under(k, topic)
-    other = own if outside else ()
-    return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, other))), out=(), raises=None)
+    return repeated(step, own if outside else (), needs)
+
+
+def repeated(step: Step, names: tuple[str, ...], needs: str) -> Step:
+    """Return the same call under these states and the one that it needs. Its results get new names."""
+    return replace(step, under=ordered((*((needs,) if needs else ()), *promising(step, names))), out=(), raises=None)
 
 
 def question(name: str, kinds: tuple[str, ...] = (), seeds: bool = False, **options: Any) -> Op:

@@ -111,8 +111,9 @@ STATE_EVERY, STATE_AT = 8, 5
 HAZARDS_EVERY, HAZARDS_AT = 8, 3
 """Period and offset of programs of hazards. If `only` names this family alone, every program is one."""
 
-FUNCTIONS_EVERY, FUNCTIONS_AT = 8, 7
-"""Period and offset of programs of topics of functions. If `only` names such families alone, every program is one."""
+FUNCTIONS_EVERY, FUNCTIONS_AT = 8, (7, STATE_AT)
+"""Period and offsets of programs of topics of functions. The second offset is free on targets without states, such as
+most compilers. If `only` names such families alone, every program is one."""
 
 HAZARD_TRIALS = 8
 """Number of times to draw a hazard or a topic before it is given up."""
@@ -231,20 +232,22 @@ class Drawing:
             turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
             if not rest:
                 return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
-        source, state = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
+        source, (state, turn) = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
         wanted = self.hazard_cells(seed, number)
         if wanted:
             return self.of_hazards(wanted, source, tally, self.aim(seed, number))
         if topics := self.topics(seed, number):
             return self.of_functions(topics, source, seed, tally, self.aim(seed, number))
-        return self.program(source, tally, self.aim(seed, number), "" if state else self.kind(number), state)
+        kind, turn = ("", turn) if state else self.kind(number)
+        return self.program(source, tally, self.aim(seed, number), kind, state, turn)
 
-    def kind(self, number: int) -> str:
-        """The main family of a program with a special kind: expressions, or edge-case calls; "" for other programs."""
+    def kind(self, number: int) -> tuple[str, int]:
+        """The main family of a program with a special kind, and its number of earlier turns: expressions, or edge-case
+        calls. ("", 0) for other programs."""
         every = 1 if edges.NAME in self.only else EDGES_EVERY
         if self.biased and edges.NAME in self.families and number % every == EDGES_AT % every:
-            return edges.NAME
-        return fusion.NAME if self.biased and number % EVERY == EVERY - 2 and self.can_fuse else ""
+            return edges.NAME, number // every
+        return fusion.NAME if self.biased and number % EVERY == EVERY - 2 and self.can_fuse else "", 0
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -256,19 +259,19 @@ class Drawing:
         """The cell that a program of this seed is aimed at, or None. Every second program has a target cell. Each cell
         is used once before any repeats, in an order that depends on the seed. So every unvisited coverage cell is
         eventually drawn, and a program's seed and number suffice to draw it again."""
-        if not self.biased or number % 2 == 0 or self.state(seed, number):
+        if not self.biased or number % 2 == 0 or self.state(seed, number)[0]:
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]
 
-    def state(self, seed: int, number: int) -> str:
-        """The topic of a program of this seed that changes states; "" for other programs. Each topic occurs once before
-        any repeats."""
+    def state(self, seed: int, number: int) -> tuple[str, int]:
+        """The topic of a program of this seed that changes states, and its number of earlier turns; ("", 0) for other
+        programs. Each topic occurs once before any repeats."""
         every = 1 if STATE in self.only else STATE_EVERY
         if not self.biased or number % every != STATE_AT % every or STATE not in self.families:
-            return ""
+            return "", 0
         turn, at = divmod(number // every, len(stateful.TOPICS))
-        return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at]
+        return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at], turn
 
     def hazard_cells(self, seed: int, number: int) -> tuple[hazards.Hazard, ...]:
         """The cells of a program of hazards of this seed; none for other programs. Each cell is wanted once before any
@@ -288,14 +291,26 @@ class Drawing:
         known = [name for name in functions.NAMES if name in wanted and name not in self.without]
         if op_db.FAMILY in self.without:
             known = [name for name in known if name not in functions.MOST_CONVERTED]
-        every = 1 if self.only and {*self.only} <= {*functions.NAMES} else FUNCTIONS_EVERY
-        if not self.biased or not known or number % every != FUNCTIONS_AT % every:
+        places = FUNCTIONS_AT[: 1 if STATE in self.families else 2]
+        period, at = divmod(number, FUNCTIONS_EVERY)
+        if not self.biased or not known:
             return ()
-        first, count = number // every * functions.PER_PROGRAM, min(functions.PER_PROGRAM, len(known))
+        if self.only and {*self.only} <= {*functions.NAMES}:
+            drawn = number
+        elif at in places:
+            drawn = period * len(places) + places.index(at)
+        else:
+            return ()
+        first, count = drawn * functions.PER_PROGRAM, min(functions.PER_PROGRAM, len(known))
         turns = (divmod(at, len(known)) for at in range(first, first + count))
         return tuple(
             (random.Random(f"{seed}:functions:{turn}").sample(known, len(known))[at], turn) for turn, at in turns
         )
+
+    @property
+    def once(self) -> frozenset[str]:
+        """Ops that a program may contain only once: a compiler has no second backward of one function."""
+        return frozenset({"backward"} if self.compiled else ())
 
     @property
     def can_fuse(self) -> bool:
@@ -327,7 +342,7 @@ class Drawing:
             program = inputs_of(planned)
             shadow = Shadow(program)
             k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
-            k.hidden = {*shadow.env}
+            k.hidden, k.once = {*shadow.env}, self.once
             for at, call in enumerate(planned, 1):
                 k.hidden -= {one.name for one in call.inputs}
                 offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
@@ -460,13 +475,20 @@ class Drawing:
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self, source: Source, tally: Tally | None = None, aim: Cell | None = None, kind: str = "", state: str = ""
+        self,
+        source: Source,
+        tally: Tally | None = None,
+        aim: Cell | None = None,
+        kind: str = "",
+        state: str = "",
+        turn: int = 0,
     ) -> Program:
         """Draw a program. Every choice comes from the source.
 
         If `aim` is a cell, the first input and at most one step are aimed at it. A program of kind "fusion" is of
         expressions over special values, one of kind "edges" of edge-case calls. A program with a `state`, a topic of
-        `stateful.TOPICS`, makes calls under states and repeats them outside of these states."""
+        `stateful.TOPICS`, makes calls under states and repeats them outside of these states. `turn` chooses how such a
+        program, or one of edge-case calls, opens."""
         d, fused = Draw(source), kind == fusion.NAME
         dtypes, weights = KINDS.get(kind, (DTYPES, FAMILY_WEIGHT))
         known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
@@ -477,6 +499,7 @@ class Drawing:
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
         shadow = Shadow(program)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)), self.biased)
+        k.once = self.once
         aimed = d.integer(1, self.steps[1]) if aim else 0
         least, most = FUSED_STEPS if fused else self.steps
         if kind == edges.NAME and self.steps == STEPS:
@@ -486,12 +509,16 @@ class Drawing:
         families = {name: ops for name, ops in self.families.items() if name in drawn_from}
         if state:
             most, least = max(least, most - 1), max(least, (most - 1) // 2)
-        for _ in range(4 * most):
-            drawn = len(shadow.steps)
-            ends = drawn >= least and d.integer(0, most) == 0
-            if drawn >= most or (ends and aim is None):
-                break
-            try:
+        with contextlib.suppress(Broken):
+            if state:
+                stateful.open_with(k, families, state, turn, most, lambda op, under: offer(k, op, tally, under=under))
+            elif kind == edges.NAME:
+                draw_pair(k, OPS[edges.INVERTED[turn % len(edges.INVERTED)]], most, tally)
+            for _ in range(4 * most):
+                drawn = len(shadow.steps)
+                ends = drawn >= least and d.integer(0, most) == 0
+                if drawn >= most or (ends and aim is None):
+                    break
                 if aim and (ends or drawn + 1 >= aimed) and draw_aimed(k, self.families[aim[0]], aim, tally):
                     aim = None
                 elif ends:
@@ -503,8 +530,6 @@ class Drawing:
                     offer(k, following[0], tally)
                 else:
                     draw_step(k, families, tally, weights, follows=not kind)
-            except Broken:
-                break
         if state and shadow.done == len(shadow.steps) < self.steps[1]:
             shadow.offer(stateful.LAST)
         return self._drawn(program, shadow, tally)
@@ -524,6 +549,14 @@ def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None
         offer(k, k.choice(fitting), tally)
     k.only = None
     return bool(fitting)
+
+
+def draw_pair(k: DrawContext, op: Op, most: int, tally: Tally | None) -> None:
+    """Draw a step of this row, if it fits a tensor, and a step that inverts it."""
+    if op.fits is None or k.holds(op.fits):
+        offer(k, op, tally)
+        if edges.UNDONE.draw(k) is not None and len(k.shadow.steps) < most:
+            offer(k, edges.UNDONE, tally)
 
 
 def draw_step(
@@ -558,6 +591,9 @@ def offer(
     step = op.draw(k)
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
+        return None
+    if step.op in k.once and any(one.op == step.op for one in k.shadow.steps):
+        k.shadow.avoided[f"a second {step.op}"] += 1
         return None
     if (
         not computes
