@@ -15,6 +15,7 @@ from typing import Any
 
 from conformance.engine.executor import Executor, Watch
 from conformance.engine.judge import bounded, exceeding
+from conformance.engine.layers import Layered
 from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
@@ -25,7 +26,7 @@ from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import lacking_operator, unsupported_reason
-from conformance.record.finding import gist
+from conformance.record.finding import answers, gist
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation
@@ -179,6 +180,7 @@ def judge_program(
 
 def located(program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None) -> Verdict:
     """Return a failing verdict with the first bad step. The program runs again, so a failure may vanish."""
+    target = shortest(program, target, verdict.mismatches)
     wrong, together = first_bad_step(program, target, watch, suspect(program, verdict.mismatches)), False
     if wrong is None:
         wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
@@ -207,6 +209,20 @@ def _reached(program: Program, capture: Capture) -> bool:
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
     """Return the mismatch nearest to the cause: an error or a missing error, since wrong values follow from it."""
     return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
+
+
+def shortest(
+    program: Program, target: Target, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_program
+) -> Target:
+    """Return the target that ends with the first layer that gives all the wrong answers; the target itself if no
+    earlier one does, or if it is no stack of layers.
+
+    Each search of a failure runs many programs, and a shorter compiler is faster: Inductor starts a C++ compiler."""
+    if isinstance(target, Layered):
+        for _, layer in target.layers()[:-1]:
+            if answers(mismatches) <= answers(judge(program, layer, locate=False).mismatches):
+                return layer
+    return target
 
 
 def suspect(program: Program, mismatches: Sequence[Mismatch]) -> int:

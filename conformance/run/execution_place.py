@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from conformance.record.errors import UsageError
+from conformance.record.errors import TargetError, UsageError
 from conformance.record.names import without_features
 from conformance.run.messages import Death, Done, Limits, Pool, Task
 from conformance.run.pool import PRELOAD, LocalPool
@@ -74,6 +74,7 @@ class Place:
         none.
         """
         limits = self.limits(limits)
+        preload = (*preload, *preloaded(target))
         if self.local:
             return LocalPool(target, limits, jobs, modules, preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool
@@ -82,6 +83,16 @@ class Place:
 
 
 LOCAL = Place()
+
+
+def preloaded(target: str) -> tuple[str, ...]:
+    """Return what the target asks a fork server to load; nothing for a target that cannot be described, which a worker
+    reports."""
+    from conformance.engine.loading import describe_target
+
+    with contextlib.suppress(TargetError):
+        return describe_target(target).preload
+    return ()
 
 
 class PlacedPool(Pool):

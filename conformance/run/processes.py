@@ -346,13 +346,16 @@ def _has_accelerator() -> bool:
 
 
 def _imported(preload: Sequence[str]) -> str:
-    """Import the modules. Return the reason why this process must not fork, or the empty string."""
+    """Import the modules and call the functions. Return the reason why this process must not fork, or ""."""
     try:
         with gc_freeze(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # workers that import the module show the warning themselves
             for name in preload:
                 if name not in ASKS_FOR_ACCELERATORS or not _has_accelerator():
-                    importlib.import_module(name)
+                    module, _, function = name.partition(":")
+                    imported = importlib.import_module(module)
+                    if function:
+                        getattr(imported, function)()
     except Exception as error:  # a worker will raise it too, and report it to the user
         return f"{name} cannot be imported: {type(error).__name__}"
     threads = len(list(Path("/proc/self/task").iterdir()))

@@ -125,11 +125,11 @@ def _kill(process: Process) -> None:
 
 
 class Forks:
-    """A server that has imported torch, and forks a process for each script. It starts with the first script. If
-    scripts compile, it has also imported the part of torch that the first compilation would import."""
+    """A server that has imported torch and `preload`, as `Target.preload` names it, and forks a process for each
+    script. It starts with the first script."""
 
-    def __init__(self, *, compiling: bool = False) -> None:
-        self._context = Forking(("torch", *(["torch._dynamo"] if compiling else []), __name__))
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._context = Forking(("torch", *preload, __name__))
         self._lock = threading.Lock()
         self.fit = can_fork()
         """Whether the server can fork, as far as is known."""

@@ -22,6 +22,7 @@ from conformance.record.finding import HARNESS, INVALID, gist
 from conformance.record.names import MEASURED
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
+from conformance.run.execution_place import preloaded
 from conformance.run.messages import LOST, exit_in_words
 from conformance.run.script_process import Ended, Forks, run_alone
 
@@ -61,7 +62,8 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
         return result, _verdict(result, limit, ending, way)
 
     compiling = any("torch.compile(" in one.script for result in chosen for one in result.failures)
-    with contextlib.closing(Forks(compiling=compiling)) as forks, ThreadPoolExecutor(jobs) as pool:
+    preload = ("torch._dynamo", *preloaded(run.target)) if compiling else ()
+    with contextlib.closing(Forks(preload)) as forks, ThreadPoolExecutor(jobs) as pool:
         way = forks if forks.fit else None
         left: set[Future[tuple[Result, str]]] = {pool.submit(shown, result, way) for result in chosen if seconds}
         try:

@@ -37,7 +37,7 @@ from conformance.record.result import UNEXPECTED, Failure, Run, exit_code, load
 from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
-from conformance.run.execution_place import LOCAL
+from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.script_process import Forks
 from conformance.selftest import repros
@@ -192,7 +192,7 @@ def _loads(spec: str) -> bool:
 
 def gone_here(measured: Iterable[Bug]) -> set[int]:
     """Return the numbers of the bugs whose repro does not show them on the installed torch."""
-    with contextlib.closing(Forks(compiling=True)) as forks:
+    with contextlib.closing(Forks(("torch._dynamo", *preloaded("inductor")))) as forks:
         return {bug.number for bug in measured if _loads(bug.targets[0]) and not repros.runs(bug, forks=forks)}
 
 

@@ -282,12 +282,34 @@ def has_cpp_compiler() -> bool:
         return False
 
 
+def load_inductor() -> None:
+    """Import Inductor, and look up what it needs once per process: its patterns, and the vector instructions of the
+    CPU, for which it starts Python ten times. Whatever fails here, the first compilation does again."""
+    with contextlib.suppress(Exception):
+        import torch._inductor.codegen.cpp_wrapper_cpu
+        import torch._inductor.compile_fx  # noqa: F401
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+        from torch._inductor.fx_passes import joint_graph, post_grad
+
+        pick_vec_isa()
+        joint_graph.lazy_init()
+        post_grad.lazy_init()
+
+
 def keep_eager_draws() -> None:
     """Make Inductor use eager kernels for random numbers, so that a seed gives the same numbers as torch CPU. By
     default it uses its own generators."""
     from torch._inductor import config
 
     config.fallback_random = True
+
+
+def omit_line_tables() -> None:
+    """Make Inductor compile C++ without debug lines, which take a sixth of the compiler's time."""
+    from torch._inductor import config
+
+    with contextlib.suppress(AttributeError):  # a torch that has no such setting
+        config.aot_inductor.enable_line_tables = False
 
 
 @contextlib.contextmanager

@@ -106,6 +106,11 @@ class CompileTarget(Target):
         self.follows_eager = self.of_torch
 
     @property
+    def preload(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Inductor, which takes four seconds to import and to look up the CPU's instructions."""
+        return (f"{torch_compat.__name__}:load_inductor",) if self.backend == "inductor" and self.on == "cpu" else ()
+
+    @property
     def of_torch(self) -> bool:
         """Whether the backend is one of torch's own. Its findings are never excused; the report only names
         their layer.
@@ -129,6 +134,7 @@ class CompileTarget(Target):
                     "variable CXX"
                 )
             torch_compat.keep_eager_draws()
+            torch_compat.omit_line_tables()
         try:
             self._compile = torch_compat.compiler_backend(self.backend)
             self._attempt = torch_compat.run_eagerly(super().attempt)

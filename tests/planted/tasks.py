@@ -201,3 +201,9 @@ class Leaves(Target):
 
     def prepare(self) -> None:
         os._exit(0)
+
+
+def knows_inductor() -> tuple[bool, bool]:
+    """Return whether this process has imported Inductor, and whether it knows the CPU's vector instructions."""
+    known = sys.modules.get("torch._inductor.cpu_vec_isa")
+    return "torch._inductor.compile_fx" in sys.modules, bool(known and known.valid_vec_isa_list.cache_info().currsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
@@ -77,6 +78,23 @@ class WrongFrom(FunctionalizeTarget):
         return call
 
 
+class TwoLayers(WrongFrom):
+    """A stack of two such transforms. Neither has parts to switch off."""
+
+    def __init__(self, first: WrongFrom, name: str, least: int = 0) -> None:
+        super().__init__(name, least)
+        self.first = first
+
+    def layers(self) -> list[tuple[str, WrongFrom]]:
+        return [("first", self.first), ("second", self)]
+
+    def applied(self) -> contextlib.AbstractContextManager[dict[str, list[str]]]:
+        return contextlib.nullcontext({})
+
+    def switched_off(self, kind: str, names: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 CHAIN = program(*(Step("neg", (tensor(name),), out=(out,)) for name, out in itertools.pairwise("abcdefghij")))
 """Nine steps; step n returns the tensor with the n-th letter from b."""
 
@@ -87,6 +105,17 @@ class TestSearchOfTheBadStep:
         target = WrongFrom("f")
         assert judge_program(CHAIN, target).bad_step == 5
         assert target.compiled == 1 + 2  # all steps, the first five, the first four
+
+    def test_it_runs_on_the_first_layer_that_shows_the_difference(self):
+        """The layers behind it cost time: Inductor starts a C++ compiler for each prefix."""
+        first = WrongFrom("f")
+        target = TwoLayers(first, "f")
+        assert judge_program(CHAIN, target).bad_step == 5
+        assert (target.compiled, first.compiled) == (1, 1 + 2)
+        sound = WrongFrom("no result")
+        target = TwoLayers(sound, "f")
+        assert judge_program(CHAIN, target).bad_step == 5
+        assert (target.compiled, sound.compiled) == (1 + 2, 1)
 
     def test_a_step_that_is_wrong_only_with_later_steps(self):
         """The first prefix is right, so that the search bisects the rest. The last step of the wrong prefix counts."""
@@ -201,6 +230,21 @@ class TestShrinking:
         verdict = judge_program(failing, Faulty().plant(spoilt, lambda call: call.first))
         small = shrink("lost", FailingProgram(FAIL, 0, 0, "", failing, verdict.mismatches, verdict.bad_step), 60)
         assert small.group.startswith(f"value / {left} / ")
+
+    @pytest.mark.parametrize(("least", "steps", "again"), [(0, 1, False), (5, 5, True)])
+    def test_trials_run_on_the_first_layer_that_shows_the_failure(self, least, steps, again, monkeypatch):
+        """The result has to fail on the whole target too. Otherwise the trials run there. A function of one negation
+        returns one result, and the layer behind may be wrong only with more."""
+        first = WrongFrom("f")
+        target = TwoLayers(first, "f", least)
+        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: target)
+        verdict = judge_program(CHAIN, target)
+        before = target.compiled
+        small = shrink("layers", FailingProgram(FAIL, 0, 0, "", CHAIN, verdict.mismatches, verdict.bad_step), 60)
+        assert len(small.program.steps) == steps
+        assert judge_program(small.program, target).mismatches
+        assert first.compiled > 5
+        assert (target.compiled - before > 5) is again
 
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
         """Shrinking keeps the text of the original error, even if another error has the same type."""

@@ -13,6 +13,7 @@ import pytest
 
 from conformance.run import pool as pool_module
 from conformance.run import processes, signals
+from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.messages import Done, Limits, Task
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
@@ -58,6 +59,17 @@ class TestForks:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
             assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
+
+    def test_what_a_target_loads_once_for_all_workers(self) -> None:
+        """A fork of the server has imported Inductor and knows the vector instructions of the CPU. Each worker took
+        four processor seconds for that, half of them in ten Python processes."""
+        own = preloaded("inductor")
+        assert own and preloaded("cpu") == preloaded("aot_eager") == preloaded("no such target") == ()
+        with LOCAL.pool("inductor", Limits()) as unused:
+            assert isinstance(unused, LocalPool) and unused._preload == (*pool_module.PRELOAD, *own)
+        with LocalPool("cpu", Limits(), 1, ["tasks"], [*pool_module.PRELOAD, *own]) as pool:
+            assert pool.ask(tasks.knows_inductor) == (True, True)
+            assert pool.counters.lost == ""  # the server started no thread
 
     def test_a_server_that_dies(self) -> None:
         """The pool ends the server's workers, and the task runs again in a worker without a server."""

@@ -104,7 +104,7 @@ class TestForks:
         names = "torch", "torch._dynamo", "tinygrad", "torch.testing._internal.common_methods_invocations"
         script = f"import sys; print([name in sys.modules for name in {names}])"
         assert run_alone(script, 60, forks=forks).last[-1] == "[True, False, False, False]"
-        compiling = Forks(compiling=True)
+        compiling = Forks(("torch._dynamo",))
         assert run_alone(script, 60, forks=compiling).last[-1] == "[True, True, False, False]"
         compiling.close()
 

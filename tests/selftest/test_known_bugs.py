@@ -179,7 +179,7 @@ class TestRepros:
     def test_shows(self, number: int) -> None:
         """Each repro shows its bug, and its fixed side does not. Without a part that the index names, it is gone."""
         (bug,) = (bug for bug in WITH_REPRO if bug.number == number)
-        with contextlib.closing(Forks(compiling=True)) as forks:
+        with contextlib.closing(Forks(("torch._dynamo",))) as forks:
             assert repros.runs(bug, forks=forks)
             assert not repros.runs(bug, fixed=True, forks=forks)
             for part in bug.parts:

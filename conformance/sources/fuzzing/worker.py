@@ -33,7 +33,7 @@ from conformance.program.reduce import RECORDED_PASSES
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict, leading, signature
+from conformance.program.verdict import Verdict, leading, shortest, signature
 from conformance.record import simple_values
 from conformance.record.errors import TargetError, UserError
 from conformance.record.finding import (
@@ -483,7 +483,8 @@ def shrink(
 
     Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
     on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
-    that does not show there."""
+    that does not show there. If the target is a stack of layers, the trials run on the first layer that shows the
+    failure, unless the result does not fail on the target."""
     target = loaded(spec)
     if finding.kind in DEATHS:
 
@@ -502,21 +503,24 @@ def shrink(
         left = own(candidate, verdict.mismatches)
         return bool(left) and alike(first, leading(left))
 
-    attempts = Trials(target, progress, matches, seconds=LONGEST_TRIAL, until=until)
-
     def mismatches_of(candidate: Program) -> Sequence[Mismatch]:
         with contextlib.suppress(UnitTimeout):
             return own(candidate, attempts.judged(candidate).mismatches)
         return ()
 
-    program, wrong = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
-    if finding.step:
-        beginning = program.with_steps(program.steps[: finding.step])
-        cut = mismatches_of(beginning)
-        program, wrong = (beginning, cut) if cut else (program, wrong)
-    first = leading(wrong)
-    small = attempts.smallest(program, trials, passes_of(program))
-    verdict = judge_program(small, target)
+    whole, shown = finding.program, own(finding.program, finding.mismatches) or finding.mismatches
+    for tried in dict.fromkeys((shortest(whole, target, shown, judge_program), target)):
+        program, wrong = whole, shown
+        attempts = Trials(tried, progress, matches, seconds=LONGEST_TRIAL, until=until)
+        if finding.step:
+            beginning = program.with_steps(program.steps[: finding.step])
+            cut = mismatches_of(beginning)
+            program, wrong = (beginning, cut) if cut else (program, wrong)
+        first = leading(wrong)
+        small = attempts.smallest(program, trials, passes_of(program))
+        verdict = judge_program(small, target)
+        if tried is target or matches(small, verdict):
+            break
     if not verdict.mismatches or verdict.vanished:
         return finding
 
