@@ -22,7 +22,7 @@ from conformance.program.script import script
 from conformance.program.steps.op import Json, Step, dtype_name
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program
-from conformance.record.errors import TargetError
+from conformance.record.errors import DeviceLost, TargetError
 from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name
 from conformance.sources.trace.faults import Fault
 from conformance.standalone.moving import storage_key, tensors, whole_storage
@@ -124,10 +124,11 @@ def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tu
 
 
 def _wrong(program: Program, target: Target) -> Verdict | None:
-    """Return the verdict of a program that fails, else None."""
+    """Return the verdict of a program that fails, else None. A call that loses the device tells nothing, and neither
+    does any later one, but the calls that were saved before stay."""
     try:
         verdict = judge_program(program, target, locate=False)
-    except Exception:  # a smaller call may have no meaning, and torch CPU may refuse it with any error
+    except (Exception, DeviceLost):  # a smaller call may have no meaning, and torch CPU may refuse it with any error
         return None
     return verdict if verdict.mismatches else None
 
