@@ -84,8 +84,8 @@ class Target:
     compiles: bool = False
     """Whether the target compiles Python code."""
     preload: tuple[str, ...] = ()
-    """What loading the target takes long to import or look up, for a server that forks workers: names of modules, or
-    `module:function` to call. It must start no thread."""
+    """Modules, and functions as `module:function`, that a fork server loads for all workers. None may start a
+    thread."""
     draws_functions: bool = False
     """Whether programs have topics of functions, too (`program/steps/functions.py`). Their factories name no device."""
     follows_eager: bool = False

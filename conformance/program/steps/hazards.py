@@ -30,7 +30,9 @@ NAME = "hazards"
 """Name of the family."""
 
 ACCESSES = ("in place", "copy_", "index_put_", "scatter_", "out=", "foreach", "custom operator", "setitem")
-RELATIONS = ("same", "shifted", "flipped", "transposed", "expanded", "dtype view", "partial overlap", "gap")
+OUTSIDE = "outside"
+"""Relation of an input to cells of its storage beside it."""
+RELATIONS = ("same", "shifted", "flipped", "transposed", "expanded", "dtype view", "partial overlap", "gap", OUTSIDE)
 BETWEEN = ("nothing", "clone", "neutral", "computed")
 USES = ("reads", "writes the result", "writes the input", "compares")
 
@@ -39,7 +41,7 @@ Hazard = tuple[str, str, str, str]
 
 CELLS: tuple[Hazard, ...] = tuple(itertools.product(ACCESSES, RELATIONS, BETWEEN, USES))
 
-NEEDS = {"compares": "shares_memory", "custom operator": CUSTOM, "foreach": LISTS}
+NEEDS = {"compares": "shares_memory", OUTSIDE: "as_strided", "custom operator": CUSTOM, "foreach": LISTS}
 """The step or family that a value of an axis needs."""
 
 DTYPES = ("float32", "int64", "float32", "int32", "float64", "float16", "bfloat16", "uint8", "int8", "int16")
@@ -173,6 +175,20 @@ def _interleaved(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
     return _ends(k, (_slice(0, even, 2), _slice(1, even, 2)), x, dim)
 
 
+def _outside(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+    """Return the input, and cells of its storage that lie, at least in part, before or behind it."""
+    t = k[x]
+    begin, cells = int(t.storage_offset()), t.untyped_storage().nbytes() // t.element_size()
+    end = begin + 1 + sum((n - 1) * step for n, step in zip(t.size(), t.stride(), strict=True))
+    count = k.choice((2, 1, 3))
+    starts = [at for at in range(cells - count + 1) if at < begin or at + count > end]
+    if not starts:
+        raise Refused
+    part = Place(x, None, (("as_strided", ([count], [1], k.choice(starts))),))
+    whole = Place(x, k.choice((None, 0)))
+    return (part, whole) if k.chance(2, 3) else (whole, part)
+
+
 PLACED: dict[str, Callable[[DrawContext, str, bool], tuple[Place, Place]]] = {
     "same": _same,
     "shifted": _shifted,
@@ -182,6 +198,7 @@ PLACED: dict[str, Callable[[DrawContext, str, bool], tuple[Place, Place]]] = {
     "dtype view": _of_dtype,
     "partial overlap": _crossing,
     "gap": _interleaved,
+    OUTSIDE: _outside,
 }
 """Rules for the written and the read part by relation. The last argument allows to write an expanded part."""
 

@@ -33,6 +33,7 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import ROUNDED, Shadow
 from conformance.program.steps import edges, factories, functions, fusion, hazards, op_db, stateful, states
 from conformance.program.steps.draw import Draw, DrawContext, Source
+from conformance.program.steps.hazards import OUTSIDE
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
@@ -361,7 +362,7 @@ class Drawing:
 
         If `aim` is a cell, the last input and at most one step beside the hazards are aimed at it."""
         known = [name for name in hazards.DTYPES if name in self.dtypes]
-        program = draw_hazard_inputs(Draw(source), known, aim)
+        program = draw_hazard_inputs(Draw(source), known, aim, wider=any(OUTSIDE in cell for cell in wanted))
         shadow = Shadow(program)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)))
         most = hazards.STEPS if self.steps == STEPS else self.steps[1]

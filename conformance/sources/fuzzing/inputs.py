@@ -59,15 +59,16 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
     return Program(tuple(storages), tuple(inputs))
 
 
-def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None) -> Program:
+def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None, wider: bool = False) -> Program:
     """Draw the inputs of a program of hazards: two of one size and dtype, and sometimes the first one again.
 
-    If `aim` is a cell, another input has its layout class and dtype."""
+    If `aim` is a cell, another input has its layout class and dtype. If `wider`, each storage has cells behind its
+    input."""
     dtype, storages, inputs, names = d.choice(dtypes), list[Storage](), list[Input](), fresh_names({})
     for at, layout in enumerate(hazards.draw_layouts(d)):
         seeded = d.chance(1, 2) and layout.cells <= MOST_SEEDED
         values: Json = {"seed": d.integer(0, 99)} if seeded else "arange"
-        storages.append(Storage(dtype, layout.cells + d.choice((0, 0, 1, 3)), values))
+        storages.append(Storage(dtype, layout.cells + d.choice((2, 1, 3) if wider else (0, 0, 1, 3)), values))
         inputs.append(Input(next(names), at, dtype, layout.size, layout.stride, layout.offset))
     if d.chance(1, 4):
         inputs.append(replace(inputs[0], name=next(names)))

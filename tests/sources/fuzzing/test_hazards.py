@@ -82,6 +82,15 @@ def _without_offset(op, args, kwargs):
     return op(args[0], args[1], args[2], 0) if op is aten.as_strided.default else op(*args, **kwargs)
 
 
+def _copied_beside(op, args, kwargs):
+    result = op(*args, **kwargs)
+    return result.clone() if op is aten.as_strided.default and _end(result) > _end(args[0]) else result
+
+
+def _end(one):
+    return one.storage_offset() + sum((n - 1) * step for n, step in zip(one.size(), one.stride(), strict=True))
+
+
 def _expanded_copy(op, args, kwargs):
     result = op(*args, **kwargs)
     return result.clone() if op is aten.expand.default else result
@@ -98,6 +107,7 @@ FAULTS: dict[str, Fault] = {
     "scatter_ reads the first source only": _scatter_of_the_first,
     "the transpose of a square is the square": _upright,
     "as_strided loses its offset": _without_offset,
+    "as_strided beside its input is a copy": _copied_beside,
     "an expanded view is a copy": _expanded_copy,
 }
 
