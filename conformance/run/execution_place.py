@@ -19,7 +19,7 @@ from typing import Any
 from conformance.record.errors import TargetError, UsageError
 from conformance.record.names import without_features
 from conformance.run.messages import Death, Done, Limits, Pool, Task
-from conformance.run.pool import PRELOAD, LocalPool
+from conformance.run.pool import LocalPool
 
 HERE = "local"
 """Address for workers on this machine, without Ray."""
@@ -67,19 +67,17 @@ class Place:
         finally:
             timer.cancel()
 
-    def pool(
-        self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), preload: Sequence[str] = PRELOAD
-    ) -> Pool:
+    def pool(self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> Pool:
         """Return a pool of workers at this place; the arguments are those of `LocalPool`. Raises UsageError if Ray has
         none.
         """
         limits = self.limits(limits)
         preload = (*preload, *preloaded(target))
         if self.local:
-            return LocalPool(target, limits, jobs, modules, preload, worker_log=self.worker_log)
+            return LocalPool(target, limits, jobs, modules, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool
 
-        return RayPool(self, target, limits, jobs, modules, preload)
+        return RayPool(self, target, limits, jobs, modules)
 
 
 LOCAL = Place()
@@ -98,17 +96,9 @@ def preloaded(target: str) -> tuple[str, ...]:
 class PlacedPool(Pool):
     """Base class of a pool that delegates to the pool of a place."""
 
-    def __init__(
-        self,
-        place: Place,
-        target: str,
-        limits: Limits,
-        jobs: int = 1,
-        modules: Sequence[str] = (),
-        preload: Sequence[str] = PRELOAD,
-    ) -> None:
+    def __init__(self, place: Place, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
         self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
-        self.pool = place.pool(target, limits, jobs, modules, preload)
+        self.pool = place.pool(target, limits, jobs, modules)
 
     def submit(self, task: Task) -> None:
         """See `Pool.submit`."""

@@ -29,11 +29,11 @@ ROOM = 2**20
 
 
 class Supervisor:
-    """One worker on this node, in a pool that `pool_of` creates for a folder of kept files. `torch` is the release of
-    torch on the owner's machine. Ray calls the methods one after another.
+    """One worker on this node, in a pool that `pool_of` creates for `spool`, a folder of kept files. `torch` is the
+    release of torch on the owner's machine. Ray calls the methods one after another.
     """
 
-    def __init__(self, pool_of: Callable[[Path], LocalPool], torch: str) -> None:
+    def __init__(self, pool_of: Callable[..., LocalPool], torch: str) -> None:
         self._pool_of, self._torch = pool_of, torch
 
     def start(self) -> Death | str:
@@ -50,7 +50,7 @@ class Supervisor:
             room = self._spool / "room"
             room.write_bytes(bytes(ROOM))
             room.unlink()
-            self._pool = self._pool_of(self._spool)
+            self._pool = self._pool_of(spool=self._spool)
             self._pool.ask(os.getpid)
         except WorkerDied as died:
             return died.death

@@ -20,6 +20,7 @@ from conformance.run import pool as pool_module
 from conformance.run import processes, signals
 from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied
 from conformance.run.pool import Counters, LocalPool
+from conformance.sources.fuzzing.isolation import Workers
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 
 
@@ -137,11 +138,14 @@ class TestSpare:
                 assert replace(pool.counters, started=0) == Counters(waited=1)
 
     def test_pools_share_the_server(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """A second pool reuses the imports, in any folder; another environment has its own server. Regression test:
-        each failing campaign has two pools, and each imported torch."""
+        """Another pool reuses the imports, in any folder and for any source; another environment has its own server.
+        Regression test: each failing campaign had two pools, and each imported torch. So did the probe of a device and
+        its campaign."""
         with LocalPool("cpu", Limits(), 1) as first, LocalPool("meta", Limits(), 1) as second:
             server = first.ask(os.getppid)
             assert second.ask(os.getppid) == server
+        with Workers("cpu", Limits()) as programs:
+            assert programs.ask(os.getppid) == server
         monkeypatch.chdir(tmp_path)
         with LocalPool("cpu", Limits(), 1) as third:
             assert third.ask(os.getppid) == server

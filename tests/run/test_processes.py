@@ -18,20 +18,17 @@ from conformance.run.messages import Done, Limits, Task
 from conformance.run.pool import Counters, LocalPool
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
 
-FUZZING = "conformance.sources.fuzzing.worker"
-
 
 class TestForks:
     """Workers are forks of a process without threads or initialized devices."""
 
     pytestmark = pytest.mark.skipif(not processes.can_fork(), reason="workers are no forks here")
 
-    @pytest.mark.parametrize("preload", [pool_module.PRELOAD, [FUZZING, *pool_module.PRELOAD]])
-    def test_what_the_server_has_done(self, preload: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_the_server_has_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The server has imported torch but no target, initialized no device, and has one thread. The user's setting of
         OpenBLAS reaches the workers only."""
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-        with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"], preload) as pool:
+        with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"]) as pool:
             assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
             until_ready(pool, 1)
             assert replace(pool.counters, started=0) == Counters(waited=1)
@@ -48,14 +45,15 @@ class TestForks:
         monkeypatch.setattr(processes, "DRIVERS", drivers)
         monkeypatch.setattr(processes.importlib, "import_module", imported.append)
         processes._imported(pool_module.PRELOAD)
-        assert imported == [*pool_module.PRELOAD][: 2 if drivers else 3]
+        assert imported == [*pool_module.PRELOAD][: -1 if drivers else None]
+        assert {*pool_module.PRELOAD[-1:]} == processes.ASKS_FOR_ACCELERATORS
 
     @pytest.mark.parametrize(
         ("module", "why"), [("threads_at_import", "started 1 threads"), ("no_such_module", "cannot be imported")]
     )
     def test_a_server_that_must_not_fork(self, module: str, why: str) -> None:
         """If a module starts threads or cannot be imported, the task runs in a new process."""
-        with LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", module]) as pool:
+        with LocalPool("cpu", Limits(), 1, ["tasks"], preload=["torch", module]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
             assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
@@ -107,7 +105,8 @@ class TestForks:
             os.kill(os.getpid(), signal.SIGINT)
 
         timer = threading.Timer(1.0, interrupts)
-        with signals.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], ["torch", "sleeps_at_import"]) as pool:
+        imports = ["torch", "sleeps_at_import"]
+        with signals.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], preload=imports) as pool:
             timer.start()
             with pytest.raises(signals.Stopped):
                 pool.submit(Task("it", tasks.pid))

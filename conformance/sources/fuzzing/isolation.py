@@ -37,8 +37,7 @@ class Workers(PlacedPool):
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
         limits = replace(limits, recycle=Limits.recycle // SHARD)
-        modules = [worker.__name__, *PRELOAD]  # so that their import does not count as program time
-        super().__init__(place, target, limits, jobs, modules, preload=modules)
+        super().__init__(place, target, limits, jobs, PRELOAD)  # so that no import counts as program time
         self.hang: frozenset[str] = frozenset()
         """Ops whose kernels must compile within program time, since programs timed out in their first calls."""
         self.deaths = 0
