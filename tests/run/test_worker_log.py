@@ -103,9 +103,9 @@ def test_a_device_that_hangs_at_its_import(
     minutes, and only `init` had an option to shorten that."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(execution_place, "PATIENCE", 0.5)
-    assert command(["--target", target, *words, "--starting", "6"]) == 2
+    assert command(["--target", target, *words, "--starting", "3"]) == 2
     out, err = capsys.readouterr()
-    assert out.splitlines() == [f"loading {target}, at most 6 s"] and "did not load in " in err
+    assert out.splitlines() == [f"loading {target}, at most 3 s"] and "did not load in " in err
 
 
 @pytest.mark.parametrize(
