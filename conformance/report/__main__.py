@@ -249,12 +249,14 @@ def write_together(runs: Sequence[Run], folder: Path) -> str:
 
 
 def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
-    gc.freeze()  # the collector need not scan the results while the reports allocate text
+    collects = gc.isenabled()
+    gc.disable()  # the collector need not scan the results while the reports allocate text
     try:
         with _alone(folder):
             return _write_forms(run, folder, baseline, fuzz)
     finally:
-        gc.unfreeze()
+        if collects:
+            gc.enable()
 
 
 def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -43,6 +44,14 @@ class TestOneFolder:
         targets |= set(re.findall(r'name="conformance (\w+)"', (tmp_path / "opinfo.xml").read_text()))
         assert len(targets) == 1
         assert {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+
+    def test_modules_stay_frozen(self, tmp_path: Path) -> None:
+        """Modules that garbage collection excludes stay excluded. Regression test: after a report, each full collection
+        traversed torch's objects."""
+        gc.freeze()
+        frozen = gc.get_freeze_count()
+        command.write(run(result()), tmp_path, None)
+        assert gc.isenabled() and gc.get_freeze_count() > frozen / 2
 
     def test_no_room(self, tmp_path: Path) -> None:
         """A full disk gives one sentence and exit code 2, and the old page stays unchanged."""

@@ -105,7 +105,6 @@ class Recorder(TorchDispatchMode):
                 excluded[reason] += 1
             else:
                 kept.append(call)
-        gc.unfreeze()
         return replace(self.calls, calls=kept, excluded=excluded)
 
 
