@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
 from conformance.sources.operator.checks import CHECKS
 from conformance.sources.operator.examine import Request, examination, verdicts
 from conformance.sources.operator.finding import minimized, script
-from conformance.sources.operator.isolation import processor_time
+from conformance.sources.operator.forks import processor_time
 from tests.planted.kernels import CORRECT, LIES
 
 

@@ -1,25 +1,24 @@
 """Place of a pool's workers: this machine, or Ray, as `--pool` and `--per-worker` say.
 
-Defines `Place`, `LOCAL`, `PlacedPool` and `place_of`. A caller gets a pool from a place and uses only
-the `Pool` protocol. Only this module distinguishes the pools, and `ray` is imported only if the user asked for it.
+Defines `Place`, `LOCAL` and `place_of`. Only this module distinguishes the pools, and `ray` is imported only if the
+user asked for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from conformance.record.errors import TargetError, UsageError
 from conformance.record.names import without_features
-from conformance.run.messages import Death, Done, Limits, Pool, Task
-from conformance.run.pool import LocalPool
+from conformance.run.messages import Limits, Pool
+from conformance.run.pool import PRELOAD, LocalPool
 
 HERE = "local"
 """Address for workers on this machine, without Ray."""
@@ -72,12 +71,12 @@ class Place:
         none.
         """
         limits = self.limits(limits)
-        preload = (*preload, *preloaded(target))
+        preload = (*PRELOAD, *preloaded(target))
         if self.local:
-            return LocalPool(target, limits, jobs, modules, worker_log=self.worker_log)
+            return LocalPool(target, limits, jobs, modules, preload=preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool
 
-        return RayPool(self, target, limits, jobs, modules)
+        return RayPool(self, target, limits, jobs, modules, preload)
 
 
 LOCAL = Place()
@@ -85,42 +84,14 @@ LOCAL = Place()
 
 def preloaded(target: str) -> tuple[str, ...]:
     """Return what the target asks a fork server to load; nothing for a target that cannot be described, which a worker
-    reports."""
+    reports. A process that does without torch does not import it for this."""
+    if "torch" not in sys.modules:
+        return ()
     from conformance.engine.loading import describe_target
 
     with contextlib.suppress(TargetError):
         return describe_target(target).preload
     return ()
-
-
-class PlacedPool(Pool):
-    """Base class of a pool that delegates to the pool of a place."""
-
-    def __init__(self, place: Place, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
-        self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
-        self.pool = place.pool(target, limits, jobs, modules)
-
-    def submit(self, task: Task) -> None:
-        """See `Pool.submit`."""
-        self.pool.submit(task)
-
-    def ended(self, seconds: float | None = None) -> Iterator[tuple[Task, Done | Death]]:
-        """See `Pool.ended`."""
-        return self.pool.ended(seconds)
-
-    def ask(
-        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, until: float = math.inf
-    ) -> Any:
-        """See `Pool.ask`."""
-        return self.pool.ask(function, *args, seconds=seconds, until=until)
-
-    def alive(self) -> int:
-        """See `Pool.alive`."""
-        return self.pool.alive()
-
-    def close(self) -> None:
-        """See `Pool.close`."""
-        self.pool.close()
 
 
 def place_of(args: argparse.Namespace, *files: Path | None) -> Place:

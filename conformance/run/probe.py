@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,8 @@ from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
 from conformance.record.names import BUILTIN, DTYPES, without_relations
 from conformance.run.execution_place import LOCAL, Place
-from conformance.run.messages import COMPILING, Limits, OutOfTime, Pool, WorkerDied, unusable
+from conformance.run.isolation import PlacedPool
+from conformance.run.messages import COMPILING, Limits, OutOfTime, WorkerDied, unusable
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def resolve(
         profile.activate()
         if not strict or (profile.kind in SURE and not profile.tried):
             return spec, None
-        with place.pool(spec, limits) as pool:
-            return spec, probe(pool, spec, min(strict, seconds), place.loading(spec, limits))
+        with PlacedPool(place, spec, limits) as pool:
+            return spec, probe(pool, min(strict, seconds))
     kind = without_relations(spec).partition(":")[0]
     if kind in SURE:
         return spec, None
@@ -55,36 +55,30 @@ def resolve(
 
     if not describe_target(spec).probed:
         return spec, None
-    with place.pool(spec, limits) as pool:
-        probed = probe(pool, spec, seconds, place.loading(spec, limits))
+    with PlacedPool(place, spec, limits) as pool:
+        probed = probe(pool, seconds)
     if probed.unmade:
         raise TargetError(f"target {spec!r} was not run: {probed.unmade}; give more --minutes")
     return f"{spec},without={'+'.join(sorted(probed.lacks)) or 'nothing'}", probed
 
 
-def probe(
-    pool: Pool, spec: str, seconds: float = math.inf, loading: AbstractContextManager[None] | None = None
-) -> Probe:
-    """Probe the device of this target for at most `seconds`, which count from when the target is loaded.
+def probe(pool: PlacedPool, seconds: float = math.inf) -> Probe:
+    """Probe the device of the pool's target for at most `seconds`, which count from when the target is loaded.
 
-    `loading` is a context around loading. Raises TargetError if the target cannot be loaded, or if values do not
-    survive the way to the device and back.
+    Raises TargetError if the target cannot be loaded, or if values do not survive the way to the device and back.
     """
     fatal: dict[str, str] = {}
-    begin = None
+    pool.ask_first(os.getpid)
+    begin, until = time.monotonic(), time.time() + seconds
     while True:
         try:
-            if begin is None:
-                with loading or nullcontext():
-                    pool.ask(os.getpid)
-                begin, until = time.monotonic(), time.time() + seconds
-            result: Probe = pool.ask(_probed, spec, fatal, until=until)
+            result: Probe = pool.ask(_probed, pool.target, fatal, until=until)
         except OutOfTime:
             return Probe(seconds=seconds, unmade=f"the probe did not end within {seconds:.0f} s")
         except WorkerDied as died:
             note = died.death.note
             if note is None or not note.unit or note.unit in fatal:
-                raise unusable(spec, died.death) from None
+                raise unusable(pool.target, died.death) from None
             fatal[note.unit] = died.death.said
         else:
             result = replace(result, seconds=time.monotonic() - begin)
@@ -93,8 +87,8 @@ def probe(
             moves = result.rows[0]
             if moves.answer != "yes":
                 raise TargetError(
-                    f"target {spec!r} cannot be tested: float32 values do not survive the way to the device and back "
-                    f"({moves.detail})"
+                    f"target {pool.target!r} cannot be tested: float32 values do not survive the way to the device and "
+                    f"back ({moves.detail})"
                 )
             return result
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
 from conformance.record.missing_ops import Outcome, Trial
-from conformance.run.messages import COMPILING, Death, ExitReason, Pool, Task, WorkerDied, unusable
+from conformance.run.isolation import PlacedPool
+from conformance.run.messages import COMPILING, Death, ExitReason, Pool, Task
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ RETRIES = 1
 """Retries after a death, each in a fresh worker, because an earlier trial may have corrupted the process."""
 
 
-def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
+def trials(pool: Pool, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
     """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
     TargetError if no worker can be started, and Stopped.
     """
@@ -51,8 +52,6 @@ def trials(pool: Pool, spec: str, tasks: Sequence[Task], seconds: float) -> Iter
         if waiting:
             pool.submit(waiting.popleft())
         if isinstance(answer, Death):
-            if answer.reason is ExitReason.NEVER_STARTED:
-                raise unusable(spec, answer)
             tries[ended.name] += 1
             if answer.reason is ExitReason.CRASH and tries[ended.name] <= RETRIES:
                 pool.submit(ended)
@@ -106,12 +105,9 @@ def contradictions(
     more, notes = profile.contradicted(session.seen)
     if not tasks:
         return more, notes
-    with session.place.pool(spec, session.limits, 1, [plainest.__module__, *MODULES]) as pool:
-        try:
-            pool.ask(os.getpid)  # the time counts from when the target is loaded
-        except WorkerDied as died:
-            raise unusable(spec, died.death) from None
-        tried = list(trials(pool, spec, tasks, seconds))
+    with PlacedPool(session.place, spec, session.limits, 1, [plainest.__module__, *MODULES]) as pool:
+        pool.ask_first(os.getpid)  # the time counts from when the target is loaded
+        tried = list(trials(pool, tasks, seconds))
     for one in tried:
         if one.outcome in words:
             said = f" ({one.said})" if one.said else ""

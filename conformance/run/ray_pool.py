@@ -30,7 +30,7 @@ from conformance.record.errors import ReportError, UsageError
 from conformance.record.files import write_atomic
 from conformance.run import signals, worker
 from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Pool, PoolLost, Task, value_of
-from conformance.run.pool import ATTEMPTS, LOOK, LocalPool
+from conformance.run.pool import ATTEMPTS, LOOK, PRELOAD, LocalPool
 from conformance.run.ray_env import runtime_env
 from conformance.run.supervisor import Supervisor
 
@@ -167,7 +167,15 @@ class RayPool(Pool):
     Raises UsageError if the address does not answer, or if no node has the resources of one worker.
     """
 
-    def __init__(self, place: Place, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        place: Place,
+        target: str,
+        limits: Limits,
+        jobs: int = 1,
+        modules: Sequence[str] = (),
+        preload: Sequence[str] = PRELOAD,
+    ) -> None:
         self.target, self.limits, self.jobs, self._place = target, limits, jobs, place
         self.workers: dict[str, int] = {}
         """Number of ready workers by node."""
@@ -175,7 +183,8 @@ class RayPool(Pool):
         """One sentence for each actor that was lost and each node that was excluded."""
         self._head = cluster(place, target)
         torch = importlib.metadata.version("torch").partition("+")[0]
-        self._supervised = functools.partial(LocalPool, target, limits, 1, tuple(modules)), torch
+        pool_of = functools.partial(LocalPool, target, limits, 1, tuple(modules), preload=tuple(preload))
+        self._supervised = pool_of, torch
         self._check_resources()
         amounts = dict(place.per_worker)
         own = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0), "resources": amounts}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -68,6 +70,11 @@ class TestForks:
         with LocalPool("cpu", Limits(), 1, ["tasks"], [*pool_module.PRELOAD, *own]) as pool:
             assert pool.ask(tasks.knows_inductor) == (True, True)
             assert pool.counters.lost == ""  # the server started no thread
+
+    def test_a_process_without_torch_does_not_import_it_to_start_workers(self) -> None:
+        """Describing a target imports torch, which `conformance opinfo` leaves to its workers."""
+        code = "import sys; from conformance.run.execution_place import preloaded; preloaded('inductor')"
+        subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
 
     def test_a_server_that_dies(self) -> None:
         """The pool ends the server's workers, and the task runs again in a worker without a server."""

@@ -22,12 +22,12 @@ from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options, signals
-from conformance.run.messages import Death, ExitReason, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.isolation import OUTCOMES, PlacedPool
+from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.accuracy.worker import TARGET
-from conformance.sources.opinfo.isolation import OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -53,27 +53,27 @@ def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     return declarations
 
 
-def measured(pool: Pool, spec: str, job: Job, cases: Sequence[Named], until: float = math.inf) -> Iterator[Result]:
+def measured(pool: PlacedPool, job: Job, cases: Sequence[Named], until: float = math.inf) -> Iterator[Result]:
     """Yield the result of each case that ends before the time `until`. Raises TargetError if no worker can be started,
     and Stopped."""
-    for case in cases:
-        pool.submit(Task(case.id, job.run, (spec, case)))
-    for task, answer in pool.ended(None if until == math.inf else until - time.monotonic()):
-        case = task.args[1]
-        if not isinstance(answer, Death):
-            if isinstance(answer.error, UserError):
-                raise answer.error
-            fault = Failure.of_harness(answer.error)
-            yield answer.value or case.result(Outcome.CRASH, failed=1, failures=(fault,))
-        elif answer.reason is ExitReason.NEVER_STARTED:
-            raise unusable(spec, answer)
-        elif reason := _too_small(answer):
-            yield case.result(Outcome.SKIP, skipped=1, reason=reason)
-        else:
-            outcome, oracle = OUTCOMES[answer.reason]
-            phase = answer.note.steps[-1] if answer.note and answer.note.steps else "the worker"
-            failure = Failure(oracle, phase, "an answer", answer.said, call=case.call)
-            yield case.result(outcome, samples=1, failed=1, failures=(failure,))
+    tasks = [Task(case.id, job.run, (pool.target, case)) for case in cases]
+    for task, answer in pool.results(tasks, _lost, None if until == math.inf else until - time.monotonic()):
+        if isinstance(answer, UserError):
+            raise answer
+        if isinstance(answer, Exception):
+            answer = task.args[1].result(Outcome.CRASH, failed=1, failures=(Failure.of_harness(answer),))
+        yield answer
+
+
+def _lost(task: Task, death: Death) -> Result:
+    """Return the result of a case whose worker died."""
+    case: Any = task.args[1]
+    if reason := _too_small(death):
+        return case.result(Outcome.SKIP, skipped=1, reason=reason)
+    outcome, oracle = OUTCOMES[death.reason]
+    phase = death.note.steps[-1] if death.note and death.note.steps else "the worker"
+    failure = Failure(oracle, phase, "an answer", death.said, call=case.call)
+    return case.result(outcome, samples=1, failed=1, failures=(failure,))
 
 
 def _too_small(death: Death) -> str:
@@ -130,13 +130,10 @@ class MeasuredCases(Source):
         with shown(session.console) as view:
             view.start(Run(profiles.identity(session.spec)), len(self.chosen))
             try:
-                with session.place.pool(session.target, limits, session.args.jobs, job.modules) as pool:
-                    try:
-                        run.environment, held = pool.ask(job.described, session.target)
-                    except WorkerDied as died:
-                        raise unusable(session.target, died.death) from None
+                with PlacedPool(session.place, session.target, limits, session.args.jobs, job.modules) as pool:
+                    run.environment, held = pool.ask_first(job.described, session.target)
                     left = [case for case in self.chosen if held is None or case.dtype in held]
-                    for result in measured(pool, session.target, job, left, until):
+                    for result in measured(pool, job, left, until):
                         run.results.append(expectations.judged(result, self.expected))
                         view.add(run.results[-1])
             except KeyboardInterrupt:

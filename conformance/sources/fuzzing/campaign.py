@@ -23,6 +23,7 @@ from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError
 from conformance.program.script import script
 from conformance.program.steps.table import OPS
+from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import NOT_RUN, counted, write_atomic
 from conformance.report.live import Log, Sample
@@ -197,6 +198,8 @@ class Campaign:
                     return
                 except WorkerDied as died:
                     answer = worker.died_elsewhere(finding, died.death)
+                except TargetError as error:
+                    answer = f"cannot be used: {error}"
                 group.elsewhere[relative] = answer
                 self._save(group)
 
@@ -281,7 +284,7 @@ class Campaign:
                 workers.begin(replace(shard, until=self._drawing_deadline()))
 
         begin()
-        for shard, result, rest in workers.results(self._deadline() - time.time()):
+        for shard, result, rest in workers.shards(self._deadline() - time.time()):
             self.running -= 1
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             del self.unfinished[shard.first]

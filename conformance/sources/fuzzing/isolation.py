@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from conformance.program.model import Program, ProgramError
+from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, MEMORY
 from conformance.record.names import MEASURED
-from conformance.run.execution_place import LOCAL, Place, PlacedPool
-from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied, unusable
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.isolation import PlacedPool
+from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.pool import PRELOAD
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
@@ -47,12 +49,8 @@ class Workers(PlacedPool):
 
     def load(self) -> dict[str, str]:
         """Load the target in a worker and return its environment. Raises TargetError."""
-        try:
-            with self.place.loading(self.target, self.limits):
-                environment: dict[str, str] = self.ask(worker.environment, self.target)
-            return environment
-        except WorkerDied as died:
-            raise unusable(self.target, died.death) from None
+        environment: dict[str, str] = self.ask_first(worker.environment, self.target)
+        return environment
 
     def others(self) -> tuple[Workers, FreshWorkers]:
         """Return workers for shrinking on this machine, with the same target and limits."""
@@ -66,7 +64,7 @@ class Workers(PlacedPool):
         shard = replace(shard, hang=self.hang)
         self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
 
-    def results(self, seconds: float | None = None) -> Iterator[tuple[Shard, ShardResult, Shard | None]]:
+    def shards(self, seconds: float | None = None) -> Iterator[tuple[Shard, ShardResult, Shard | None]]:
         """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
         Raises TargetError if no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
@@ -76,8 +74,6 @@ class Workers(PlacedPool):
             (shard,) = task.args
             behind = None
             if isinstance(answer, Death):
-                if answer.reason is ExitReason.NEVER_STARTED:
-                    raise unusable(self.target, answer)
                 self.deaths += 1
                 result, behind = recover_dead_worker(shard, answer)
             elif answer.error is not None:
@@ -91,7 +87,7 @@ class Workers(PlacedPool):
         """Run one shard to its end, in a new worker after each death."""
         whole = ShardResult()
         self.begin(shard)
-        for _, result, rest in self.results():
+        for _, result, rest in self.shards():
             whole.add(result)
             if rest is not None:
                 self.begin(rest)
@@ -118,9 +114,7 @@ class Workers(PlacedPool):
             return True  # measurements need the campaign's baseline, which this worker does not have
         try:
             return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
-        except WorkerDied as died:
-            if died.death.reason is ExitReason.NEVER_STARTED:
-                raise unusable(self.target, died.death) from None
+        except WorkerDied:
             return True
 
     @staticmethod
@@ -157,12 +151,10 @@ class Workers(PlacedPool):
             try:
                 small: FailingProgram = self.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)
                 return small
-            except OutOfTime:
+            except (OutOfTime, TargetError):
                 break
             except WorkerDied as died:
                 progress = progress.after(died.death, same)
-                if died.death.reason is ExitReason.NEVER_STARTED:
-                    break
         if not (same and progress.best):
             return finding
         return worker.died_of(finding, Program.from_json(json.loads(progress.best)))

@@ -63,7 +63,7 @@ def _update(options: argparse.Namespace, path: Path) -> int:
 def _catalog() -> Sequence[Any]:
     """Return op_db's entries, from a worker process that imports torch. Raises TargetError."""
     from conformance.run.messages import Limits
-    from conformance.sources.opinfo.isolation import Cases
+    from conformance.sources.opinfo.pool import Cases
 
     with Cases("cpu", Limits()) as cases:
         return cases.catalog()[0]

@@ -27,7 +27,8 @@ from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
 from conformance.run.execution_place import LOCAL, Place
-from conformance.run.messages import Limits, WorkerDied, unusable
+from conformance.run.isolation import PlacedPool
+from conformance.run.messages import Limits
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.run.worker import loaded
@@ -107,14 +108,10 @@ def investigate(
     full, probe = resolve(spec, limits, place)
     declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
     result = Investigation(spec, probe)
-    pool = place.pool(full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
+    pool = PlacedPool(place, full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
     try:
-        try:
-            with place.loading(spec, limits):
-                result.environment = pool.ask(environment, full)
-            opinfos = pool.ask(of_opinfo.names, full)
-        except WorkerDied as died:
-            raise unusable(spec, died.death) from None
+        result.environment = pool.ask_first(environment, full)
+        opinfos = pool.ask_first(of_opinfo.names, full)
         steps = [name for name, op in OPS.items() if not {name, op.family} & declared]
         todo = {"opinfos": [task(full, of_opinfo.call_of, name) for name in opinfos],
                 "steps": [task(full, of_step.subject_of, name) for name in steps]}  # fmt: skip
@@ -123,7 +120,7 @@ def investigate(
             for one in todo[kind]:
                 result.trials[kind, one.name] = Trial(one.name, Outcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
-            _try(result, kind, trials(pool, spec, todo[kind], max(left, 1.0)), console)
+            _try(result, kind, trials(pool, todo[kind], max(left, 1.0)), console)
     except KeyboardInterrupt:
         if not result.trials:
             raise

@@ -15,6 +15,7 @@ from typing import Any
 
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
+from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.calls import Call, Plan, entry_of, from_description, from_op_db
 from conformance.sources.operator.checks import (
@@ -28,7 +29,7 @@ from conformance.sources.operator.checks import (
     NotJudged,
     writes_beyond,
 )
-from conformance.sources.operator.isolation import Death, Send, forked, processor_time
+from conformance.sources.operator.forks import Send, forked, processor_time
 from conformance.sources.operator.sides import observed, target_of
 from conformance.sources.operator.subject import Operator, operator_of
 from conformance.standalone.moving import leaves
@@ -351,10 +352,12 @@ def examined(
 
     number, check = 0, ""
     for item in forked(work, seconds):
-        if isinstance(item, Death) and item.hangs and name in COMPILING:
-            yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
-        elif isinstance(item, Death):
-            name_of_death = "hang" if item.hangs else check or "crash"
+        if isinstance(item, Death):
+            hangs = item.reason is ExitReason.TIMEOUT
+            if hangs and name in COMPILING:
+                yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
+                continue
+            name_of_death = "hang" if hangs else check or "crash"
             if name_of_death == "reads" and _dies(trial, calls[number], seconds):
                 name_of_death = "writes"
             mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)

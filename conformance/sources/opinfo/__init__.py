@@ -1,5 +1,5 @@
 """PyTorch's operator database as test cases: planning, sampling, running one case, and isolating cases.
 
-`plan`, `isolation` and `worker` do not import torch, so a crash of a tested op cannot end the process that collects
+`plan`, `pool` and `worker` do not import torch, so a crash of a tested op cannot end the process that collects
 results.
 """

@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.record.causes import pattern_of_result
+from conformance.record.errors import TargetError
 from conformance.record.finding import ON_CPU, ON_TARGET
 from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
-from conformance.run.execution_place import LOCAL, Place, PlacedPool
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
@@ -54,26 +56,31 @@ def minimize(
     reasons = Counter[str]()
     modules = (worker.__name__, "conformance.sources.opinfo.smaller")
     limits = replace(limits, unit=min(limits.unit, TRIAL))
+    tasks = [
+        Task(id, worker.minimized, (run.target, cases[id], failure, until, Progress()))
+        for id, failure in chosen.items()
+    ]
     with PlacedPool(place, run.target, limits, min(jobs, len(chosen)), modules) as pool:
-        for id, failure in chosen.items():
-            pool.submit(Task(id, worker.minimized, (run.target, cases[id], failure, until, Progress())))
-        for task, answer in pool.ended(seconds + limits.unit):
-            if isinstance(answer, Death):
-                *args, failure, until_, progress = task.args
-                progress = progress.after(answer, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
-                if answer.reason is not ExitReason.NEVER_STARTED and not progress.over:
-                    pool.submit(replace(task, args=(*args, failure, until_, progress)))
+        try:
+            for task, answer in pool.results(tasks, _after_death, seconds + limits.unit):
+                if isinstance(answer, Failure):
+                    small[task.name] = answer
                 else:
-                    reasons["its worker dies too often"] += 1
-            elif isinstance(answer.value, Failure):
-                small[task.name] = answer.value
-            else:
-                reasons[answer.value or f"{type(answer.error).__name__}: {answer.error}"] += 1
+                    reasons[answer if isinstance(answer, str) else f"{type(answer).__name__}: {answer}"] += 1
+        except TargetError as error:
+            reasons[str(error)] = len(chosen) - len(small) - reasons.total()
     run.results = [_with(result, small.get(result.id)) for result in run.results]
     reasons["no time left"] += len(chosen) - len(small) - reasons.total()
     counts = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
     if counts:
         run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({counts})")
+
+
+def _after_death(task: Task, death: Death) -> Task | str:
+    """Return the task with the progress of its dead worker, or the reason why there is no further one."""
+    *args, failure, until, progress = task.args
+    progress = progress.after(death, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
+    return "its worker dies too often" if progress.over else replace(task, args=(*args, failure, until, progress))
 
 
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:

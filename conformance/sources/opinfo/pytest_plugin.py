@@ -58,14 +58,14 @@ def _cases(config: pytest.Config) -> list[Any]:
     from conformance.declare import expectations
     from conformance.declare import profile as profiles
     from conformance.run.messages import Limits
-    from conformance.sources.opinfo import isolation, plan
+    from conformance.sources.opinfo import plan, pool
 
     args = config.option
     selections, shard = plan.selections_of(args), args.shard
     profile = profiles.of(args.target) or profiles.Profile()
     profile.activate()
     config.stash[EXPECTED] = expectations.expected(expectations.file_of(args, expectations.path_for(args.target)))
-    config.stash[POOL] = isolation.Cases(args.target, Limits(unit=args.case_timeout, memory=args.case_memory))
+    config.stash[POOL] = pool.Cases(args.target, Limits(unit=args.case_timeout, memory=args.case_memory))
     catalog, _ = config.stash[POOL].catalog(beside=plan.asks_beside(selections))
     return plan.without(plan.select(catalog, selections, shard), profile.unsupported("op"))[0]
 

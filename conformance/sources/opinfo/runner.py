@@ -38,10 +38,10 @@ from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
 from conformance.sources.opinfo import plainest, plan, terminal
-from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.journal import Journal
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
+from conformance.sources.opinfo.pool import Cases
 from conformance.sources.opinfo.replay import replay
 
 LIMITS = Limits(unit=120.0, memory=8.0)

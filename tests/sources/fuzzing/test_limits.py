@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import math
@@ -26,6 +27,7 @@ from conformance.report import __main__ as report
 from conformance.report import terminal
 from conformance.run import probe as run_probe
 from conformance.run import session
+from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, isolation, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
@@ -154,11 +156,12 @@ class SlowProbe(Pool):
         for name in ("time", "monotonic"):
             monkeypatch.setattr(run_probe.time, name, lambda: self.now)
 
-    def pool(self, spec: str, limits: Limits) -> SlowProbe:
+    def pool(self, *args: Any) -> SlowProbe:
         return self
 
-    def loading(self, spec: str, limits: Limits) -> None:
+    def loading(self, spec: str, limits: Limits) -> contextlib.nullcontext[None]:
         """Load without delay."""
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""
@@ -249,7 +252,7 @@ class TestMinutes:
             "target 'device:cpu' was not run: the probe did not end within 60 s; give more --minutes"
         )
         assert late.until == [60.0]
-        assert run_probe.probe(late, "device:cpu", 200).seconds == 100.0
+        assert run_probe.probe(PlacedPool(late, "device:cpu", Limits()), 200).seconds == 100.0
 
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling target and running a finding on it stop at the campaign's deadline."""

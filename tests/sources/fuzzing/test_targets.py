@@ -24,6 +24,7 @@ from conformance.sources.fuzzing.worker import FailingProgram, elsewhere
 from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]
+PLANTED = ROOT / "tests" / "planted"
 
 
 class TestRenderers:
@@ -50,15 +51,17 @@ class TestRenderers:
         assert elsewhere("cpu", invalid, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):
-        """The saved finding records that one sibling target agrees and the other fails."""
+        """The saved finding records the answer of each sibling. Regression test: a sibling whose process ended while it
+        loaded counted as one that crashes in the program."""
         (tmp_path / "related.py").write_text(
             "from conformance.selftest.mutants import MutantTarget\n\n\n"
             "class Faulty(MutantTarget):\n"
-            "    siblings = ('cpu', 'mutant:flip forgets the last dim', 'mutant:nonsense')\n\n"
+            "    siblings = ('cpu', 'mutant:flip forgets the last dim', 'mutant:nonsense', 'class:tasks.Dies')\n\n"
             "    def __init__(self, argument=''):\n"
             "        super().__init__('flip forgets the last dim')\n"
         )
-        monkeypatch.syspath_prepend(str(tmp_path))
+        for folder in (tmp_path, PLANTED):
+            monkeypatch.syspath_prepend(str(folder))
         words = ["--target", "class:related.Faulty", "--programs", "0", "--corpus", str(tmp_path / "corpus")]
         (tmp_path / "corpus").mkdir()
         (tmp_path / "corpus" / "flip.json").write_text(
@@ -86,6 +89,7 @@ class TestRenderers:
         assert finding["elsewhere"]["cpu"] == "agrees"
         assert finding["elsewhere"]["mutant:flip forgets the last dim"] == "fails in the same way (value)"
         assert finding["elsewhere"]["mutant:nonsense"].startswith("cannot be used: there is no fault")
+        assert finding["elsewhere"]["class:tasks.Dies"].startswith("cannot be used: target 'class:tasks.Dies' ends the")
 
 
 class TestUpstream:

@@ -49,7 +49,7 @@ class TestTrials:
         limits = Limits(unit=2, compiling=2, memory=4, grace=1)
         names = ("exp", "tan", "atan", "acosh", "log")
         with LocalPool(spec, limits, 1, MODULES) as pool:
-            tried = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
+            tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: trial.outcome for name, trial in tried.items()} == {
             "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
             "log": Outcome.WORKS,
@@ -67,7 +67,7 @@ class TestTrials:
         spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
         names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
-            tried = {t.name: t for t in trials(pool, spec, [task(spec, call_of, name) for name in names], 100)}
+            tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: (trial.outcome, trial.operator) for name, trial in tried.items()} == {
             "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
             "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
@@ -80,7 +80,7 @@ class TestTrials:
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.WrongNameTarget"
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
-            (trial,) = trials(pool, spec, [task(spec, call_of, "exp")], 100)
+            (trial,) = trials(pool, [task(spec, call_of, "exp")], 100)
         assert (trial.outcome, trial.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in trial.said
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
@@ -99,10 +99,10 @@ class TestTrials:
         spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
         with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
             pool.ask(os.getpid)  # the target is loaded
-            tried = {t.name: t for t in trials(pool, spec, [task(spec, subject_of, name) for name in names], 12)}
+            tried = {t.name: t for t in trials(pool, [task(spec, subject_of, name) for name in names], 12)}
             # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
             # with a KeyError.
-            (late,) = trials(pool, spec, [task(spec, subject_of, "sum")], 60)
+            (late,) = trials(pool, [task(spec, subject_of, "sum")], 60)
         assert tried["neg"].outcome is Outcome.WORKS and tried["neg"].seconds > 5
         assert tried["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
         assert late.name == "sum" and late.outcome is Outcome.WORKS

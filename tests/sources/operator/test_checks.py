@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from conformance.record.errors import UsageError
+from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import checks
 from conformance.sources.operator.checks import CHECKS, PROCEDURES, Difference
 from conformance.sources.operator.examine import (
@@ -30,7 +31,6 @@ from conformance.sources.operator.examine import (
     verdicts,
 )
 from conformance.sources.operator.finding import script
-from conformance.sources.operator.isolation import Death
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
 from tests.planted.kernels import CORRECT, LIES
@@ -182,7 +182,9 @@ class TestTime:
 
     def test_compiling_for_long_is_no_hang(self, monkeypatch):
         """The check is then not judged."""
-        monkeypatch.setattr("conformance.sources.operator.examine.forked", lambda *_: iter([Death("", hangs=True)]))
+        monkeypatch.setattr(
+            "conformance.sources.operator.examine.forked", lambda *_: iter([Death(ExitReason.TIMEOUT, "")])
+        )
         trial = examination(Request(**CORRECT["pointwise"]))
         (item,) = examined(trial, "compile", calls_of(trial, "compile"), 20.0)
         assert item == ("values", "compiling it takes more than 20 s")

@@ -10,7 +10,7 @@ import torch
 
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.examine import Request, examination
-from conformance.sources.operator.isolation import forked
+from conformance.sources.operator.forks import forked
 from tests.planted.kernels import LIES
 
 KINDS = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL)

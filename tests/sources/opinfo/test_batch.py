@@ -82,7 +82,7 @@ class TestNotPassing:
     def test_a_death_in_a_batch_blames_no_call(self) -> None:
         """If the worker dies in a batch, the case runs again, each call alone."""
         from conformance.run.messages import Limits
-        from conformance.sources.opinfo.isolation import Cases
+        from conformance.sources.opinfo.pool import Cases
 
         with Cases(LYING.format("dies_of_two_relus"), Limits(unit=120, memory=12)) as pool:
             (result,) = pool.run([case("nn.functional.relu")])

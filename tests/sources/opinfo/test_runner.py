@@ -233,7 +233,7 @@ class TestCommand:
     ) -> None:
         """If a worker dies between cases, no result is lost, and new workers run the remaining cases."""
         from conformance.run.messages import Limits
-        from conformance.sources.opinfo.isolation import Cases
+        from conformance.sources.opinfo.pool import Cases
 
         with Cases("planted", Limits(unit=60, memory=12)) as pool:
             catalog, _ = pool.catalog()

@@ -17,27 +17,17 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from conformance.run.messages import exit_in_words
+from conformance.run.messages import Death, ExitReason, exit_in_words
 
 MEMORY = 8 * 2**30
 """Limit on the memory that a fork may allocate, in bytes."""
 
 Send = Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class Death:
-    """Last message of a fork that ended itself: `said` is the reason in words, and `hangs` is true at the time
-    limit."""
-
-    said: str
-    hangs: bool = False
 
 
 def processor_time() -> float:
@@ -69,7 +59,7 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
                 break
             yield item
         if not ended:
-            yield Death(f"gave no answer in {seconds:g} s", hangs=True)
+            yield Death(ExitReason.TIMEOUT, f"gave no answer in {seconds:g} s")
     finally:
         receiving.close()
         if not ended:
@@ -77,7 +67,7 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
                 os.kill(process, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if ended and status:
-        yield Death(exit_in_words(status))
+        yield Death(ExitReason.CRASH, exit_in_words(status))
 
 
 def _work(work: Callable[[Send], None], sending: Connection) -> None:

@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from conformance.sources.operator.isolation import Death, forked
+from conformance.run.messages import Death, ExitReason
+from conformance.sources.operator.forks import forked
 
 
 def test_messages_arrive_in_order():
@@ -35,19 +36,19 @@ def test_a_crash_is_named():
         send(1)
         ctypes.string_at(0)
 
-    assert [*forked(work, 10)] == [1, Death("killed its process with SIGSEGV")]
+    assert [*forked(work, 10)] == [1, Death(ExitReason.CRASH, "killed its process with SIGSEGV")]
 
 
 def test_a_hang_ends():
     """A fork that sends nothing is killed."""
     began = time.monotonic()
-    assert [*forked(lambda send: time.sleep(60), 0.2)] == [Death("gave no answer in 0.2 s", hangs=True)]
+    assert [*forked(lambda send: time.sleep(60), 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
     assert time.monotonic() - began < 5
 
 
 def test_an_exit_is_named():
     """An operator that ends the process is a death."""
-    assert [*forked(lambda send: os._exit(3), 10)] == [Death("ended its process with exit code 3")]
+    assert [*forked(lambda send: os._exit(3), 10)] == [Death(ExitReason.CRASH, "ended its process with exit code 3")]
 
 
 def test_a_fault_of_the_work():

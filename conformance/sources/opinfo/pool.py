@@ -1,13 +1,11 @@
 """Cases in worker processes: a crash, a hang or running out of memory affects only one case.
 
 Defines `Cases`. A worker notes each sample and phase before it runs it, so the result of a case whose worker died names
-the place. This process imports neither torch nor the target, and makes no decision about passes; a pool manages the
-processes.
+the place. This process imports neither torch nor the target, and makes no decision about passes.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,20 +15,13 @@ from conformance.record.finding import ON_CPU, ON_TARGET, TOGETHER
 from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
-from conformance.run.execution_place import LOCAL, Place, PlacedPool
-from conformance.run.messages import Death, ExitReason, Limits, Task, WorkerDied, unusable
+from conformance.run.execution_place import LOCAL, Place
+from conformance.run.isolation import OUTCOMES, PlacedPool
+from conformance.run.messages import Death, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry, is_beside
 from conformance.sources.opinfo.sample_script import from_op_db
-
-OUTCOMES = {
-    ExitReason.CRASH: (Outcome.CRASH, "crash"),
-    ExitReason.MEMORY: (Outcome.CRASH, "memory"),
-    ExitReason.TIMEOUT: (Outcome.TIMEOUT, "timeout"),
-}
-"""Outcome and oracle of a case, by the exit reason of its worker."""
-
 
 MOST_DEATHS, MOST_TIMEOUTS = 12, 3
 """Number of deaths of workers, and of time-outs among them, after which a case is not run again without the samples
@@ -70,14 +61,9 @@ class Cases(PlacedPool):
         """Return all of op_db as the workers load it, and the target's environment; with `beside`, also the entries
         outside op_db. Raises TargetError, also if the target cannot show one of the `variants`.
         """
-        try:
-            with self.place.loading(self.target, self.limits):
-                self.ask(os.getpid)
-            entries, environment, self.setup, self.lacks, self.without_backend, self.measures = self.ask(
-                worker.catalog, self.target, frozenset(variants), beside
-            )
-        except WorkerDied as died:
-            raise unusable(self.target, died.death) from None
+        entries, environment, self.setup, self.lacks, self.without_backend, self.measures = self.ask_first(
+            worker.catalog, self.target, frozenset(variants), beside
+        )
         return entries, environment
 
     @property
@@ -91,47 +77,42 @@ class Cases(PlacedPool):
         if no worker can be started, and Stopped.
         """
         deaths: dict[str, list[Result]] = {}
-        for case in cases:
-            self.submit(Task(case.id, worker.run, (self.target, case, (), True)))
-        for task, answer in self.ended(seconds):
-            case = task.args[1]
-            if isinstance(answer, Death):
-                if answer.reason is ExitReason.NEVER_STARTED:
-                    raise unusable(self.target, answer)
-                _, _, skipped, together = task.args
-                if together and _noted(answer)[1] == TOGETHER:
-                    self.submit(Task(case.id, worker.run, (self.target, case, skipped, False)))  # each call alone
-                    continue
-                lost = self._lost(case, *OUTCOMES[answer.reason], answer)
-                before = deaths.setdefault(case.id, [])
-                before.append(lost)
-                late = sum(one.outcome is Outcome.TIMEOUT for one in before) == MOST_TIMEOUTS
-                if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or answer.note is None:
-                    yield _joined(lost, deaths.pop(case.id)[:-1])
-                    continue
-                skipped = tuple(failure.sample for result in before for failure in result.failures)
-                self.submit(Task(case.id, worker.run, (self.target, case, skipped, together)))
-            elif isinstance(answer.error, UserError):
-                raise answer.error
-            elif answer.error is not None:
-                said = f"{type(answer.error).__name__}: {answer.error}"
-                lost = self._lost(case, Outcome.CRASH, "harness", Death(ExitReason.CRASH, said))
-                yield _joined(lost, deaths.pop(case.id, []))
-            else:
-                result, loop = answer.value
-                self.loops += [loop] if loop else []
-                yield _joined(result, deaths.pop(case.id, []))
+
+        def after_death(task: Task, death: Death) -> Task | tuple[Result, float]:
+            """Return the case's result, or the case as a task without the samples that ended workers."""
+            _, case, skipped, together = task.args
+            if together and _noted(death)[1] == TOGETHER:
+                return replace(task, args=(self.target, case, skipped, False))  # each call alone
+            before = deaths.setdefault(case.id, [])
+            before.append(self._lost(case, death))
+            late = sum(one.outcome is Outcome.TIMEOUT for one in before) == MOST_TIMEOUTS
+            if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or death.note is None:
+                return before.pop(), 0.0
+            skipped = tuple(failure.sample for result in before for failure in result.failures)
+            return replace(task, args=(self.target, case, skipped, together))
+
+        tasks = [Task(case.id, worker.run, (self.target, case, (), True)) for case in cases]
+        for task, answer in self.results(tasks, after_death, seconds):
+            if isinstance(answer, UserError):
+                raise answer
+            if isinstance(answer, Exception):
+                failure = Failure.of_harness(answer)
+                answer = task.args[1].result(Outcome.CRASH, samples=1, failed=1, failures=(failure,)), 0.0
+            result, loop = answer
+            self.loops += [loop] if loop else []
+            yield _joined(result, deaths.pop(task.name, []))
         for *before, lost in deaths.values():
             yield _joined(lost, before)
 
-    def _lost(self, case: Case, outcome: Outcome, oracle: str, death: Death) -> Result:
+    def _lost(self, case: Case, death: Death) -> Result:
         """Return the result of a case whose worker is gone, from the worker's last note."""
+        outcome, oracle = OUTCOMES[death.reason]
         sample, phase, changed = _noted(death)
         origin = Origin.from_json(changed) if changed else None
         finding = f"{outcome}: {death.said}"
         script = (
             ""
-            if oracle == "harness" or is_beside(case.op)  # op_db does not have its samples
+            if is_beside(case.op)  # op_db does not have its samples
             else from_op_db(case, self.setup, sample, finding, lacks=self.lacks, origin=origin)
         )
         where = {"CPU": ON_CPU, "target": ON_TARGET}.get(phase, phase or "the worker")

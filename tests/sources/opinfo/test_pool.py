@@ -9,8 +9,8 @@ import pytest
 
 from conformance.record.result import Outcome
 from conformance.run.messages import Death, Done, ExitReason, Limits, Note, Task
-from conformance.sources.opinfo.isolation import Cases
 from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.pool import Cases
 
 DIVISION = Case("div", "trunc_rounding", "binary", "int32", "end_values", "as_sampled", None)
 SUM = Case("sum", "", "reductions", "int32", "end_values", "as_sampled", None)
