@@ -14,6 +14,7 @@ import argparse
 import ast
 import io
 import re
+import signal
 import sys
 import tokenize
 import tomllib
@@ -144,4 +145,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the reader ends first, as in `| head`
     sys.exit(main())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 spec = importlib.util.spec_from_file_location("prose", ROOT / "scripts" / "prose.py")
 assert spec is not None and spec.loader is not None
 prose = importlib.util.module_from_spec(spec)
-__import__("sys").modules["prose"] = prose
+sys.modules["prose"] = prose
 spec.loader.exec_module(prose)
 
 PLAIN = "Return the smallest program that still fails on the target."
@@ -72,3 +76,12 @@ class TestCommand:
     def test_an_unknown_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert prose.main(["nowhere"]) == 2
         assert capsys.readouterr().err == "scripts/prose.py: there is no nowhere in this repository\n"
+
+    def test_a_reader_that_ends_first(self) -> None:
+        """Output that nothing reads ends the script quietly. Regression test: `| head` ended it with a traceback."""
+        reading, writing = os.pipe()
+        os.close(reading)
+        words = [sys.executable, ROOT / "scripts" / "prose.py", "scripts"]
+        done = subprocess.run(words, check=False, stdout=writing, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -371,7 +372,7 @@ def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> st
         if name in known and name not in wanted and name not in without:
             wanted.add(name)
             left += _used(known[name])
-    text = "\n\n".join(ast.unparse(node) for name, node in known.items() if name in wanted)
+    text = "\n\n".join(_written(node) for name, node in known.items() if name in wanted)
     return "\n".join([*(line for used, line in IMPORTS.items() if used in text), "", text])
 
 
@@ -386,25 +387,44 @@ def _definitions() -> dict[str, ast.AST]:
     """Return functions, classes and constants of the modules by name."""
     result: dict[str, ast.AST] = {}
     for module in MODULES:
-        for node in ast.parse((ROOM / module).read_text(encoding="utf-8")).body:
+        for node in _bare((ROOM / module).read_text(encoding="utf-8")).body:
             name = getattr(node, "name", "") or next(iter(_stored(node)), "")
             if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
                 result.pop(name, None)
-                result[name] = _Bare().visit(node)
+                result[name] = node
     return result
 
 
 def bare(text: str) -> str:
     """Return the text of functions without annotations and docstrings."""
-    return ast.unparse(_Bare().visit(ast.parse(text)))
+    return _written(_bare(text))
+
+
+def _bare(text: str) -> ast.Module:
+    """Return the syntax tree of a text without annotations and docstrings."""
+    empty = {number for number, line in enumerate(text.split("\n"), 1) if not line}
+    return _Bare(empty).visit(ast.parse(text))
+
+
+def _written(node: ast.AST) -> str:
+    """Return the text of a syntax tree that `_bare` made."""
+    return re.sub(rf" *{EMPTY_LINE}\n\n?", "\n", ast.unparse(node))
 
 
 PACKAGE_OPERATORS, SCRIPT_OPERATORS = "conformance::", "script::"
 """Namespaces of custom operators. A script that runs in a process of the package must not replace the package's
 operators: a call of a replaced operator may end the process."""
 
+EMPTY_LINE = "__empty_line__"
+"""Statement that stands for an empty line in a definition, since `ast.unparse` drops empty lines."""
+
 
 class _Bare(ast.NodeTransformer):
+    """Removes annotations and docstrings, and marks the lines of definitions whose numbers are in `empty`."""
+
+    def __init__(self, empty: Set[int]) -> None:
+        self.empty = empty
+
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         if isinstance(node.value, str) and node.value.startswith(PACKAGE_OPERATORS):
             node.value = node.value.replace(PACKAGE_OPERATORS, SCRIPT_OPERATORS, 1)
@@ -412,7 +432,7 @@ class _Bare(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         self.generic_visit(node)
-        return ast.Assign([node.target], node.value, lineno=node.lineno) if node.value else None
+        return ast.copy_location(ast.Assign([node.target], node.value), node) if node.value else None
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -432,5 +452,10 @@ class _Bare(ast.NodeTransformer):
         return self.undocumented(node)
 
     def undocumented(self, node: Any) -> Any:
-        node.body = node.body[ast.get_docstring(node) is not None :] or [ast.Pass()]
+        body = node.body[ast.get_docstring(node) is not None :] or [ast.Pass()]
+        node.body = body[:1]
+        for before, line in itertools.pairwise(body):
+            if not self.empty.isdisjoint(range(before.end_lineno, line.lineno)):
+                node.body.append(ast.Expr(ast.Name(EMPTY_LINE, ast.Load())))
+            node.body.append(line)
         return node

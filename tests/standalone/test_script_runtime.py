@@ -14,7 +14,7 @@ from conformance.record import names
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone import oracles
 from conformance.standalone.observation import Raised, observe, versions_of
-from conformance.standalone.script import defined
+from conformance.standalone.script import carried, defined
 from conformance.standalone.script_runtime import compare, picture
 
 
@@ -308,3 +308,12 @@ def test_names_of_a_script():
     with special values lacked a function of the harness, since another function has a variable of its name."""
     text = "import torch\nDEVICE, MODE = 'cpu', None\ndef run(x):\n    places = x\nclass A:\n    b = 1\n"
     assert defined(text) == {"DEVICE", "MODE", "run", "A"}
+
+
+def test_paragraphs_of_a_carried_function():
+    """A carried function has the empty lines of its source. Regression test: they were lost, so the code behind an
+    inner function looked like a part of it."""
+    text = carried(("exported",))
+    assert "or None\n\n        program, file = (torch.export.export" in text
+    assert "\n\n    return call\n\n" in text
+    assert "\n\n\n" not in text and "class Traced(torch.nn.Module):\n\n    def __init__" in text
