@@ -118,6 +118,12 @@ def loaded(target: str) -> Target:
     return load_target(target)
 
 
+def environment(target: str) -> dict[str, str]:
+    """Return the target's environment as plain text. Torch's version is an object: reading it would import torch in the
+    pool's owner. Raises TargetError."""
+    return {name: str.__str__(text) for name, text in loaded(target).environment().items()}
+
+
 def perform(message: bytes) -> bytes:
     """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
 

@@ -30,7 +30,7 @@ from conformance.report.live import Log, Sample
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.sources.fuzzing import worker
-from conformance.sources.fuzzing.isolation import FreshWorkers, Workers, found_by
+from conformance.sources.fuzzing.isolation import Workers, found_by
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
 from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
@@ -136,8 +136,8 @@ class Campaign:
             self.environment = workers.load()
             self._note_progress()
             self.began, self.began_at = time.monotonic(), time.time()
-            with FreshWorkers(plan.target, plan.limits, replace(self.place, address=LOCAL.address)) as fresh:
-                shrinker = remote or LocalShrinker(workers, fresh, plan.trials)
+            with LocalShrinker(workers, plan.trials) as local:
+                shrinker = remote or local
                 try:
                     self._run_shards(workers, shrinker, remote)
                 finally:

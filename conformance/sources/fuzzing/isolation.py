@@ -1,37 +1,29 @@
-"""Worker processes that run programs: recovery of a shard whose worker died, and shrinking of crashes and hangs.
+"""Worker processes that run programs, and recovery of a shard whose worker died.
 
-Defines `Workers` and `FreshWorkers`. The key insight: a worker records each program and each step before it runs it. A
-death therefore names its program and step, and a worker can draw the shard's earlier programs again. A failure can
-corrupt its process for all later programs. So a failure counts only if it repeats in a fresh process.
+Defines `Workers`. The key insight: a worker records each program and each step before it runs it. A death therefore
+names its program and step, and a worker can draw the shard's earlier programs again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from conformance.program.model import Program, ProgramError
-from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, MEMORY
 from conformance.record.names import MEASURED
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied
+from conformance.run.messages import Death, Done, ExitReason, Limits, Task, WorkerDied
 from conformance.run.pool import PRELOAD
+from conformance.run.worker import environment
 from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
 from conformance.sources.fuzzing.worker import DEATHS, MOST_PARTS, NOTHING, FailingProgram, ShardResult
-from conformance.sources.programs.progress import Progress
-
-TO_ANSWER = 1.0
-"""Seconds before its deadline at which a worker stops trying smaller programs, judges the smallest one and returns."""
 
 
 class Workers(PlacedPool):
@@ -49,15 +41,14 @@ class Workers(PlacedPool):
 
     def load(self) -> dict[str, str]:
         """Load the target in a worker and return its environment. Raises TargetError."""
-        environment: dict[str, str] = self.ask_first(worker.environment, self.target)
-        return environment
+        result: dict[str, str] = self.ask_first(environment, self.target)
+        return result
 
-    def others(self) -> tuple[Workers, FreshWorkers]:
-        """Return workers for shrinking on this machine, with the same target and limits."""
-        place = replace(self.place, address=LOCAL.address)
-        workers = Workers(self.target, self.limits, place=place)
-        workers.hang = self.hang
-        return workers, FreshWorkers(self.target, self.limits, place)
+    def alike(self) -> Workers:
+        """Return other workers with the same target and limits, on this machine."""
+        result = Workers(self.target, self.limits, place=replace(self.place, address=LOCAL.address))
+        result.hang = self.hang
+        return result
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
@@ -108,7 +99,7 @@ class Workers(PlacedPool):
         """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
-            return self.ending(finding.program, until) in self._same(finding)
+            return self.ending(finding.program, until) in deaths_of(finding)
         oracles = {mismatch.oracle for mismatch in finding.mismatches}
         if oracles and oracles <= {*MEASURED}:
             return True  # measurements need the campaign's baseline, which this worker does not have
@@ -117,110 +108,11 @@ class Workers(PlacedPool):
         except WorkerDied:
             return True
 
-    @staticmethod
-    def _same(finding: FailingProgram) -> frozenset[ExitReason]:
-        """Return the deaths of a worker that count as the finding; none for a finding that ends no worker."""
-        kind = finding.kind
-        return frozenset(map(ExitReason, {kind, CRASH if kind == MEMORY else kind})) if kind in DEATHS else frozenset()
 
-    def shrink(
-        self, finding: FailingProgram, trials: int, until: float = math.inf, fresh: FreshWorkers | None = None
-    ) -> FailingProgram:
-        """Return the finding on the smallest program found by `until` (seconds since the epoch). A death that does not
-        repeat is FLAKY; `fresh` provides a fresh worker for this check. If a smaller program ends the worker, another
-        one goes on. Raises errors of the harness itself."""
-        if finding.kind in DEATHS:
-            if not finding.program.inputs:
-                return finding
-            try:
-                repeats = fresh.show(finding, until) if fresh else self.shows(finding, until)
-            except OutOfTime:
-                return finding
-            return self._smallest(finding, trials, until) if repeats else finding.flaky()
-        small = self._smallest(finding, trials, until)
-        with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
-            seconds, early = 2 * worker.LONGEST_TRIAL, until - TO_ANSWER
-            small = self.ask(worker.attributed, self.target, small, early, seconds=seconds, until=until)
-        return small
-
-    def _smallest(self, finding: FailingProgram, trials: int, until: float) -> FailingProgram:
-        """Return the finding on the smallest program that workers find, one after the other."""
-        same, progress, last = self._same(finding), Progress(), time.time() + 60 + trials * 10.0
-        while not progress.over and time.time() < last:
-            arguments = (self.target, finding, trials, until - TO_ANSWER, progress, self.hang)
-            try:
-                small: FailingProgram = self.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)
-                return small
-            except (OutOfTime, TargetError):
-                break
-            except WorkerDied as died:
-                progress = progress.after(died.death, same)
-        if not (same and progress.best):
-            return finding
-        return worker.died_of(finding, Program.from_json(json.loads(progress.best)))
-
-    def confirm(
-        self, finding: FailingProgram, small: FailingProgram, fresh: FreshWorkers, trials: int, until: float
-    ) -> FailingProgram:
-        """Return the smaller finding if it fails in a fresh worker too.
-
-        Otherwise run the original program in a fresh worker. If it passes there, return it as FLAKY. If it fails,
-        shrink it in that worker, and return the result if it fails in another fresh worker, else the original. At
-        `until` the original is returned."""
-        shrunk = small.program != finding.program
-        with contextlib.suppress(OutOfTime):
-            if shrunk and fresh.show(small, until):
-                return small
-            with fresh.taken(until) as clean:
-                if not clean.shows(finding, until):
-                    return finding.flaky()
-                if not shrunk:
-                    return small
-                smaller = clean.shrink(finding, trials, until)
-            return smaller if fresh.show(smaller, until) else finding
-        return finding
-
-
-class FreshWorkers:
-    """Workers that have run no program, one at a time. `start` can start one ahead of its use, since starting imports
-    torch. Use as a context manager."""
-
-    def __init__(self, target: str, limits: Limits, place: Place = LOCAL) -> None:
-        self.target = target
-        self._make = functools.partial(Workers, target, limits, place=place)
-        self._next: Workers | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker that stands ready, if any."""
-        if self._next is not None:
-            self._next.close()
-
-    def start(self) -> Workers:
-        """Start a worker, unless a started one is still unused."""
-        if self._next is None:
-            self._next = self._make()
-            self._next.submit(Task("loading the target", worker.environment, (self.target,)))
-        return self._next
-
-    @contextlib.contextmanager
-    def taken(self, until: float = math.inf) -> Iterator[Workers]:
-        """A fresh worker for the block. Waits until it has loaded the target, but not beyond `until`."""
-        taken, self._next = self.start(), None
-        with taken:
-            for _ in taken.ended(None if until == math.inf else until - time.time()):
-                pass
-            yield taken
-
-    def show(self, finding: FailingProgram, until: float = math.inf) -> bool:
-        """Whether a fresh worker fails on a finding's program as before."""
-        with self.taken(until) as clean:
-            return clean.shows(finding, until)
+def deaths_of(finding: FailingProgram) -> frozenset[ExitReason]:
+    """Return the deaths of a worker that count as the finding; none for a finding that ends no worker."""
+    kind = finding.kind
+    return frozenset(map(ExitReason, {kind, CRASH if kind == MEMORY else kind})) if kind in DEATHS else frozenset()
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind | None]:

@@ -32,6 +32,7 @@ from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
 from conformance.sources.fuzzing.results import parts, replayed, result_of
+from conformance.sources.fuzzing.shrinking import LocalShrinker
 from conformance.sources.fuzzing.worker import FailingProgram
 
 Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
@@ -95,7 +96,8 @@ def replay(args: argparse.Namespace, limits: Limits) -> int:
     with replaying(args, limits) as (workers, rerun):
         finding, lacks = rerun(path)
         if finding and args.minimize:
-            finding = workers.shrink(finding, MINIMIZE_TRIALS)
+            with LocalShrinker(workers, MINIMIZE_TRIALS) as shrinker:
+                finding = shrinker.smaller(finding)
     one = _replayed(path, args, finding, lacks)
     if finding:
         print(dump(finding.program))

@@ -2,33 +2,43 @@
 
 Defines `Shrinker`, and its forms `LocalShrinker`, `ThreadShrinker` and `RemoteShrinker`. The key insight: the small
 form of a finding is a function of the finding alone. Any worker can compute it ahead of its turn and in any order, and
-the campaign reports the same.
+the campaign reports the same. A failure can corrupt its process for all later programs. So a failure counts only if it
+repeats in a fresh process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import math
 import queue
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from conformance.program.model import Program
+from conformance.record.errors import TargetError
 from conformance.run import signals
-from conformance.run.messages import Death, Done, Limits, Task
-from conformance.sources.fuzzing.isolation import FreshWorkers, Workers
-from conformance.sources.fuzzing.worker import FailingProgram
+from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
+from conformance.run.worker import environment
+from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing.isolation import Workers, deaths_of
+from conformance.sources.fuzzing.worker import DEATHS, FailingProgram
+from conformance.sources.programs.progress import Progress
 
 
 class Shrinker(Protocol):
     """Shrinks findings. `until` is in seconds since the epoch."""
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
-        """The finding on a smaller program; see `Workers.shrink`."""
+        """The finding on a smaller program; see `LocalShrinker.smaller`."""
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
-        """The smaller finding, after it failed in a fresh worker too; see `Workers.confirm`."""
+        """The smaller finding, after it failed in a fresh worker too; see `LocalShrinker.confirm`."""
 
 
 class Ahead(Shrinker, Protocol):
@@ -42,22 +52,101 @@ class Ahead(Shrinker, Protocol):
         """Shrink this finding as soon as a worker is free, unless it was begun before."""
 
 
-@dataclass(frozen=True)
-class LocalShrinker:
-    """Shrinks in the workers of a campaign and in fresh workers, one finding after the other."""
+TO_ANSWER = 1.0
+"""Seconds before its deadline at which a worker stops trying smaller programs, judges the smallest one and returns."""
 
-    workers: Workers
-    fresh: FreshWorkers
-    trials: int
+
+class LocalShrinker:
+    """Shrinks findings one after the other, in `workers` and in fresh workers of the same target on this machine. A
+    fresh worker has run no program. Use as a context manager, which ends the fresh worker that stands ready."""
+
+    def __init__(self, workers: Workers, trials: int) -> None:
+        self.workers, self.trials = workers, trials
+        self._next: Workers | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._next is not None:
+            self._next.close()
+
+    def start(self) -> Workers:
+        """Start a fresh worker, unless a started one is still unused: starting ahead of its use saves time."""
+        if self._next is None:
+            self._next = self.workers.alike()
+            self._next.submit(Task("loading the target", environment, (self.workers.target,)))
+        return self._next
+
+    @contextlib.contextmanager
+    def _fresh(self, until: float) -> Iterator[Workers]:
+        """A fresh worker for the block. Waits until it has loaded the target, but not beyond `until`."""
+        fresh, self._next = self.start(), None
+        with fresh:
+            for _ in fresh.ended(None if until == math.inf else until - time.time()):
+                pass
+            yield fresh
+
+    def _repeats(self, finding: FailingProgram, until: float) -> bool:
+        """Whether a fresh worker fails on a finding's program as before."""
+        with self._fresh(until) as fresh:
+            return fresh.shows(finding, until)
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
-        """See `Shrinker.shrink`."""
-        self.fresh.start()
-        return self.workers.shrink(finding, self.trials, until, self.fresh)
+        """See `Shrinker.shrink`. Meanwhile a fresh worker starts, which `confirm` may need."""
+        self.start()
+        return self.smaller(finding, until)
+
+    def smaller(self, finding: FailingProgram, until: float = math.inf) -> FailingProgram:
+        """Return the finding on the smallest program found by `until`. A death that does not repeat in a fresh worker
+        is FLAKY. If a smaller program ends the worker, another one goes on. Raises errors of the harness itself."""
+        if finding.kind in DEATHS:
+            try:
+                repeats = not finding.program.inputs or self._repeats(finding, until)
+            except OutOfTime:
+                return finding
+            return self._smallest(finding, until) if repeats else finding.flaky()
+        small = self._smallest(finding, until)
+        with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
+            ask, target, seconds = self.workers.ask, self.workers.target, 2 * worker.LONGEST_TRIAL
+            small = ask(worker.attributed, target, small, until - TO_ANSWER, seconds=seconds, until=until)
+        return small
+
+    def _smallest(self, finding: FailingProgram, until: float) -> FailingProgram:
+        """Return the finding on the smallest program that workers find, one after the other."""
+        workers, same, progress = self.workers, deaths_of(finding), Progress()
+        last = time.time() + 60 + self.trials * 10.0
+        while finding.program.inputs and not progress.over and time.time() < last:
+            arguments = (workers.target, finding, self.trials, until - TO_ANSWER, progress, workers.hang)
+            try:
+                small: FailingProgram = workers.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)
+                return small
+            except (OutOfTime, TargetError):
+                break
+            except WorkerDied as died:
+                progress = progress.after(died.death, same)
+        if not (same and progress.best):
+            return finding
+        return worker.died_of(finding, Program.from_json(json.loads(progress.best)))
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
-        """See `Shrinker.confirm`."""
-        return self.workers.confirm(finding, small, self.fresh, self.trials, until)
+        """Return the smaller finding if it fails in a fresh worker too.
+
+        Otherwise run the original program in a fresh worker. If it passes there, return it as FLAKY. If it fails,
+        shrink it in that worker, and return the result if it fails in another fresh worker, else the original. At
+        `until` the original is returned."""
+        shrunk = small.program != finding.program
+        with contextlib.suppress(OutOfTime):
+            if shrunk and self._repeats(small, until):
+                return small
+            with self._fresh(until) as fresh:
+                if not fresh.shows(finding, until):
+                    return finding.flaky()
+                if not shrunk:
+                    return small
+                smaller = LocalShrinker(fresh, self.trials).smaller(finding, until)
+            return smaller if self._repeats(smaller, until) else finding
+        return finding
 
 
 LOOK = 0.2
@@ -72,7 +161,7 @@ class ThreadShrinker:
         self._threads = ThreadPoolExecutor(jobs)
         self._futures: dict[tuple[int, int, str], Future[FailingProgram]] = {}
         self._free: queue.SimpleQueue[LocalShrinker] = queue.SimpleQueue()
-        self._all = [LocalShrinker(*workers.others(), trials) for _ in range(jobs + 1)]
+        self._all = [LocalShrinker(workers.alike(), trials) for _ in range(jobs + 1)]
         *for_threads, self._confirming = self._all
         for shrinker in for_threads:
             self._free.put(shrinker)
@@ -84,8 +173,8 @@ class ThreadShrinker:
         self._stop.set()
         self._threads.shutdown(cancel_futures=True)
         for shrinker in self._all:
-            shrinker.fresh.close()
-            shrinker.workers.close()
+            with shrinker:
+                shrinker.workers.close()
 
     @property
     def running(self) -> int:
@@ -103,13 +192,13 @@ class ThreadShrinker:
         shrinker = self._free.get()
         try:
             with signals.stopped_by(self._stop):
-                return shrinker.shrink(finding, until)
+                return shrinker.smaller(finding, until)
         finally:
             self._free.put(shrinker)
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
-        self._confirming.fresh.start()
+        self._confirming.start()
         future = self.begin(finding, until)
         while not wait([future], LOOK).done:
             signals.check()
@@ -189,13 +278,12 @@ def shrunk(
     until: float,
 ) -> FailingProgram:
     """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
-    workers, fresh = _own(target, limits)
-    workers.hang = hang
-    local = LocalShrinker(workers, fresh, trials)
-    return local.shrink(one, until) if small is None else local.confirm(one, small, until)
+    local = _own(target, limits, trials)
+    local.workers.hang = hang
+    return local.smaller(one, until) if small is None else local.confirm(one, small, until)
 
 
 @functools.lru_cache(maxsize=1)
-def _own(target: str, limits: Limits) -> tuple[Workers, FreshWorkers]:
-    """The worker processes below this worker. They end with it."""
-    return Workers(target, limits), FreshWorkers(target, limits)
+def _own(target: str, limits: Limits, trials: int) -> LocalShrinker:
+    """Shrinks in worker processes below this worker. They end with it."""
+    return LocalShrinker(Workers(target, limits), trials)

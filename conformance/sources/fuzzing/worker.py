@@ -239,11 +239,6 @@ def counted(file: str, spec: str) -> Mapping[str, Mapping[str, int]]:
     return read_baseline(Path(file), spec) if file else {}
 
 
-def environment(spec: str) -> dict[str, str]:
-    """Load the target and return its environment. Raises TargetError."""
-    return loaded(spec).environment()
-
-
 class _Ran:
     """The number of this process's last program, the groups of failures that it has confirmed, and the culprits of
     causes."""
@@ -417,7 +412,7 @@ def exhausted(verdict: Verdict) -> bool:
 def confirmed(shard: Shard, number: int, part: int, program: Program, verdict: Verdict) -> FailingProgram:
     """The failure after a second run, or FLAKY if it does not repeat. The search for the bad step of a transformed
     function has run the program a second time. The second run is omitted if this process has already confirmed a
-    failure of the same group. `isolation.Workers.confirm` checks it in another process before it is
+    failure of the same group. `LocalShrinker.confirm` checks it in another process before it is
     reported."""
     cause = cause_of(program, verdict)
     group, step = str(signature(program, verdict)), verdict.bad_step

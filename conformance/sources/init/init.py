@@ -31,7 +31,7 @@ from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import LATE, MODULES, task, trials
-from conformance.run.worker import loaded
+from conformance.run.worker import environment
 from conformance.sources.fuzzing import plainest as of_step
 from conformance.sources.opinfo import plainest as of_opinfo
 
@@ -140,11 +140,6 @@ def _try(investigation: Investigation, kind: str, stream: Iterator[Trial], conso
         if time.monotonic() - last >= 10:
             last = time.monotonic()
             console.print(f"{done} {kind} tried, {len(investigation.of(Outcome.LACKING))} without a kernel")
-
-
-def environment(spec: str) -> dict[str, str]:
-    """Return, in a worker, the target's environment as plain text, since torch's version is an object."""
-    return {name: str.__str__(text) for name, text in loaded(spec).environment().items()}
 
 
 def _not_drawn(probe: Probe) -> frozenset[str]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance.record.names import OPERATOR
 from conformance.record.result import Failure, Named, Outcome, Result
-from conformance.run.worker import loaded, step, unit
-from conformance.sources.accuracy.worker import environment_of
+from conformance.run.worker import environment, step, unit
 
 if TYPE_CHECKING:
     from conformance.sources.operator.examine import Judging, Verdict
@@ -66,7 +65,7 @@ class Case(Named):
 
 def described(target: str) -> tuple[dict[str, str], None]:
     """Return the environment of torch CPU."""
-    return environment_of(loaded(target))[0], None
+    return environment(target), None
 
 
 @functools.cache

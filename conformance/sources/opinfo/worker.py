@@ -15,7 +15,7 @@ from conformance.record.measurements import Measure
 from conformance.record.names import VARIANTS
 from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
-from conformance.run.worker import loaded, step, unit
+from conformance.run.worker import environment, loaded, step, unit
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.programs.progress import Progress
@@ -45,13 +45,9 @@ def catalog(
     from conformance.sources.opinfo import catalog as op_db
     from conformance.sources.opinfo import seeding
 
-    # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
-    environment = {
-        **{name: str.__str__(text) for name, text in under_test.environment().items()},
-        "seed": f"{seeding.SEED}",
-    }
+    facts = {**environment(target), "seed": f"{seeding.SEED}"}
     shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
-    return shown, environment, under_test.script(), under_test.lacks, under_test.without_backend, under_test.measures
+    return shown, facts, under_test.script(), under_test.lacks, under_test.without_backend, under_test.measures
 
 
 def run(target: str, case: Case, skipped: Collection[int] = (), together: bool = True) -> tuple[Result, float]:

@@ -19,6 +19,7 @@ from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.shrinking import LocalShrinker
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.programs import progress
 from conformance.standalone.oracles import Mismatch
@@ -171,8 +172,8 @@ class TestDeaths:
         kept its whole program."""
         spec = targets + "Fragile"
         finding = FailingProgram(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
-        with isolation.Workers(spec, Limits(unit=20)) as workers:
-            small = workers.shrink(finding, 60)
+        with isolation.Workers(spec, Limits(unit=20)) as workers, LocalShrinker(workers, 60) as shrinker:
+            small = shrinker.smaller(finding)
         assert [step.op for step in small.program.steps] == ["neg_"]
         assert small.program.inputs[0].size == (4,) and small.mismatches
 

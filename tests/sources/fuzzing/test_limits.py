@@ -21,7 +21,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError
-from conformance.record.finding import CRASH, FAIL, TIMEOUT
+from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
 from conformance.report import terminal
@@ -29,13 +29,14 @@ from conformance.run import probe as run_probe
 from conformance.run import session
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
-from conformance.sources.fuzzing import command, isolation, worker
+from conformance.sources.fuzzing import command, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing.terminal import summarize
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
@@ -192,7 +193,7 @@ class TestMinutes:
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: slow.ask(*args, **options))
         return slow
 
-    @pytest.mark.parametrize("kind", [isolation.MEMORY, TIMEOUT, FAIL])
+    @pytest.mark.parametrize("kind", [MEMORY, TIMEOUT, FAIL])
     @pytest.mark.parametrize("left", [0.5, 30.0, 100.0])
     def test_shrinking_ends_on_time(self, kind: str, left: float, clock: Clock, slow: Slow) -> None:
         """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
@@ -201,8 +202,8 @@ class TestMinutes:
         finding = FailingProgram(kind, 0, 7, "a group", program(*steps), step=8)
         until = clock.now + left
         slow.answer = False if kind != FAIL else finding
-        with Workers("cpu", Limits()) as workers:
-            small = workers.shrink(finding, 200, until)
+        with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
+            small = shrinker.smaller(finding, until)
         assert clock.now <= until
         assert slow.asked
         assert set(slow.asked) == {until}
@@ -213,10 +214,10 @@ class TestMinutes:
         """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
         requests: list[Any] = []
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: requests.append((args, options)))
-        with Workers("cpu", Limits()) as workers:
-            workers.shrink(FailingProgram(FAIL, 0, 7, "a group", program(NEG)), 200, clock.now + 50)
+        with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
+            shrinker.smaller(FailingProgram(FAIL, 0, 7, "a group", program(NEG)), clock.now + 50)
         (_, _, _, _, early, *_), options = requests[0]  # the second asks for the attribution
-        assert (early, options["until"]) == (clock.now + 50 - isolation.TO_ANSWER, clock.now + 50)
+        assert (early, options["until"]) == (clock.now + 50 - TO_ANSWER, clock.now + 50)
 
     def test_the_probe_is_part_of_them(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

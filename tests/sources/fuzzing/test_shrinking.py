@@ -41,14 +41,14 @@ class TestThreads:
     def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With two jobs, both programs are shrunk at the same time. They are of one cause, as with one job."""
         monkeypatch.setattr("conformance.sources.fuzzing.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
-        both, shrink = threading.Barrier(2, timeout=60), LocalShrinker.shrink
+        both, smaller = threading.Barrier(2, timeout=60), LocalShrinker.smaller
 
         def together(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
             both.wait()  # raises if the other one does not begin
-            return shrink(self, finding, until)
+            return smaller(self, finding, until)
 
         one = campaign(tmp_path / "one", 1)
-        monkeypatch.setattr(LocalShrinker, "shrink", together)
+        monkeypatch.setattr(LocalShrinker, "smaller", together)
         two = campaign(tmp_path / "two", 2)
         (saved,) = two.values()
         assert (json.loads(saved)["shrunk"], json.loads(saved)["numbers"]) == (True, [-2, -1])
@@ -63,7 +63,7 @@ class TestThreads:
             self.workers.ask(time.sleep, 600)
             return finding
 
-        monkeypatch.setattr(LocalShrinker, "shrink", forever)
+        monkeypatch.setattr(LocalShrinker, "smaller", forever)
         with Workers("cpu", Limits()) as workers, ThreadShrinker(workers, 2, 200) as threads:
             futures = [threads.begin(finding) for finding in FINDINGS]
             assert threads.running == 3
@@ -81,7 +81,7 @@ class TestThreads:
             begun.append(finding.number)
             raise RuntimeError("odd")
 
-        monkeypatch.setattr(LocalShrinker, "shrink", odd)
+        monkeypatch.setattr(LocalShrinker, "smaller", odd)
         with Workers("cpu", Limits()) as workers, ThreadShrinker(workers, 1, 200) as threads:
             threads.begin(FINDINGS[0])
             for _ in range(2):
