@@ -11,12 +11,6 @@ class UserError(Exception):
     """One sentence for the user; commands print it and exit with 2."""
 
 
-def exit_in_a_sentence(script: object, stop: SystemExit) -> str:
-    """Return how a script ended itself by `sys.exit`, whose argument is a number or a message."""
-    said = f": {' '.join(stop.code.split())[:200]}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
-    return f"{script} ends itself{said}"
-
-
 class TargetError(UserError):
     """The target cannot be used."""
 

@@ -5,11 +5,9 @@ The key insight: a control character becomes a sign and is not dropped, since it
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
 
 _CONTROLS = r"[^\n\t -~\u00a0-\uffff\U00010000-\U0010ffff]"
 _DIRECTIONS = r"[\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -29,28 +27,6 @@ def _sign(match: re.Match[str]) -> str:
     if character < " ":
         return chr(0x2400 + ord(character))
     return "\u2421" if character == "\x7f" else f"\u27e8U+{ord(character):04X}\u27e9"
-
-
-@contextlib.contextmanager
-def kept_streams() -> Iterator[None]:
-    """Context around a user's script, which may replace or close the standard streams. They are the former ones
-    afterwards, and are opened again if the script closed them."""
-    before = sys.stdout, sys.stderr
-    descriptors = [os.dup(number) for number in (1, 2)]
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.stdout.flush()
-        for number, descriptor in enumerate(descriptors, 1):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        sys.stdout, sys.stderr = (
-            open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - of the process
-            if stream.closed
-            else stream
-            for number, stream in enumerate(before, 1)
-        )
 
 
 def reader_gone() -> int:

@@ -7,17 +7,16 @@ The script runs under the recorder (`recorder.py`), and so do its backward and i
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.record.command_line import Parser
-from conformance.record.errors import ReportError, UsageError, UserError, exit_in_a_sentence
+from conformance.record.errors import ReportError, UsageError, UserError
 from conformance.record.result import counted
-from conformance.report.escape import escape_control_characters, kept_streams
+from conformance.report.escape import escape_control_characters
+from conformance.run.user_script import run_script
 
 SUFFIXES = (".json", ".json.gz")
 LISTED = 8
@@ -67,7 +66,8 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     recorder, name = Recorder(), args.name or script.stem
     with recorder.model(name):
-        _run(script, words)
+        if said := run_script(script, words):
+            raise UsageError(f"{said}; nothing was written")
     calls = recorder.checked()
     if not calls.calls:
         raise UsageError(f"{script} calls no operator that can be recorded, so nothing was written")
@@ -80,27 +80,6 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
     for reason, count in calls.excluded.most_common(LISTED):
         print(f"not recorded, {count}: {escape_control_characters(reason)}")
     return 0
-
-
-def _run(script: Path, words: Sequence[str]) -> None:
-    """Run the script as a main program. Raises UsageError if it fails."""
-    before, path = sys.argv, sys.path[:]
-    sys.argv = [str(script), *words]
-    sys.path.insert(0, str(script.parent))
-    try:
-        with kept_streams():
-            runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as stop:
-        if stop.code not in (None, 0):
-            raise UsageError(f"{exit_in_a_sentence(script, stop)}; nothing was written") from None
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
-        lines += [error.lineno] if isinstance(error, SyntaxError) else []
-        where = f", line {lines[-1]}" if lines else ""
-        said = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-        raise UsageError(f"{script}{where}, failed by itself, so nothing was written: {said}") from None
-    finally:
-        sys.argv, sys.path[:] = before, path
 
 
 if __name__ == "__main__":

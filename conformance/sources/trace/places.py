@@ -7,9 +7,7 @@ number.
 
 from __future__ import annotations
 
-import functools
 import linecache
-import sysconfig
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from types import FrameType
 
 import torch
 
-import conformance
+from conformance.run.user_script import is_of_user
 from conformance.standalone.torch_compat import backward_node, sequence_number, sequence_number_of
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -28,9 +26,6 @@ ENGINE = str(Path(torch.autograd.__file__).parent)
 
 MOST_LINES = 100_000
 """Number of forward calls of a thread whose lines are kept."""
-
-_TORCH, _HARNESS = str(Path(torch.__file__).parent), str(Path(conformance.__file__).parent)
-_PYTHON, _INSTALLED = sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]
 
 
 @dataclass(frozen=True, order=True)
@@ -47,13 +42,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}" if self.file else "an unknown line"
-
-
-@functools.cache
-def is_of_user(file: str) -> bool:
-    """Whether a file is neither torch nor this package nor Python's own library."""
-    inside = file.startswith((_TORCH, _HARNESS, "<")) or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
-    return not inside
 
 
 class Places:

@@ -52,8 +52,9 @@ class TestRecord:
         assert Calls.load(tmp_path / "calls.json.gz").models == ["mine"]
 
     @pytest.mark.parametrize(("text", "said"), [
-        ("import torch\ntorch.ones(2) + torch.ones(3)\n", "line 2, failed by itself, so nothing was written: Runtime"),
-        ("x = (\n", "line 1, failed by itself, so nothing was written: SyntaxError"),
+        ("import torch\ntorch.ones(2) + torch.ones(3)\n", "fails by itself: RuntimeError: The size of tensor a (2)"),
+        ("import torch\n\ntorch.ones(2, 3).view(7)\n", ", line 3 of net.py; nothing was written"),
+        ("x = (\n", "fails by itself: SyntaxError: '(' was never closed (net.py, line 1); nothing was written"),
         ("import torch, sys\ntorch.ones(2)\nsys.exit(3)\n", "ends itself with exit code 3; nothing was written"),
         ("import torch, sys\ntorch.ones(2)\nsys.exit('no\\ndata')\n", "ends itself: no data; nothing was written"),
         ("print(1)\n", "calls no operator that can be recorded"),

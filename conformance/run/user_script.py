@@ -1,0 +1,77 @@
+"""A user's script, run as a main program in this process.
+
+Defines `run_script`, and `is_of_user`, which tells the user's files from torch and from this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+
+_SPECS = [find_spec(name) for name in ("torch", "conformance")]  # without importing torch
+_PACKAGES = tuple(str(Path(spec.origin).parent) for spec in _SPECS if spec is not None and spec.origin)
+_PYTHON, _INSTALLED = sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]
+
+
+@functools.cache
+def is_of_user(file: str) -> bool:
+    """Whether a file is neither torch nor this package nor Python's own library."""
+    inside = file.startswith((*_PACKAGES, "<")) or (file.startswith(_PYTHON) and not file.startswith(_INSTALLED))
+    return not inside
+
+
+def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextManager[object] | None = None) -> str:
+    """Run a script as `python SCRIPT ARGUMENTS` does, in the context `inside`. Return why it failed, in one sentence,
+    or the empty string. Raises KeyboardInterrupt."""
+    before = sys.argv, [*sys.path]
+    sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent.resolve())]
+    try:
+        with _kept_streams(), inside or nullcontext():
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            return ""
+        said = f": {_short(stop.code)}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
+        return f"{script} ends itself{said}"
+    except Exception as error:
+        lines = [one for one in traceback.extract_tb(error.__traceback__) if is_of_user(one.filename)]
+        at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
+        return f"{script} fails by itself: {type(error).__name__}: {_short(error)}{at}"
+    finally:
+        sys.argv, sys.path[:] = before
+    return ""
+
+
+def _short(said: object) -> str:
+    return " ".join(str(said).split())[:200]
+
+
+@contextlib.contextmanager
+def _kept_streams() -> Iterator[None]:
+    """Context around a script that may replace or close the standard streams. They are the former ones afterwards, and
+    are opened again if the script closed them."""
+    before = sys.stdout, sys.stderr
+    descriptors = [os.dup(number) for number in (1, 2)]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.stdout.flush()
+        for number, descriptor in enumerate(descriptors, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdout, sys.stderr = (
+            open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - of the process
+            if stream.closed
+            else stream
+            for number, stream in enumerate(before, 1)
+        )
