@@ -26,7 +26,7 @@ from conformance.record.merge import merge
 from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
 from conformance.report import compare, history, html, issue, machine, summary
-from conformance.report.escape import escape_control_characters, reader_gone
+from conformance.report.escape import escape_control_characters, exit_code_of
 
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
@@ -62,15 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                          "fuzz.html beside a fuzz.json")  # fmt: skip
     words = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args([{"--issue": "issue"}.get(word, word) for word in words[:1]] + [*words[1:]])
-    try:
-        code = _COMMANDS[options.command](options)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        return reader_gone()
-    except ReportError as error:
-        print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
+    return exit_code_of(parser.prog, lambda: _COMMANDS[options.command](options))
 
 
 def baseline_for(target: str, torch: str = "") -> Path:

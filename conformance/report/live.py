@@ -19,6 +19,7 @@ from typing import Any
 from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
+from conformance.report.escape import exit_code_of
 from conformance.report.history import Trend
 from conformance.report.rendering import rendered
 
@@ -144,22 +145,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help="of the campaign")
     parser.add_argument("--once", action="store_true", help="write the page and end")
     args = parser.parse_args(arguments)
-    try:
-        announced = False
-        while True:
-            target, samples = read(args.reports / NAME)
-            if samples:
-                groups = causes(args.reports / FAILURES)
-                write_atomic(args.reports / PAGE, page(target, samples, time.time(), groups))
-                if not announced:
-                    print(args.reports / PAGE, flush=True)
-                announced = True
-            if args.once or (samples and samples[-1].ended):
-                return 0
-            time.sleep(EVERY)
-    except ReportError as error:
-        print(f"conformance watch: {error}", file=sys.stderr)
-        return 2
+    return exit_code_of(parser.prog, lambda: _watch(args.reports, args.once))
+
+
+def _watch(reports: Path, once: bool) -> int:
+    announced = False
+    while True:
+        target, samples = read(reports / NAME)
+        if samples:
+            groups = causes(reports / FAILURES)
+            write_atomic(reports / PAGE, page(target, samples, time.time(), groups))
+            if not announced:
+                print(reports / PAGE, flush=True)
+            announced = True
+        if once or (samples and samples[-1].ended):
+            return 0
+        time.sleep(EVERY)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A run in the terminal: the features that the probe found, and after the findings its facts, changes and totals.
 
-Defines `probed`, `missing` and `end`. They are the same for every source of subjects, which prints its own findings.
+Defines `probed`, `missing` and `end` for every run, `causes` for runs of cases, and `Replayed`, `show` and `show_all`
+for findings that are run again. Users paste a replayed finding into an issue. So its output is the script's own part,
+followed by both answers of this run as comments.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
@@ -16,14 +19,32 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.declare.probed import Answer, Probe
+from conformance.record.causes import causes_of
+from conformance.record.errors import UsageError
 from conformance.record.measurements import Rise
 from conformance.record.missing_ops import DECLARED, MissingOperator, removed
-from conformance.record.result import NOT_RUN, WITHOUT_BACKEND, Run, summary_line
+from conformance.record.result import NOT_RUN, UNEXPECTED, WITHOUT_BACKEND, Outcome, Run, summary_line
 from conformance.report import compare, machine, summary
 from conformance.report.escape import escape_control_characters
+from conformance.standalone.script import own_part
+
+_STYLE = {
+    "PASS": "green",
+    "FAIL": "red",
+    "CRASH": "bold red",
+    "TIMEOUT": "bold red",
+    "XPASS": "magenta",
+    "XFAIL": "yellow",
+    "FLAKY": "yellow",
+    "SKIP": "dim",
+}
+"""Style of an outcome's word."""
 
 LISTED = 25
 """Maximum number of rows in the terminal. A report has all rows."""
+
+MOST_CAUSES = 20
+"""Limit on causes listed in the terminal; the page lists all."""
 
 
 def missing(console: Console, rows: Sequence[MissingOperator]) -> None:
@@ -60,6 +81,29 @@ def probed(console: Console, target: str, probe: Probe, declared: Collection[str
     console.print(table)
 
 
+def causes(console: Console, run: Run) -> None:
+    """Print the number of cases by outcome, then the causes of the failures, the worst first, each with its smallest
+    example."""
+    counts = run.counts()
+    table = Table("outcome", "cases")
+    for word in sorted(counts, key=lambda word: list(Outcome).index(Outcome(word)), reverse=True):
+        table.add_row(Text(word, _STYLE[word]), str(counts[word]))
+    console.print(table)
+    console.print(f"{escape_control_characters(run.title)}: {run.compared} samples in {run.seconds:.0f} s")
+    known = causes_of(result for result in run.results if result.outcome in UNEXPECTED and not result.layer)
+    if not known:
+        return
+    table = Table("cause", "cases", "operators", "smallest example", title="Failures by cause")
+    for cause in known[:MOST_CAUSES]:
+        mark = cause.results[0].script_mark
+        example = cause.results[0].id + (f" ({mark})" if mark else "")
+        texts = cause.pattern, str(len(cause.results)), cause.named, example
+        table.add_row(*(Text(escape_control_characters(text)) for text in texts))
+    console.print(table)
+    if known[MOST_CAUSES:]:
+        console.print(f"and {len(known) - MOST_CAUSES} more causes, on the page")
+
+
 def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) -> None:
     """Print the end of a run. `page` is the page that shows it."""
 
@@ -93,3 +137,49 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) ->
         print(line)
     say(f"report: {page}")
     print(summary_line(run), file=console.file, flush=True)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of a rerun program or case. `kind` is the word for its failure, empty if both sides agree on all of
+    `extent`. `about` are the differences with both answers. `lacks` names the part that the target does not support, in
+    which case nothing ran."""
+
+    name: str
+    target: str
+    extent: str
+    kind: str = ""
+    about: Sequence[str] = ()
+    script: str = ""
+    lacks: str = ""
+
+
+def show(one: Replayed) -> int:
+    """Print one result, and return the exit code. Raises UsageError if nothing was compared."""
+    if one.lacks:
+        raise UsageError(f"{one.name}: {one.target} leaves out {one.lacks}, so there is nothing to compare")
+    if not one.kind:
+        print(f"{one.name}: {one.target} agrees with torch CPU on {one.extent}")
+        return 0
+    if one.script:
+        print(own_part(one.script))
+    for line in one.about:
+        print(f"# {_inert(line)}")
+    return 1
+
+
+def show_all(replayed: Sequence[Replayed]) -> None:
+    """Print the result of each program on one line, then the number that agree."""
+    for one in replayed:
+        name = one.name.rpartition("/")[2].removesuffix(".json")
+        if one.kind:
+            print(f"{one.kind} {name}\n     {_inert(one.about[0])}")
+        else:
+            print(f"SKIP {name}: {one.target} leaves out {one.lacks}" if one.lacks else f"ok   {name}")
+    failed, skipped = sum(bool(one.kind) for one in replayed), sum(bool(one.lacks) for one in replayed)
+    agree = f"{len(replayed) - failed - skipped} of {len(replayed)} programs agree with torch CPU"
+    print(agree + (f", {skipped} were not run" if skipped else ""))
+
+
+def _inert(text: str) -> str:
+    return "".join(mark if mark.isprintable() else "?" for mark in text)

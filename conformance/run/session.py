@@ -32,7 +32,7 @@ from conformance.record.errors import UserError
 from conformance.record.result import Result, Run
 from conformance.report import __main__ as report
 from conformance.report import compare, history, summary, terminal
-from conformance.report.escape import escape_control_characters, reader_gone
+from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import scripts, signals
 from conformance.run.execution_place import Place, place_of
 from conformance.run.messages import Limits
@@ -274,7 +274,8 @@ def main(
     run, as `--replay` does. Bad usage is one sentence and exit code 2."""
     args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+
+    def job() -> int:
         versions.check()
         with signals.deferred():
             code = instead(args)
@@ -287,11 +288,9 @@ def main(
                 place = replace(place_of(args, *files), worker_log=file)
                 session = Session(parser.prog, words, args, place, resumable=parser.takes("--resume"))
                 return session.run(chosen)
-    except BrokenPipeError:
-        return reader_gone()
-    except UserError as error:
-        print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
+
+    try:
+        return exit_code_of(parser.prog, job)
     except KeyboardInterrupt:  # a source handles it itself and returns its results
         print(f"{parser.prog}: interrupted; nothing was changed", file=sys.stderr)
         return 128 + signals.signal_number()

@@ -122,10 +122,14 @@ class TestCommand:
         assert command.main(["html", str(tmp_path / "none.json")]) == 2
         assert "does not exist" in capsys.readouterr().err
 
-    def test_a_reader_that_leaves(self, tmp_path: Path) -> None:
-        """A command that pipes into a finished program, such as `head`, ends without a traceback."""
+    @pytest.mark.parametrize(
+        "words", ["conformance.report diff a.json a.json", "conformance.sources.init.expectations explain value / a"]
+    )
+    def test_a_reader_that_leaves(self, words: str, tmp_path: Path) -> None:
+        """A command that pipes into a finished program, such as `head`, ends without a traceback. Regression test: only
+        some commands did."""
         model.save(run(result()), tmp_path / "a.json")
-        words = f"{sys.executable} -m conformance.report diff a.json a.json | true"
+        words = f"{sys.executable} -m {words.replace('value / a', repr('value / a'))} | true"
         path = str(Path(__file__).parent.parent.parent)
         done = subprocess.run(
             ["bash", "-c", words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,

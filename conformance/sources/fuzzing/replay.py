@@ -1,7 +1,7 @@
 """Saved programs run again: one with its script and both answers, or a folder, a line each; `--minimize` shrinks one.
 
 The key insight: a replay is a campaign of one program, in a worker that may die of it, under the same judge. Its output
-has the form of `report/replay.py`, which replays of op_db samples use too.
+has the form of `report/terminal.py`, which replays of op_db samples use too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conformance.record.finding import INVALID
 from conformance.record.result import Outcome
 from conformance.record.sentences import sentence
 from conformance.report import summary
-from conformance.report.replay import Replayed, show, show_all
+from conformance.report.terminal import Replayed, show, show_all
 from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.isolation import Workers

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from conformance.declare import profile as profiles
 from conformance.program.steps.table import FAMILY_OF
-from conformance.record.errors import UsageError, UserError
+from conformance.record.errors import UsageError
 from conformance.record.files import write_atomic
 from conformance.record.missing_ops import Outcome
 from conformance.record.names import without_features
 from conformance.report import terminal
-from conformance.report.escape import escape_control_characters
+from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import options, signals
 from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
@@ -44,10 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with signals.deferred():
-            return init(args, words)
-    except UserError as error:
-        print(f"conformance init: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
+            return exit_code_of(parser.prog, lambda: init(args, words))
     except KeyboardInterrupt:
         print(f"conformance init: interrupted; {args.output} is as it was", file=sys.stderr)
         return 128 + signals.signal_number()

@@ -16,9 +16,10 @@ from conformance.declare.declaration import CASES, FINDINGS, Declaration, check,
 from conformance.declare.expectations import OP_DB, WORDS
 from conformance.record import result as model
 from conformance.record.command_line import Parser
-from conformance.record.errors import ReportError, UserError
+from conformance.record.errors import ReportError
 from conformance.record.finding import from_title
 from conformance.record.names import nearest
+from conformance.report.escape import exit_code_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,14 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explainer.add_argument("case", help="an op's full name, an id such as add::float32::forward::as_sampled, "
                            "a cause such as 'value / copy_', or a signature, 'value / copy_ / gaps'")  # fmt: skip
     options = parser.parse_args(arguments)
-    path = options.file or expectations.path_for(options.target)
-    try:
-        if options.file and not options.file.exists() and options.command != "update":
-            raise ReportError(f"{options.file} does not exist; give the path of a file of declarations.")
-        return _COMMANDS[options.command](options, path)
-    except UserError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
+    return exit_code_of(parser.prog, lambda: _answered(options))
+
+
+def _answered(options: argparse.Namespace) -> int:
+    if options.file and not options.file.exists() and options.command != "update":
+        raise ReportError(f"{options.file} does not exist; give the path of a file of declarations.")
+    return _COMMANDS[options.command](options, options.file or expectations.path_for(options.target))
 
 
 def _update(options: argparse.Namespace, path: Path) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.record.command_line import Parser
-from conformance.record.errors import ReportError, UsageError, UserError
+from conformance.record.errors import ReportError, UsageError
 from conformance.record.result import counted
-from conformance.report.escape import escape_control_characters
+from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run.user_script import run_script
 
 SUFFIXES = (".json", ".json.gz")
@@ -39,11 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", help="the name of the model (default: that of the script)")
     words = list(sys.argv[1:] if arguments is None else arguments)
     args, _ = parser.parse_known_args(words)
-    try:
-        return record(args, [word for word in words[words.index(str(args.script)) + 1 :] if word not in _own(args)])
-    except UserError as error:
-        print(f"conformance record: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
+    own = [word for word in words[words.index(str(args.script)) + 1 :] if word not in _own(args)]
+    return exit_code_of(parser.prog, lambda: record(args, own))
 
 
 def _own(args: argparse.Namespace) -> set[str]:

@@ -1,7 +1,7 @@
 """Replay of one op_db case, or one sample of it: `conformance opinfo --replay add::float32::forward::as_sampled#3`.
 
 A case's id is enough to run it, since op_db draws the same samples everywhere. The case runs as in any run: in a worker
-that may die, under the same judge. `report/replay.py` defines the output format.
+that may die, under the same judge. `report/terminal.py` defines the output format.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.record import result as model
 from conformance.record.errors import UsageError
 from conformance.record.names import DTYPES, LAYOUTS, NOT_COMPARED, VARIANTS, nearest
 from conformance.record.result import Outcome, Result, Run
-from conformance.report.replay import Replayed, show
+from conformance.report.terminal import Replayed, show
 from conformance.run.options import chosen
 from conformance.sources.opinfo.arguments import ONE_SAMPLE
 from conformance.sources.opinfo.plan import Selection

@@ -29,7 +29,7 @@ from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
 from conformance.report import __main__ as report
-from conformance.report import budgets
+from conformance.report import budgets, terminal
 from conformance.run import options, signals
 from conformance.run.execution_place import LOCAL, Place, place_of
 from conformance.run.messages import Limits
@@ -37,7 +37,7 @@ from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
-from conformance.sources.opinfo import plainest, plan, terminal
+from conformance.sources.opinfo import plainest, plan
 from conformance.sources.opinfo.journal import Journal
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
@@ -260,7 +260,7 @@ class OpDb(Source):
 
     def summarize(self, session: Session, run: Run) -> None:
         """See `Source.summarize`."""
-        terminal.summarize(session.console, run)
+        terminal.causes(session.console, run)
 
     def nothing(self, session: Session, run: Run) -> str:
         """See `Source.nothing`."""

@@ -59,10 +59,7 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
     if not catalog.has_value(op):
         raise Unwritable("a result without a defined value")
     names = _Names(call)
-    args = tuple(encoded(value, names.marker) for value in (call.tree["input"], *call.tree["args"]))
-    kwargs = {key: encoded(value, names.marker) for key, value in call.tree["kwargs"].items()}
-    if "out" in call.tree:
-        kwargs["out"] = encoded(call.tree["out"], names.marker)
+    args, kwargs = names.arguments(call)
     run = Executor(reference()).run(call)
     if run.last.error is not None:
         raise Unwritable("a call that torch CPU refuses")
@@ -70,12 +67,7 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
         raise Unwritable("a call that draws random numbers")
     results, ending = _results(run.outcome)
     backward = _backward(case, names, call, results)
-    try:
-        storages, inputs = inputs_of(names.tensors)
-        bare = Program(storages, inputs, note=f"{case.id}, sample {call.sample.index}")
-    except NotAnInput as error:
-        raise Unwritable(str(error)) from error
-    reason = ""
+    bare, reason = names.program(case, call), ""
     for step in _calls(case, op, ending, args, kwargs):
         program = bare.with_steps((replace(step, out=tuple(results)), *backward))
         try:
@@ -95,14 +87,9 @@ def unrun(case: Case, call: Call) -> Program:
 
     Raises Unwritable."""
     names = _Names(call)
-    args = tuple(encoded(value, names.marker) for value in (call.tree["input"], *call.tree["args"]))
-    kwargs = {key: encoded(value, names.marker) for key, value in call.tree["kwargs"].items()}
-    try:
-        storages, inputs = inputs_of(names.tensors)
-    except NotAnInput as error:
-        raise Unwritable(str(error)) from error
+    args, kwargs = names.arguments(call)
     for step in _calls(case, catalog.find(case), "", args, kwargs):
-        return Program(storages, inputs, (step,), note=f"{case.id}, sample {call.sample.index}")
+        return names.program(case, call).with_steps((step,))
     raise Unwritable("a call without a public name")
 
 
@@ -126,6 +113,20 @@ class _Names:
         """Return the marker of a tensor. A tensor that stays on the CPU is a constant."""
         stays = value.layout is torch.strided and not value.is_meta and storage_key(value) in self.kept
         return on_host(value) if stays else tensor(self.name(value))
+
+    def arguments(self, call: Call) -> tuple[tuple[Json, ...], dict[str, Json]]:
+        """Return the arguments of the call's step. Raises Unwritable."""
+        named = {**call.tree["kwargs"], **({"out": call.tree["out"]} if "out" in call.tree else {})}
+        args = tuple(encoded(value, self.marker) for value in (call.tree["input"], *call.tree["args"]))
+        return args, {key: encoded(value, self.marker) for key, value in named.items()}
+
+    def program(self, case: Case, call: Call) -> Program:
+        """Return a program with the named tensors as inputs, without steps. Raises Unwritable."""
+        try:
+            storages, inputs = inputs_of(self.tensors)
+        except NotAnInput as error:
+            raise Unwritable(str(error)) from error
+        return Program(storages, inputs, note=f"{case.id}, sample {call.sample.index}")
 
     def of_observation(self, outcome: Any, results: Collection[str]) -> dict[str, str]:
         """Return the program's names by the names in an observation of the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shlex
@@ -16,7 +17,7 @@ from conformance.record import versions
 from conformance.record.errors import UserError
 from conformance.record.names import TRACE
 from conformance.report import __main__ as report
-from conformance.report.escape import escape_control_characters
+from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import options, scripts, terminal
 from conformance.run.messages import Limits
 from conformance.run.session import machine
@@ -39,42 +40,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rest.required = False  # argparse would name it as missing beside the script
     args = parser.parse_args(arguments)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        versions.check()
-        if not args.script.is_file():
-            raise UserError(f"{args.script} does not exist: give the path of a Python script")
-        os.environ.update(dict(pair.partition("=")[::2] for pair in args.env))
-        target = device_target(args.target) if args.target else None
-        console = Console(stderr=True)
-        said, stopped = "", 0
-        with _progress(console, args.script.name) as progress:
-            tracer = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
-            try:
-                said = run_script(args.script, args.arguments, tracer.active())
-            except KeyboardInterrupt:
-                said, stopped = "interrupted", int(signal.SIGINT)
-        tracer.attribute(0.0 if stopped else SECONDS)
-        run = tracer.run()
-        run.command, run.environment = f"{parser.prog} {shlex.join(words)}", run.environment | machine()
-        run.complete, run.interrupted = not said, stopped
-        if not tracer.judged and not tracer.faults:
-            print(f"{parser.prog}: {said or _nothing(args.script, tracer)}", file=sys.stderr)
-            return run.exit_code() if stopped else 2
-        if tracer.faults:
-            report.write(run, args.reports, None)  # kept if a smaller call ends this process
-            tracer.write_scripts(args.reports / "failures")
-            run.results = tracer.run().results
-            scripts.confirm(run, Limits().unit, 0.0 if stopped else args.check_scripts, 1)
-        report.write(run, args.reports, None)
-        for line in tracer.lines():
-            print(escape_control_characters(line))
-        print(f"report: {args.reports / report.PAGES[TRACE]}")
-        if said:
-            print(f"{parser.prog}: {said}; the results so far are in the report", file=sys.stderr)
-        return run.exit_code() if tracer.faults or stopped or not said else 2
-    except UserError as error:
-        print(f"{parser.prog}: {escape_control_characters(str(error))}", file=sys.stderr)
-        return 2
+    return exit_code_of(parser.prog, lambda: _traced(parser.prog, args, words))
+
+
+def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run the script under the trace, and report its wrong operators. Raises UserError."""
+    versions.check()
+    if not args.script.is_file():
+        raise UserError(f"{args.script} does not exist: give the path of a Python script")
+    os.environ.update(dict(pair.partition("=")[::2] for pair in args.env))
+    target = device_target(args.target) if args.target else None
+    console = Console(stderr=True)
+    said, stopped = "", 0
+    with _progress(console, args.script.name) as progress:
+        tracer = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
+        try:
+            said = run_script(args.script, args.arguments, tracer.active())
+        except KeyboardInterrupt:
+            said, stopped = "interrupted", int(signal.SIGINT)
+    tracer.attribute(0.0 if stopped else SECONDS)
+    run = tracer.run()
+    run.command, run.environment = f"{command} {shlex.join(words)}", run.environment | machine()
+    run.complete, run.interrupted = not said, stopped
+    if not tracer.judged and not tracer.faults:
+        print(f"{command}: {said or _nothing(args.script, tracer)}", file=sys.stderr)
+        return run.exit_code() if stopped else 2
+    if tracer.faults:
+        report.write(run, args.reports, None)  # kept if a smaller call ends this process
+        tracer.write_scripts(args.reports / "failures")
+        run.results = tracer.run().results
+        scripts.confirm(run, Limits().unit, 0.0 if stopped else args.check_scripts, 1)
+    report.write(run, args.reports, None)
+    for line in tracer.lines():
+        print(escape_control_characters(line))
+    print(f"report: {args.reports / report.PAGES[TRACE]}")
+    if said:
+        print(f"{command}: {said}; the results so far are in the report", file=sys.stderr)
+    return run.exit_code() if tracer.faults or stopped or not said else 2
 
 
 def _nothing(script: Path, trace: Trace) -> str:
