@@ -354,7 +354,7 @@ def reports_expectations(stem: str = "") -> str:
     return str(Path("reports/expectations") / stem / "<target>.toml")
 
 
-def variants_shown(names: Iterable[str] = VARIANTS) -> str:
+def variants_shown() -> str:
     """Return the names of variants for help, with the name of a group for its members."""
     group_of = {name: group for group, members in VARIANT_GROUPS.items() for name in members}
-    return ", ".join(dict.fromkeys(group_of.get(name, name) for name in names))
+    return ", ".join(dict.fromkeys(group_of.get(name, name) for name in VARIANTS))

@@ -12,7 +12,7 @@ import ctypes
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.record.errors import ReportError
@@ -27,18 +27,12 @@ MOST = 2**26
 _has_file = False
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 @contextlib.contextmanager
-def log_file(
-    path: Path, afresh: bool = True, tell: Callable[[str], None] = _to_stderr, option: str = "--reports"
-) -> Iterator[Path]:
+def log_file(path: Path, afresh: bool = True, option: str = "--reports") -> Iterator[Path]:
     """Context with the file for worker output in the block, truncated first if `afresh`.
 
-    At the end, `tell` gets a sentence with its path and number of lines. An empty file is deleted, and so is
-    its folder if `log_file` created it. Raises ReportError, which names `option`, if the file cannot be written.
+    At the end, stderr gets a sentence with its path and number of lines. An empty file is deleted, and so is its folder
+    if `log_file` created it. Raises ReportError, which names `option`, if the file cannot be written.
     """
     there = path.parent.exists()
     try:
@@ -52,7 +46,7 @@ def log_file(
         with contextlib.suppress(OSError):  # the file was deleted meanwhile
             lines = _lines(path)
             if lines:
-                tell(f"what the workers printed is in {path}: {counted(lines, 'line')}")
+                print(f"what the workers printed is in {path}: {counted(lines, 'line')}", file=sys.stderr)
             else:
                 path.unlink()
                 if not there:

@@ -48,8 +48,8 @@ def test_one_that_prints_without_end(importable: None, tmp_path: Path) -> None:
     assert path.stat().st_size < 2**20
 
 
-def interrupted(path: Path, afresh: bool, tell: Callable[[str], None]) -> None:
-    with log_file(path, afresh, tell) as file:
+def interrupted(path: Path, afresh: bool) -> None:
+    with log_file(path, afresh) as file:
         with file.open("a") as appended:
             appended.write("one\ntwo")
         raise KeyboardInterrupt
@@ -62,14 +62,14 @@ class TestKept:
             assert file.exists()
         assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
 
-    def test_it_is_named_whatever_ends_the_run(self, tmp_path: Path) -> None:
+    def test_it_is_named_whatever_ends_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A last line without a newline counts, and `--resume` appends to the file."""
-        said: list[str] = []
         path = tmp_path / "workers.log"
         for afresh in (True, False, True):
             with pytest.raises(KeyboardInterrupt):
-                interrupted(path, afresh, said.append)
-        assert said == [f"what the workers printed is in {path}: {count} lines" for count in (2, 3, 2)]
+                interrupted(path, afresh)
+        said = [f"what the workers printed is in {path}: {count} lines" for count in (2, 3, 2)]
+        assert capsys.readouterr().err.splitlines() == said
 
     def test_no_room(self, tmp_path: Path) -> None:
         """A log that cannot be written gives one sentence."""

@@ -92,7 +92,8 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     """Print one finding: its script or its sentence, and the command that runs it again."""
     finding = result.finding
     assert finding is not None  # checked by the caller
-    seen = [*finding.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if (more := _more(finding)) else [])]
+    more = len(finding.signatures) - MOST_SIGNATURES
+    seen = [*finding.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if more > 0 else [])]
     if seen:
         console.print(escape_control_characters(f"also seen as: {'; '.join(seen)}"))
     if result.remark:
@@ -109,7 +110,3 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
     if origin := finding.origin():
         console.print(escape_control_characters(origin))
     console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
-
-
-def _more(finding: model.Finding) -> int:
-    return max(len(finding.signatures) - MOST_SIGNATURES, 0)

@@ -106,7 +106,8 @@ def investigate(
     """
     begin = time.monotonic()
     full, probe = resolve(spec, limits, place)
-    declared = {*unsupported_steps(describe_target(full))} | ({*_not_drawn(probe)} if probe else set())
+    declared = {*unsupported_steps(describe_target(full))}
+    declared |= {step for name in (probe.lacks if probe else ()) for step in FEATURES[name].steps}
     result = Investigation(spec, probe)
     pool = PlacedPool(place, full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])
     try:
@@ -140,7 +141,3 @@ def _try(investigation: Investigation, kind: str, stream: Iterator[Trial], conso
         if time.monotonic() - last >= 10:
             last = time.monotonic()
             console.print(f"{done} {kind} tried, {len(investigation.of(Outcome.LACKING))} without a kernel")
-
-
-def _not_drawn(probe: Probe) -> frozenset[str]:
-    return frozenset(step for name in probe.lacks for step in FEATURES[name].steps)

@@ -140,7 +140,7 @@ def examination(request: Request) -> Examination:
     operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
-    plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
+    plan = from_description(description, operator, functools.partial(accepts, reference), tolerances)
     return Examination(operator, reference, plan, batch=request.batch)
 
 
@@ -148,7 +148,7 @@ def _like(request: Request, operator: Operator) -> Examination:
     entry = entry_of(request.like)
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
-    plan = from_op_db(entry, operator, functools.partial(_accepts, reference), request.dtypes, SAMPLES)
+    plan = from_op_db(entry, operator, functools.partial(accepts, reference), request.dtypes, SAMPLES)
     if request.rtol is not None or request.atol is not None:
         plan.calls = [replace(call, rtol=request.rtol or 0.0, atol=request.atol or 0.0) for call in plan.calls]
     if "refusals" in request.chosen():
@@ -184,7 +184,7 @@ def _rule(entry: Any) -> bool | None:
     return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
 
 
-def _accepts(reference: Operator, call: Call) -> bool:
+def accepts(reference: Operator, call: Call) -> bool:
     """Whether the reference answers a call."""
     return observed(reference.function, call).error is None
 

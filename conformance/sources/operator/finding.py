@@ -24,8 +24,8 @@ from conformance.record.sentences import sentence
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import CHECKS, REFUSED, Difference, Examination
-from conformance.sources.operator.examine import examined
-from conformance.sources.operator.sides import names_of_inputs, observed
+from conformance.sources.operator.examine import accepts, examined
+from conformance.sources.operator.sides import names_of_inputs
 from conformance.sources.operator.subject import TAKEN
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
@@ -83,7 +83,7 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
         args, kwargs = call.arguments()
         if not _keeps(call, finding.call) or bound(args, kwargs) is None:
             return False
-        if call.kind != REFUSED and not _accepted(trial, call):
+        if call.kind != REFUSED and not accepts(trial.reference, call):
             return False
         for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
             if isinstance(item, Difference) and item.check == finding.check:
@@ -109,10 +109,6 @@ def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:
     an exception."""
     raised = mismatch.actual if mismatch.expected in ("an answer", "no error") else ""
     return mismatch.oracle, mismatch.where.startswith("gradient"), raised
-
-
-def _accepted(trial: Examination, call: Call) -> bool:
-    return observed(trial.reference.function, call).error is None
 
 
 def _valid(program: Program) -> Program | None:

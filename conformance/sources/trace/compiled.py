@@ -338,7 +338,7 @@ class Search:
             if node.op == "output":
                 return
             if node.op == "get_attr":
-                values[node] = _attribute(self.graph.right, node.target)
+                values[node] = functools.reduce(getattr, str(node.target).split("."), self.graph.right)
                 continue
             args, kwargs = _valued((node.args, node.kwargs), values)
             self.untried += time.monotonic() >= self.until
@@ -418,10 +418,6 @@ def _cotangent(one: Any) -> Any:
     if not isinstance(one, torch.Tensor) or not (one.is_floating_point() or one.is_complex()):
         return None
     return (torch.arange(one.numel()) % 7 - 3).view(one.shape).to(one.dtype) / 4
-
-
-def _attribute(graph: torch.fx.GraphModule, path: Any) -> Any:
-    return functools.reduce(getattr, str(path).split("."), graph)
 
 
 def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:

@@ -53,7 +53,10 @@ def scripted(fault: Fault) -> str:
 
 def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
-    leaves = leaves_by_name(call.given_by_name()) if isinstance(call, TracedCall) else dict(_arguments(call))
+    if isinstance(call, TracedCall):
+        leaves = leaves_by_name(call.given_by_name())
+    else:
+        leaves = {f"x{at}": leaf for at, leaf in enumerate(tensors((call.args, call.kwargs)))}
     inputs, args, named = as_inputs(leaves, call.args, call.kwargs)
     inputs = {name: leaf.detach() for name, leaf in inputs.items()}
     step = _step(call, args, named) if isinstance(call, TracedCall) else _node_step(call, args, named)
@@ -94,12 +97,6 @@ def _node_step(call: NodeCall, args: list[Json], kwargs: Mapping[str, Json]) -> 
     if step.op not in OPS:
         raise Unwritable("the function has no public name")
     return step
-
-
-def _arguments(call: NodeCall) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a node's arguments with names."""
-    for at, leaf in enumerate(tensors((call.args, call.kwargs))):
-        yield f"x{at}", leaf
 
 
 def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
