@@ -65,7 +65,7 @@ def minimize(
             for task, answer in pool.results(tasks, _after_death, seconds + limits.unit):
                 if isinstance(answer, Failure):
                     small[task.name] = answer
-                else:
+                elif answer:  # "" for a failure without time
                     reasons[answer if isinstance(answer, str) else f"{type(answer).__name__}: {answer}"] += 1
         except TargetError as error:
             reasons[str(error)] = len(chosen) - len(small) - reasons.total()

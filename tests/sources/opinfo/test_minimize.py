@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 
 from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
-from conformance.run.messages import Death, ExitReason, Limits, Note
+from conformance.run.isolation import PlacedPool
+from conformance.run.messages import Death, ExitReason, Limits, Note, Task
 from conformance.run.script_process import Ended, Forks, run_alone
 from conformance.run.scripts import said_of
 from conformance.sources.opinfo import minimize, runner, worker
@@ -115,6 +116,19 @@ class TestPlanted:
         assert "torch.add(a, a)" in minimized.results[0].failures[0].script
 
 
+class Late(PlacedPool):
+    """A pool whose workers have no time."""
+
+    def __init__(self, *args: object) -> None:
+        """Start no worker."""
+
+    def results(self, tasks: Iterable[Task], *args: object) -> Iterator[tuple[Task, str]]:  # type: ignore[override]
+        return ((task, "") for task in tasks)
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
 class TestOwner:
     """The process that owns the pool, which does not import torch."""
 
@@ -142,6 +156,15 @@ class TestOwner:
             minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0
         )
         assert minimized.notes == ["1 failure not minimized, since the time was over"]
+
+    def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A failure that its worker had no time for is counted as such. Regression test: its reason was "NoneType:
+        None"."""
+        monkeypatch.setattr(minimize, "PlacedPool", Late)
+        failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
+        minimized = Run("cpu", [failed])
+        minimize.minimize(minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS)
+        assert minimized.notes == ["0 of 1 failure minimized (no time left: 1)"]
 
     @pytest.mark.parametrize(("same", "best"), [([ExitReason.CRASH], "smaller"), ([], "best")])
     def test_after_a_death(self, same: list[ExitReason], best: str) -> None:
