@@ -67,7 +67,7 @@ class TestForks:
         assert own and preloaded("cpu") == preloaded("aot_eager") == preloaded("no such target") == ()
         with LOCAL.pool("inductor", Limits()) as unused:
             assert isinstance(unused, LocalPool) and unused._preload == (*pool_module.PRELOAD, *own)
-        with LocalPool("cpu", Limits(), 1, ["tasks"], [*pool_module.PRELOAD, *own]) as pool:
+        with LocalPool("cpu", Limits(), 1, ["tasks"], preload=[*pool_module.PRELOAD, *own]) as pool:
             assert pool.ask(tasks.knows_inductor) == (True, True)
             assert pool.counters.lost == ""  # the server started no thread
 
