@@ -82,7 +82,7 @@ class TestForks:
         (tmp_path / "beside").mkdir()
         (tmp_path / "beside" / "beside.py").write_text("")
         monkeypatch.syspath_prepend(tmp_path / "beside")
-        limit = 2.0 if name in ("hang", "endless") else 60.0
+        limit = 4.0 if name in ("hang", "endless") else 60.0
         alone, fork = (run_alone(ENDS[name], limit, forks=way) for way in (None, forks))
         folder = (r"/\S*/conformance-script-\w+", "FOLDER")
         for ended in alone, fork:

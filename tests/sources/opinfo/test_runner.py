@@ -149,7 +149,7 @@ class TestCommand:
     def test_crash_and_hang_end_to_end(self, command: Command) -> None:
         """A crash and a hang affect their own op only, and the page escapes text from the target."""
         outcomes = {"add": "FAIL", "sin": "PASS", "atan": "CRASH", "acosh": "TIMEOUT", "tan": "FAIL"}
-        run, done = self.planted(command, outcomes, "--timeout", "2", "--compile-limit", "2")
+        run, done = self.planted(command, outcomes, "--timeout", "3", "--compile-limit", "3")
         crash = next(r for r in run.results if r.name == "atan").failures[0]
         assert (crash.oracle, crash.where, "SIGSEGV" in crash.actual) == ("crash", "the target", True)
         assert "result = torch.atan(a)" in crash.script
