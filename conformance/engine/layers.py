@@ -23,6 +23,10 @@ torch's own kernel hides faults of every earlier part."""
 class Layered(Protocol):
     """A target that is a stack of layers."""
 
+    @property
+    def slow(self) -> bool:
+        """Whether the last layer is much slower than the others, so that a search should end before it if it can."""
+
     def layers(self) -> Sequence[tuple[str, Target]]:
         """Return the layers from outside in: the name of each, and a target that ends with it. The last is this target,
         whose parts the other methods record and switch off."""

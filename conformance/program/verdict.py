@@ -214,11 +214,11 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
 def shortest(
     program: Program, target: Target, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_program
 ) -> Target:
-    """Return the target that ends with the first layer that gives all the wrong answers; the target itself if no
-    earlier one does, or if it is no stack of layers.
+    """Return the target that ends with the first layer that gives all the wrong answers. Return the target itself if no
+    earlier one does, if its last layer is not slow, or if it is no stack of layers.
 
-    Each search of a failure runs many programs, and a shorter compiler is faster: Inductor starts a C++ compiler."""
-    if isinstance(target, Layered):
+    Each search of a failure runs many programs, and Inductor takes several times as long for each as AOTAutograd."""
+    if isinstance(target, Layered) and target.slow:
         for _, layer in target.layers()[:-1]:
             if answers(mismatches) <= answers(judge(program, layer, locate=False).mismatches):
                 return layer

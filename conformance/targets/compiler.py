@@ -188,6 +188,11 @@ class CompileTarget(Target):
         return [*((NAMES[name], self._ending_with(name)) for name in before), (self.layer, self)]
 
     @property
+    def slow(self) -> bool:
+        """Inductor, which starts a C++ compiler for each function."""
+        return self.backend == "inductor"
+
+    @property
     def layer(self) -> str:
         """Name of the last layer."""
         return NAMES.get(self.backend, f"{BACKEND}{self.backend}")

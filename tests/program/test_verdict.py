@@ -79,7 +79,9 @@ class WrongFrom(FunctionalizeTarget):
 
 
 class TwoLayers(WrongFrom):
-    """A stack of two such transforms. Neither has parts to switch off."""
+    """A stack of two such transforms, the second of them slow. Neither has parts to switch off."""
+
+    slow = True
 
     def __init__(self, first: WrongFrom, name: str, least: int = 0) -> None:
         super().__init__(name, least)
@@ -112,6 +114,11 @@ class TestSearchOfTheBadStep:
         target = TwoLayers(first, "f")
         assert judge_program(CHAIN, target).bad_step == 5
         assert (target.compiled, first.compiled) == (1, 1 + 2)
+        first = WrongFrom("f")
+        target = TwoLayers(first, "f")
+        target.slow = False
+        assert judge_program(CHAIN, target).bad_step == 5
+        assert (target.compiled, first.compiled) == (1 + 2, 0)
         sound = WrongFrom("no result")
         target = TwoLayers(sound, "f")
         assert judge_program(CHAIN, target).bad_step == 5

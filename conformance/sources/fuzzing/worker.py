@@ -478,7 +478,7 @@ def shrink(
 
     Steps after the first bad step may be wrong for other reasons, so they are removed first. If the finding also shows
     on PyTorch without the backend, so must each smaller program. Otherwise each smaller program must have a mismatch
-    that does not show there. If the target is a stack of layers, the trials run on the first layer that shows the
+    that does not show there. If the last layer of a target is slow, the trials run on the first layer that shows the
     failure, unless the result does not fail on the target."""
     target = loaded(spec)
     if finding.kind in DEATHS:
