@@ -101,8 +101,10 @@ class LocalShrinker:
         """Return the finding on the smallest program found by `until`. A death that does not repeat in a fresh worker
         is FLAKY. If a smaller program ends the worker, another one goes on. Raises errors of the harness itself."""
         if finding.kind in DEATHS:
+            if finding.program == worker.NOTHING:
+                return finding
             try:
-                repeats = not finding.program.inputs or self._repeats(finding, until)
+                repeats = self._repeats(finding, until)
             except OutOfTime:
                 return finding
             return self._smallest(finding, until) if repeats else finding.flaky()
@@ -116,7 +118,7 @@ class LocalShrinker:
         """Return the finding on the smallest program that workers find, one after the other."""
         workers, same, progress = self.workers, deaths_of(finding), Progress()
         last = time.time() + 60 + self.trials * 10.0
-        while finding.program.inputs and not progress.over and time.time() < last:
+        while not progress.over and time.time() < last:
             arguments = (workers.target, finding, self.trials, until - TO_ANSWER, progress, workers.hang)
             try:
                 small: FailingProgram = workers.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
@@ -35,6 +37,20 @@ def campaign(folder: Path, jobs: int) -> dict[str, str]:
     code = main([*words, "--check-scripts", "0", "--reports", str(folder), "-n", str(jobs)])
     assert code == 1
     return {path.name: path.read_text() for path in sorted((folder / "failures").glob("*.json"))}
+
+
+def test_a_program_without_inputs() -> None:
+    """A program whose tensors come from factories is minimized too."""
+    ones = Step("ones.new", ([6],), {}, ("a",))
+    view = Step("narrow", (tensor("a"), 0, 0, 2), out=("b",))
+    others = [Step(op, (tensor("a"),), out=(out,)) for op, out in (("neg", "c"), ("abs", "d"))]
+    program = Program((), (), (ones, others[0], view, Step("zero_", (tensor("b"),)), others[1]))
+    spec = "mutant:zero_ clears the storage"
+    verdict = judge_program(program, load_target(spec))
+    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, verdict.mismatches, verdict.bad_step)
+    with Workers(spec, Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
+        small = shrinker.smaller(finding)
+    assert [step.op for step in small.program.steps] == ["ones.new", "narrow", "zero_"]
 
 
 class TestThreads:
