@@ -8,9 +8,10 @@ minimal program of that op alone also fails, `plainer` returns that program as t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conformance.declare.features import FEATURES
 from conformance.engine.aten_ops import Operators
@@ -36,6 +37,8 @@ wrong value also makes the storage wrong."""
 
 WRITES = (("fill_", 7), ("add_", 1))
 """Replacement writes with their argument."""
+OUTS = ("add.out", "mul.out")
+"""Replacement writes that resize an empty tensor, to which the others write nothing."""
 
 SLICE = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
 PLAIN = {"as_strided": ((SLICE,), (SLICE, Step("fill_", (tensor("b"), 7))))}
@@ -152,9 +155,20 @@ def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
     """Yield the program up to this step, with the step replaced by another write to the same tensor.
 
     Other writes without a meaning, or that raise, are skipped."""
-    for op, value in WRITES:
-        if op != program.steps[at].op:
-            write = Step(op, ({"t": written}, value), after=program.steps[at].after)
-            other = settle(program.with_steps((*program.steps[:at], write)))
-            if other is not None and not other.steps[-1].raises:
-                yield other
+    before, step = program.steps[:at], program.steps[at]
+    writes = [Step(op, ({"t": written}, value), after=step.after) for op, value in WRITES]
+    if OPS[step.op].writes == "out" and _is_empty(program.with_steps(before), written):
+        writes = [replace(step, op=op) for op in OUTS]
+    for write in writes:
+        other = settle(program.with_steps((*before, write))) if write.op != step.op else None
+        if other is not None and not other.steps[-1].raises:
+            yield other
+
+
+def _is_empty(program: Program, name: str) -> bool:
+    """Return whether a tensor has no elements after the program."""
+    running = RunningProgram(program)
+    with contextlib.suppress(StepFailed):
+        for step in program.steps:
+            running.step(step)
+    return name in running.env and running.env[name].numel() == 0

@@ -47,6 +47,14 @@ def cause(ops: str, act: Callable[[Call], Any], *steps: Step, level: str = DISPA
 class TestViewOrWrite:
     """The cause of a view and a write that are wrong together."""
 
+    @pytest.mark.parametrize("op", ["mul.out", "add.out"])
+    def test_an_empty_view_that_out_resizes(self, op: str) -> None:
+        """A result of `out=` gives an empty view elements of the memory below. Regression test: one lost view was a
+        finding of each `out=`, since writes to no elements show nothing."""
+        empty = Step("as_strided", (tensor("a"), [0], [1], 0), out=("_b",))
+        write = Step(op, (tensor("a"), 2), {"out": tensor("_b")})
+        assert cause("as_strided", lambda call: call.run().clone(), empty, write) == "aliasing / as_strided"
+
     @pytest.mark.parametrize(
         "write",
         [
