@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from conformance.declare import profile as profiles
 from conformance.record.missing_ops import Outcome, Trial
 from conformance.run.isolation import PlacedPool
-from conformance.run.messages import COMPILING, Death, ExitReason, Pool, Task
+from conformance.run.messages import COMPILING, Death, ExitReason, Task
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RETRIES = 1
 """Retries after a death, each in a fresh worker, because an earlier trial may have corrupted the process."""
 
 
-def trials(pool: Pool, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
+def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
     """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
     TargetError if no worker can be started, and Stopped.
     """

@@ -659,7 +659,7 @@ def _cells(drawing: Drawing) -> tuple[Cell, ...]:
 
 @functools.cache
 def _hazards(without: tuple[str, ...]) -> tuple[hazards.Hazard, ...]:
-    """The cells of hazards that need nothing that is left out."""
+    """The cells of hazards whose steps and families are all allowed."""
     return tuple(cell for cell in hazards.CELLS if not {hazards.NEEDS.get(name) for name in cell} & {*without})
 
 

@@ -305,7 +305,7 @@ def _unjudged(finding: FailingProgram) -> int:
     if finding.kind == FLAKY or {*MEASURED} >= {mismatch.oracle for mismatch in finding.mismatches}:
         return 0  # the program ran to its end
     if finding.program.calls:
-        return 0  # the first call was judged whole
+        return 0  # the judge compared every step of the first call
     return len(finding.program.steps) - (finding.step or 0)
 
 

@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
 
 
 def fault_of(call: Call) -> str:
-    """Return why the call cannot be judged on random data, or ""."""
+    """Return why random data cannot test the call, or ""."""
     try:
         program = program_of(call, 0)
         one, two = reference(program).observation, reference(program).observation
@@ -177,7 +177,7 @@ def _storage(group: list[torch.Tensor]) -> tuple[str, int, Range]:
 
 
 def values_of(group: list[torch.Tensor]) -> Range:
-    """Return the range from which new values may be drawn.
+    """Return the range of the values to draw for an input.
 
     Integers keep their least and largest value, apart from an ignored label, and whether they are distinct or
     ascending. Floats lie in [-2, 2]; those without a negative value in [0, 1], and positive ones in [0.1, 1]. Numbers

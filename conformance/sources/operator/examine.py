@@ -219,7 +219,7 @@ def _procedures(request: Request) -> dict[str, list[str]]:
 
 @dataclass
 class Judging:
-    """The verdicts of a request, check by check. The calls are drawn once, and each procedure runs once."""
+    """The verdicts of a request, check by check. It draws the calls once and runs each procedure once."""
 
     request: Request
     known: dict[str, dict[str, Verdict]] = field(default_factory=dict)

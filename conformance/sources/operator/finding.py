@@ -105,14 +105,14 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
 
 
 def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:
-    """Return what a smaller call must have in common with a difference: the oracle, what it is about, and the type of
-    an exception."""
+    """Return the parts of a difference that a smaller call must repeat: its oracle, whether it is of a gradient, and
+    the type of an exception."""
     raised = mismatch.actual if mismatch.expected in ("an answer", "no error") else ""
     return mismatch.oracle, mismatch.where.startswith("gradient"), raised
 
 
 def _valid(program: Program) -> Program | None:
-    """Return the program if its inputs can be made."""
+    """Return the program if torch can create its inputs."""
     try:
         replace(program, steps=()).check()
         return program
@@ -646,7 +646,7 @@ BODIES: Mapping[str, Body] = {
     "hang": _death,
     "memory": _raising,
 }
-"""The lines that show a difference, by check; the other checks compare results with those of the reference."""
+"""The lines that show a difference, by check. Other checks compare the results with the reference's results."""
 
 CARRIED = {
     "writes": ("fenced", "trespassed", "Fresh", "READ_ONLY", "NO_ACCESS", "KNOWN"),

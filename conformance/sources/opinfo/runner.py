@@ -211,7 +211,8 @@ class OpDb(Source):
                 jobs=args.jobs,
                 limits=session.limits,
                 shard=args.shard,
-                variants={*(args.variant or ())} - {"all"},  # a suite or `all` takes what the target can show
+                variants={*(args.variant or ())}
+                - {"all"},  # a suite and `all` take every variant that the target supports
                 reruns=args.rerun_failures,
                 stop_at_first=args.stop_at_first_failure,
                 expected=self.expected,

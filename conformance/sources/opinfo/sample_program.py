@@ -212,7 +212,7 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
 
 
 def _terms(case: Case, call: Call, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
-    """Return the terms of a program: those of the call, about the program's dtypes and names."""
+    """Return the terms of the call, with the dtypes and names of its program."""
     dtypes = {
         dtype_name(one.dtype) for one in answer.tensors.values() if one.dtype.is_floating_point or one.dtype.is_complex
     }

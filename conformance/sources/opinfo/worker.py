@@ -29,7 +29,7 @@ def catalog(
 ) -> tuple[list[Entry], dict[str, str], str, frozenset[str], tuple[str, ...], tuple[Measure, ...]]:
     """Return op_db without the variants that the target cannot show, and facts about the target.
 
-    With `beside`, the entries outside op_db are included. The facts are the target's environment, the lines that set it
+    With `beside`, add the entries outside op_db. The facts are the target's environment, the lines that set it
     up in a script, the features that it lacks, its `without_backend`, and its measures. Raises
     TargetError, also if the target cannot show one of `variants`, which the user named.
     """

@@ -15,8 +15,9 @@ from conformance.declare import profile as profiles
 from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.program.steps import functions
 from conformance.record.missing_ops import Outcome, Trial
+from conformance.run.execution_place import LOCAL
+from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
-from conformance.run.pool import LocalPool
 from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.sources.fuzzing.plainest import program_with, subject_of
 from conformance.sources.init import init
@@ -48,7 +49,7 @@ class TestTrials:
         spec = "class:planted.PlantedTarget"
         limits = Limits(unit=5, compiling=5, memory=4, grace=1)
         names = ("exp", "tan", "atan", "acosh", "log")
-        with LocalPool(spec, limits, 1, MODULES) as pool:
+        with PlacedPool(LOCAL, spec, limits, 1, MODULES) as pool:
             tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: trial.outcome for name, trial in tried.items()} == {
             "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
@@ -66,7 +67,7 @@ class TestTrials:
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "device:foreign,import=foreign_device,call=without_convolution_and_set,without=set_"
         names = ("nn.functional.conv2d", "polar", "exp", "hash_tensor")
-        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
+        with PlacedPool(LOCAL, spec, Limits(unit=60), 1, MODULES) as pool:
             tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: (trial.outcome, trial.operator) for name, trial in tried.items()} == {
             "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
@@ -79,7 +80,7 @@ class TestTrials:
         """An error may name an operator that works alone: the trial fails, and nothing is declared."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec = "class:planted.WrongNameTarget"
-        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
+        with PlacedPool(LOCAL, spec, Limits(unit=60), 1, MODULES) as pool:
             (trial,) = trials(pool, [task(spec, call_of, "exp")], 100)
         assert (trial.outcome, trial.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in trial.said
 
@@ -97,7 +98,7 @@ class TestTrials:
         """Trials that run out of time are reported as not tried, so that nothing is declared about them."""
         monkeypatch.syspath_prepend(str(PLANTED))
         spec, names = "class:slow_device.SlowTarget", ("neg", "abs", "clone", "add_", "mul_", "exp", "tanh")
-        with LocalPool(spec, Limits(unit=60), 1, MODULES) as pool:
+        with PlacedPool(LOCAL, spec, Limits(unit=60), 1, MODULES) as pool:
             pool.ask(os.getpid)  # the target is loaded
             tried = {t.name: t for t in trials(pool, [task(spec, subject_of, name) for name in names], 12)}
             # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
