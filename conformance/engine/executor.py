@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from conformance.record.measurements import UNMEASURED, Measurements, growth
 from conformance.standalone.input_layout import LayoutUnavailable
 from conformance.standalone.moving import moved, observable, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.torch_compat import leave_forward_ad
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 Watch = Callable[[int, bool], None]
@@ -186,7 +187,7 @@ class Executor:
         news = _News(target)
         captured = self._captured() if target.transforms_program else target.capture()
         counters = target.counters()
-        with target.entered(), captured as capture:
+        with self._entered(), captured as capture:
             try:
                 tree, kept = subject.inputs()
                 if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
@@ -228,7 +229,7 @@ class Executor:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
         target.reset_state()
-        with target.entered(), contextlib.suppress(Exception):
+        with self._entered(), contextlib.suppress(Exception):
             tree, kept = subject.inputs()
             inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
             running = subject.begin(inputs, target, None)
@@ -238,6 +239,15 @@ class Executor:
                 if each:
                     running.observe(target)
             running.observe(target)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Context around all work of a run: the target's own, and no level of forward-mode AD is entered afterwards."""
+        try:
+            with self.target.entered():
+                yield
+        finally:
+            leave_forward_ad()
 
     @contextlib.contextmanager
     def _captured(self) -> Any:

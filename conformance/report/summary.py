@@ -79,6 +79,8 @@ def _on_programs(run: Run) -> Verdict:
     if new:
         distinct = counted(len(causes_of(new)), "distinct cause")
         failing = f"{run.failing_programs:,} of {counted(drawn.programs, run.program)} fail"
+        if not run.complete:  # programs count when their shard ends, findings at once
+            failing = f"{counted(run.failing_programs, run.program)} failed before the interruption"
         sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")

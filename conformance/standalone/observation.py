@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from conformance.standalone.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
-from conformance.standalone.torch_compat import version_of, with_memory
+from conformance.standalone.torch_compat import leave_forward_ad, version_of, with_memory
 
 _OUT_OF_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|not enough memory|out of ?memory|bad_alloc|MemoryError", re.I
 )
+LATER_JVP = "a later jvp"
+"""Name of the answer of a run that left forward-mode AD entered: the error of the next call of `jvp`."""
 
 
 def out_of_memory(text: str) -> bool:
@@ -118,11 +120,13 @@ def observe(
     root of a tree is a dict, its keys are the names; otherwise the names start with `out` and `in`. The observation
     keeps storages of inputs whole, for the oracle 'storage'. It does not keep storages of fresh results, since PyTorch
     defines no content outside their views. Gradients belong to leaf inputs. `target` is None for torch CPU. Errors that
-    the device raises while it computes are raised here.
+    the device raises while it computes are raised here. An answer `a later jvp` exists only if that call would raise.
     """
+    stuck = leave_forward_ad()
     named = {**_rooted(outcome, "out"), **_rooted(inputs, "in")} if error is None else _rooted(inputs, "in")
     tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
     others = {name: leaf for name, leaf in named.items() if not isinstance(leaf, torch.Tensor)}
+    others |= {} if stuck is None else {LATER_JVP: Raised.of(stuck)}
     kept = {name for name, leaf in _rooted(inputs, "in").items() if isinstance(leaf, torch.Tensor)}
     leaves = {name: tensors[name] for name in kept if tensors[name].is_leaf and tensors[name].requires_grad}
     grads = {name: with_memory(leaf.grad) for name, leaf in sorted(leaves.items())}

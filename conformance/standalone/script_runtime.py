@@ -17,9 +17,9 @@ import torch
 
 from conformance.standalone.modes import without_modes
 from conformance.standalone.moving import whole_storage
-from conformance.standalone.observation import Raised, contiguity, names_of
+from conformance.standalone.observation import LATER_JVP, Raised, contiguity, names_of
 from conformance.standalone.oracles import WHOLE, Facts, Mismatch, Tolerance, differences, plain_facts
-from conformance.standalone.torch_compat import raising_inner
+from conformance.standalone.torch_compat import leave_forward_ad, raising_inner
 
 device = "cpu"
 """The device of the calls, which may refer to it by this name."""
@@ -50,6 +50,7 @@ def facts_of_run(
     results: dict[str, Any] = {}
     before: Places = {}
     versions: dict[int, int] = {}
+    leave_forward_ad()  # the script has already made the calls once
     try:
         tree = inputs(on)
         tensors = {name: leaf for name, leaf in leaves(apart(tree)).items() if isinstance(leaf, torch.Tensor)}
@@ -61,6 +62,8 @@ def facts_of_run(
         raise
     except Exception as error:
         facts["error", WHOLE] = Raised.of(error)
+    stuck = leave_forward_ad()
+    facts |= {} if stuck is None or facts else {("error", LATER_JVP): Raised.of(stuck)}
     after: Places = {}
     try:
         after = places({**results, **tensors}, oracles)

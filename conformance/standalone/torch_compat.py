@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd import forward_ad
 
 from conformance.record import versions
 from conformance.record.errors import TargetError
@@ -38,7 +39,10 @@ SYMBOLS: dict[str, str] = _since(
             "_neg_view _is_zerotensor Tensor._indices Tensor._is_view Tensor._values Tensor._version "
             "UntypedStorage._cdata"
         ),
-        "torch._C": "DispatchKey DispatchKeySet _current_autograd_node _get_privateuse1_backend_name",
+        "torch._C": (
+            "DispatchKey DispatchKeySet _current_autograd_node _enter_dual_level _exit_dual_level "
+            "_get_privateuse1_backend_name"
+        ),
         "torch._C._functorch": "TransformType maybe_current_level peek_interpreter_stack",
         "torch._ops": "OpOverload.redispatch",
         "torch.autograd": "_get_sequence_nr",
@@ -154,6 +158,22 @@ def functorch_level() -> int | None:
     """Return the level of the torch.func transform that is running, None outside all transforms."""
     level: int | None = torch._C._functorch.maybe_current_level()
     return level
+
+
+def leave_forward_ad() -> RuntimeError | None:
+    """Return the error that the next `jvp` of this process would raise, None without one, and remove its cause.
+
+    A compiler that fails inside a `jvp` leaves its level of forward-mode AD entered, and torch allows only one.
+    """
+    if forward_ad._current_level >= 0:  # Python code entered it and will leave it
+        return None
+    try:
+        torch._C._enter_dual_level()
+    except RuntimeError as error:
+        torch._C._exit_dual_level(level=0)
+        return error
+    torch._C._exit_dual_level(level=0)
+    return None
 
 
 def in_backward() -> bool:

@@ -36,6 +36,8 @@ LIARS = {
     "class:liars.ValueTransform": "value",
     "class:liars.StrideTransform": "stride",
     "class:liars.RaisingTransform": "error",
+    "class:liars.LeavingTransform": "error",
+    "class:liars.LeavingAndRaisingTransform": "error",
     "class:liars.IdleTransform": "structure",
     "compile:off_by_one,import=liars": "value",
     "compile:by_columns,import=liars": "stride",
@@ -281,6 +283,27 @@ class TestCompileOnADevice:
         verdict = judge_program(PROGRAM.with_steps((*PROGRAM.steps, ones)), target)
         assert (verdict.mismatches, verdict.unsupported, places) == ((), "", {"tiny"})
         assert "ON = 'tiny'" in target.script()
+
+
+class TestForwardAD:
+    """A run that leaves forward-mode AD entered is wrong, and spoils no later run. Regression test: a compiler that
+    failed inside `jvp` made torch CPU refuse each later one."""
+
+    @pytest.mark.parametrize("kind", ["LeavingTransform", "LeavingAndRaisingTransform"])
+    def test_a_later_jvp_works(self, kind: str) -> None:
+        """The first run names the error, and the level is left."""
+        (first, *_) = judge_program(PROGRAM, load_target(f"class:liars.{kind}"), locate=False).mismatches
+        raised = {"LeavingTransform": ("a later jvp", "Nested forward mode AD"), "": ("the whole run", "no kernel")}
+        where, text = raised[kind if kind in raised else ""]
+        assert (first.oracle, first.where) == ("error", where) and text in first.detail
+        assert torch.func.jvp(torch.sin, (torch.zeros(2),), (torch.ones(2),))[1].tolist() == [1, 1]
+
+    def test_the_users_own_level_stays(self) -> None:
+        """A level that Python code entered is not a leak."""
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(torch.zeros(2), torch.ones(2))
+            assert not judge_program(PROGRAM, load_target("cpu"), locate=False).mismatches
+            assert torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent.tolist() == [1, 1]
 
 
 class TestLostDevice:

@@ -183,6 +183,28 @@ class RaisingTransform(_Transform):
         return refuse
 
 
+class LeavingTransform(_Transform):
+    """A transform that leaves a level of forward-mode AD entered, as a failed compilation of `jvp` does."""
+
+    def transform(self, function: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            torch._C._enter_dual_level()
+            return function(*inputs)
+
+        return run
+
+
+class LeavingAndRaisingTransform(_Transform):
+    """A transform that leaves a level of forward-mode AD entered, and raises."""
+
+    def transform(self, function: Any) -> Any:
+        def refuse(*inputs: Any) -> Any:
+            torch._C._enter_dual_level()
+            raise RuntimeError("no kernel image")
+
+        return refuse
+
+
 class SameErrorTransform(_Transform):
     """A transform without kernels for `sin` and `cumsum`, whose errors have the same text."""
 

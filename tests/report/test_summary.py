@@ -111,6 +111,11 @@ class TestVerdict:
         assert verdict(fuzz_run) == (False, "26 of 300 drawn programs fail: 2 distinct causes.")
         assert fuzz_run.exit_code() == 1
 
+    def test_findings_before_the_first_shard_ended(self) -> None:
+        """The sentence of an interrupted campaign names no total. Regression test: it said 1 of 0."""
+        early = campaign(fuzz_finding("a"), complete=False, drawn=ProgramStats((0,), 0))
+        assert verdict(early) == (False, "1 drawn program failed before the interruption: 1 distinct cause.")
+
     def test_known_findings(self) -> None:
         """Known findings are counted with their file; new findings still fail the campaign."""
         known = fuzz_finding("a", count=25).replace(outcome=Outcome.XFAIL, reason=f"{model.UNEXPLAINED}x")

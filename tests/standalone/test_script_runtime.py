@@ -48,6 +48,12 @@ def written_twice(a):
     return {}
 
 
+def leaving(a):
+    """Leave a level of forward-mode AD entered, as a failed compilation does."""
+    torch._C._enter_dual_level()
+    return {}
+
+
 def raising(a):
     raise ValueError("no")
 
@@ -92,6 +98,7 @@ FLAT = torch.arange(6.0)
         (lambda a: {"step 1": 1.5}, lambda a: {"step 1": 1.6}, "value of step 1: expected 1.5, got 1.6"),
         (lambda a: {"b": 1}, lambda a: {}, "structure of b: expected int, got nothing"),
         (lambda a: {}, raising, "error of the whole run: expected no error, got ValueError (no)"),
+        (lambda a: {}, leaving, "error of a later jvp: expected no error, got RuntimeError (Nested forward mode AD"),
     ],
 )
 def test_each_fact_is_shown(right, wrong, line, capsys):
