@@ -14,6 +14,9 @@ store before it, so that the graph has the order of the program. The graph canno
 which overwrites the element. A loaded value is therefore refused once its array has been stored to; `Program.keep`
 makes a copy.
 
+tinygrad emulates floats that the device does not have, but not in memory that depends on a store. Arrays of such a
+dtype hold its bits as integers.
+
 This module must not depend on torch or on the computation. A `for` over `Program.loop` runs its body once, with a
 symbol as the index. It must end without `break`, and must store the values that it computes.
 """
@@ -27,7 +30,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tinygrad import Device
 from tinygrad.dtype import AddrSpace, DType, dtypes
+from tinygrad.helpers import EMULATED_DTYPES
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 
@@ -41,9 +46,8 @@ Shape = tuple[int, ...]
 class Array:
     """Memory of a program: `a[i, j]` loads an element, `a[i, j] = x` stores one, cast to the array's dtype."""
 
-    def __init__(self, program: Program, memory: UOp, shape: Shape) -> None:
-        self._program, self._memory, self.shape = program, memory, shape
-        self.dtype: DType = memory.dtype
+    def __init__(self, program: Program, memory: UOp, shape: Shape, dtype: DType) -> None:
+        self._program, self._memory, self.shape, self.dtype = program, memory, shape, dtype
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -56,7 +60,7 @@ class Array:
         return place
 
     def __getitem__(self, index: Index) -> UOp:
-        return self._program.load(self._memory, self._place(index))
+        return self._program.load(self._memory, self._place(index)).bitcast(self.dtype)
 
     def __setitem__(self, index: Index, content: Content) -> None:
         self.set(index, content)
@@ -70,13 +74,15 @@ class Array:
             value = condition.where(value, self[index])
         elif not known:
             return  # tinygrad would drop a store of the same value, and the order of the earlier nodes with it
-        self._program.store(self._memory, self._place(index), value)
+        self._program.store(self._memory, self._place(index), value.bitcast(self._memory.dtype))
 
 
 class Program:
-    """State of the program: the last store or loop, on which the next node depends, and the stale loads."""
+    """State of the program: the last store or loop, on which the next node depends, and the stale loads. `emulated`
+    are the floats that the device does not have."""
 
-    def __init__(self) -> None:
+    def __init__(self, emulated: frozenset[DType] = frozenset()) -> None:
+        self._emulated = emulated
         self._axes, self._slots = itertools.count(), itertools.count()
         self._last: tuple[UOp, ...] = ()
         self._stores: Counter[UOp] = Counter()  # by memory
@@ -110,7 +116,8 @@ class Program:
     def local(self, dtype: DType, *content: Content) -> Array:
         """A new array of the program, filled with these elements at this point."""
         size = len(content)
-        result = Array(self, UOp.placeholder((size,), dtype, next(self._slots), AddrSpace.REG), (size,))
+        memory = UOp.placeholder((size,), _stored(dtype, self._emulated), next(self._slots), AddrSpace.REG)
+        result = Array(self, memory, (size,), dtype)
         for i, element in enumerate(content):
             result[i] = element
         return result
@@ -142,18 +149,37 @@ def kernel(
 
     Elements of an output that the program does not store are undefined.
     """
-    read = [_in_memory(x, device) for x in inputs]
-    buffers = [UOp.new_buffer(device, math.prod(shape), dtype) for shape, dtype in outputs]
+    emulated = _emulated(device, EMULATED_DTYPES.value)
+    read = [_in_memory(x.bitcast(_stored(x.dtype, emulated)), device) for x in inputs]
+    buffers = [UOp.new_buffer(device, math.prod(shape), _stored(dtype, emulated)) for shape, dtype in outputs]
     arrays = [*outputs, *((tuple(int(n) for n in x.shape), x.dtype) for x in inputs)]
-    call = _graph(write, tuple(arrays), *more).call(*buffers, *read)
-    return [b.after(call).reshape(shape) for b, (shape, _) in zip(buffers, outputs, strict=True)]
+    call = _graph(write, tuple(arrays), emulated, *more).call(*buffers, *read)
+    return [b.after(call).reshape(shape).bitcast(dtype) for b, (shape, dtype) in zip(buffers, outputs, strict=True)]
+
+
+@functools.cache
+def _emulated(device: str, by_setting: str) -> frozenset[DType]:
+    """The floats that tinygrad emulates on a device: those that its renderer lacks, and those that a setting names."""
+    held = Device[device].renderer.supported_dtypes()
+    named = {getattr(dtypes, name) for name in by_setting.split(",") if name}
+    return frozenset(dtype for dtype in dtypes.floats if dtype.itemsize < 4 and dtype not in held - named)
+
+
+def _stored(dtype: DType, emulated: frozenset[DType]) -> DType:
+    """The dtype of an array's memory."""
+    return {2: dtypes.uint16, 1: dtypes.uint8}[dtype.itemsize] if dtype in emulated else dtype
 
 
 @functools.lru_cache(maxsize=1024)
-def _graph(write: Callable[..., None], arrays: Sequence[tuple[Shape, DType]], *more: Any) -> UOp:
-    program = Program()
-    memories = [UOp.placeholder((math.prod(shape),), dtype, slot) for slot, (shape, dtype) in enumerate(arrays)]
-    write(program, *(Array(program, m, shape) for m, (shape, _) in zip(memories, arrays, strict=True)), *more)
+def _graph(
+    write: Callable[..., None], arrays: Sequence[tuple[Shape, DType]], emulated: frozenset[DType], *more: Any
+) -> UOp:
+    program = Program(emulated)
+    memories = [
+        UOp.placeholder((math.prod(shape),), _stored(dtype, emulated), slot)
+        for slot, (shape, dtype) in enumerate(arrays)
+    ]
+    write(program, *(Array(program, m, *array) for m, array in zip(memories, arrays, strict=True)), *more)
     return program.sink(write.__name__.strip("_"))
 
 

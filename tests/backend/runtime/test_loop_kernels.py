@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tinygrad.dtype import dtypes
+from tinygrad.helpers import Context
 from tinygrad.uop.ops import UOp
 
 from conformance.backend import kernels
@@ -19,6 +20,14 @@ def run(write, shape, *inputs):
     (out,) = kernel(write, [(shape, dtypes.float32)], values, "CPU")
     (done,), _ = scheduler.realize([out], "CPU")
     return torch.frombuffer(bytearray(memory.to_host(done)), dtype=torch.float32).tolist()
+
+
+def halves(p: Program, total: Array, x: Array) -> None:
+    """Store a running sum in float16, where each sum is rounded."""
+    sum_ = p.local(dtypes.float16, 0.0)
+    for i in p.loop(len(x)):
+        sum_[0] = sum_[0] + x[i]
+        total[i] = sum_[0]
 
 
 def running_sum(p: Program, total: Array, x: Array) -> None:
@@ -57,6 +66,22 @@ class TestPrograms:
         that changes nothing."""
         x = [float(i + 1) for i in range(n)]
         assert run(running_sum, (n,), x) == torch.tensor(x).cumsum(0).tolist()
+
+    @pytest.mark.parametrize("emulated", ["", "half"])
+    def test_emulated_floats(self, emulated: str) -> None:
+        """Arrays and values of the program may have a dtype that the device does not have. Regression test: tinygrad
+        refused the kernel of `grid_sample` in float16 on OpenCL."""
+        x = torch.tensor([1.0, 2.0**-11, 3 * 2.0**-11, 0.5, 2.0**-12]).half()
+        with Context(EMULATED_DTYPES=emulated):
+            value = memory.from_host(memoryview(x.numpy()), dtypes.float16, "CPU")
+            (out,) = kernel(halves, [((5,), dtypes.float16)], [value], "CPU")
+            (done,), _ = scheduler.realize([out], "CPU")
+            sums = torch.frombuffer(bytearray(memory.to_host(done)), dtype=torch.float16)
+        rounded = [1.0]
+        for element in x[1:]:
+            rounded.append((torch.tensor(rounded[-1]).half() + element).item())
+        assert sums.tolist() == rounded
+        assert rounded[-1] != x.double().sum().item()
 
     @pytest.mark.parametrize("n", [1, 2, 7])
     def test_swaps(self, n):
