@@ -199,41 +199,45 @@ def _expected(case: Case, target: Target, call: Call, tally: _Tally, note: Note)
         return None
     note(index, "CPU", origin=origin)
     expected = Executor(reference()).run(call)
-    error = expected.last.error
     if expected.failed_step == 0:
         # No declaration covers this skip, so it is a failure until an expectation declares it.
-        tally.failed += 1
+        error = expected.last.error
         text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
+        tally.failed += 1
         tally.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
         return None
-    if error is not None and error.not_implemented:
-        excused = case.variant in CHANGED
-        tally.skip(f"the CPU does not implement it either: {first_line(error.text)}", excused)
+    left_out = _left_out(case, call, expected)
+    if left_out is not None:
+        tally.skip(*left_out)
         return None
-    if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
-        tally.skip("it writes to an expanded input, which is undefined")
-        return None
-    if case.variant == "error_inputs" and error is None:
-        tally.skip("the CPU accepts this input")
-        return None
-
-    if case.variant == "refused_device" and error is None:
-        tally.skip("torch CPU accepts a tensor without values", excused=True)
-        return None
-    op, dtype = catalog.find(case), getattr(torch, case.dtype)
-    if case.variant in CHANGED and error is None:
-        beside = surroundings.faults(op, call, dtype, expected)
-        if beside and fault:
-            tally.skip(fault, excused=True)
-            return None
-        if beside and target.name == reference().name:
+    if case.variant in CHANGED and expected.last.error is None:
+        beside = surroundings.faults(catalog.find(case), call, getattr(torch, case.dtype), expected)
+        if beside and not fault and target.name == reference().name:
             tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
             tally.fail(failure_of(case, target, call, beside[0], expected.last, expected.last))
             return None
         if beside:
-            tally.skip("torch CPU's answer depends on the memory beside its operands", excused=True)
+            tally.skip(fault or "torch CPU's answer depends on the memory beside its operands", excused=True)
             return None
     return expected
+
+
+ACCEPTED = {
+    "error_inputs": ("the CPU accepts this input", False),
+    "refused_device": ("torch CPU accepts a tensor without values", True),
+}
+"""Variants whose calls torch CPU must refuse: why a call that it accepts is skipped, and whether that is no failure."""
+
+
+def _left_out(case: Case, call: Call, expected: Execution) -> tuple[str, bool] | None:
+    """Return the reason why torch CPU's run says nothing about the target, and whether that is no failure; None if the
+    run can be compared."""
+    error = expected.last.error
+    if error is not None and error.not_implemented:
+        return f"the CPU does not implement it either: {first_line(error.text)}", case.variant in CHANGED
+    if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
+        return "it writes to an expanded input, which is undefined", False
+    return ACCEPTED.get(case.variant) if error is None else None
 
 
 def _compare(case: Case, target: Target, pairs: Sequence[tuple[Call, Execution]], tally: _Tally, note: Note) -> None:
