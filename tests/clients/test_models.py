@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+import conformance
+from conformance.sources.trace.places import PHASES
 from tests.clients import model_runs
 from tests.clients.models import BY_NAME, MODELS, Model
 
@@ -66,6 +68,16 @@ def test_tracing(model: Model) -> None:
         return
     expected = model_runs.traced(model, "cpu")
     torch.testing.assert_close(model_runs.traced(model, "tiny"), expected)
+
+
+@pytest.mark.parametrize("model", each(MODELS))
+def test_traced_training(model: Model) -> None:
+    """`conformance.trace` judges each call of a training step, optimizer included, and finds no wrong operator."""
+    with conformance.trace(steps=(1, 1)) as found:
+        model_runs.train(model, "tiny")
+    phases = {phase for (_, phase), tally in found.mode.tallies.items() if tally.judged}
+    assert phases == {*PHASES}
+    assert not found.faults, str(found)
 
 
 class TestTable:

@@ -243,7 +243,10 @@ class Campaign:
 
     def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
         """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
-        shrunk at the end, in an order that does not depend on the scheduling of a pool."""
+        shrunk at the end, in an order that does not depend on the scheduling of a pool. Recorded calls come first too:
+        a model runs on the target only if all its calls do."""
+        if self.plan.recorded:
+            return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
             group = next((group for group in self.ranked() if self._due(group)), None)
             if group is None:

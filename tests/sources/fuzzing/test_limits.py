@@ -343,6 +343,13 @@ class TestShrinkingMeanwhile:
         campaign._shrink_meanwhile(shrinker)
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 
+    def test_recorded_calls_come_first(self, clock: Clock, tmp_path: Path) -> None:
+        """Whether a model runs needs all its calls. Regression test: 8 minutes on a device compared 120 of 16,877."""
+        campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
+        campaign.plan = replace(campaign.plan, recorded="calls.json")
+        campaign._shrink_meanwhile(shrinker)
+        assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
+
     def test_a_campaign_shrinks_between_its_shards(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Shrinking runs after each shard whose findings were merged. Regression test: it showed 2e10 programs per
         second after the first shard, since the campaign had not noted its time yet."""
