@@ -78,6 +78,15 @@ class WrongFrom(FunctionalizeTarget):
         return call
 
 
+class Lenient(WrongFrom):
+    """A transform that falsifies `name`, and whose steps do not raise."""
+
+    def attempt(self, step: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        with contextlib.suppress(RuntimeError):
+            step(*tensors)
+        return "no error"
+
+
 class TwoLayers(WrongFrom):
     """A stack of two such transforms, the second of them slow. Neither has parts to switch off."""
 
@@ -123,6 +132,16 @@ class TestSearchOfTheBadStep:
         target = TwoLayers(sound, "f")
         assert judge_program(CHAIN, target).bad_step == 5
         assert (target.compiled, sound.compiled) == (1 + 2, 1)
+
+    @pytest.mark.parametrize(("name", "functions"), [("no result", 1), ("b", 1 + 2)])
+    def test_a_missing_error_names_its_step(self, name, functions):
+        """If the steps before it are right, no prefix is compiled. Otherwise one of them may be its cause."""
+        raising = Step("view", (tensor("b"), [77]), raises="RuntimeError")
+        refused = program(CHAIN.steps[0], raising, *CHAIN.steps[1:])
+        target = Lenient(name)
+        verdict = judge_program(refused, target)
+        assert (verdict.bad_step, target.compiled) == (2 if name != "b" else 1, functions)
+        assert verdict.mismatches[0].where == "step 2"
 
     def test_a_step_that_is_wrong_only_with_later_steps(self):
         """The first prefix is right, so that the search bisects the rest. The last step of the wrong prefix counts."""
