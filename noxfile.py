@@ -71,9 +71,10 @@ def python(session: nox.Session, *command: str) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """The fast tests, on two processes. Options go to pytest."""
+    """The fast tests, on three processes. Options go to pytest."""
     browser(session)
-    python(session, "-m", "pytest", "-n", "2", *session.posargs)
+    # For two cores: a fifth of the time, a test waits for processes that it has started or for a time limit.
+    python(session, "-m", "pytest", "-n", "3", *session.posargs)
 
 
 def browser(session: nox.Session) -> None:
