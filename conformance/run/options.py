@@ -191,7 +191,11 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "seed": Flag("the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}),
         "programs": Flag("number of programs (default: {usual})", arguments=_value(natural, "K")),
         "steps": Flag("number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")),
-        "only": Flag("only these step families, beside views; may be repeated", arguments=_many("FAMILY")),
+        "only": Flag(
+            "only these {values}; may be repeated",
+            arguments=_many("FAMILY"),
+            values=lambda: "step families, beside views",
+        ),
         "without": Flag("not these step families; may be repeated", arguments=_many("FAMILY")),
         "families": Flag("list the step families, and run nothing", arguments=_SWITCH),
         "corpus": Flag("saved programs that run first", arguments=_value(Path, "DIR")),

@@ -1,14 +1,14 @@
 """The command `conformance test`: a complete test of a target within a time, with one page and one exit code.
 
 It probes the target, runs op_db, with `--all` the accuracy and the sizes of operators and recorded models, and draws
-programs until the time is over.
+programs until the time is over. `--only` selects parts of this.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from conformance.record.errors import UsageError
 from conformance.run import options
@@ -22,7 +22,13 @@ from conformance.sources.opinfo import runner as opinfo
 from conformance.sources.sizes.__main__ import Sizes
 
 MINUTES = 10.0
-FLAGS = ("target", "oracle", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on",
+PARTS: dict[str, Callable[[], Source]] = {
+    source.stem: source for source in (opinfo.OpDb, Accuracy, Sizes, Models, fuzzing.Programs)
+}
+"""The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
+MEASURED = {Accuracy.stem, Sizes.stem, Models.stem}
+"""Parts that need a reference, and run only if they are asked for."""
+FLAGS = ("target", "oracle", "only", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on",
          "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     "programs": "as many as the time allows",
@@ -34,11 +40,15 @@ USUAL = {
 
 
 def sources_of(args: argparse.Namespace) -> list[Source]:
-    """Return the sources in the order in which they run. Drawn programs take the time that the others leave."""
-    if args.all and args.oracle:
-        raise UsageError("--all measures against a reference, and --oracle metamorphic has none: give one of both")
-    measured: list[Source] = [Accuracy(), Sizes(), Models()] if args.all else []
-    return [opinfo.OpDb(), *measured, fuzzing.Programs()]
+    """Return the sources of the run: those that `--only` names, every one with `--all`, else op_db and programs."""
+    if args.all and args.only:
+        raise UsageError("--all runs every part, and --only names some: give one of both")
+    named, args.only = args.only, []  # the fuzzer's flag of this name selects families of steps, and all are drawn
+    names = options.chosen(named or [part for part in PARTS if args.all or part not in MEASURED], PARTS, "part")
+    measured = [part for part in PARTS if part in names and part in MEASURED]
+    if measured and args.oracle:
+        raise UsageError(f"--oracle metamorphic has no reference, which {measured[0]} needs: leave one of both out")
+    return [source() for part, source in PARTS.items() if part in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Test a target completely within a time: probe it, run PyTorch's op_db and drawn programs on it and on torch "
         "CPU, and write one page."
     )
-    parser = options.parser("conformance test", about, FLAGS, USUAL)
+    parts = {"only": f"parts: {', '.join(PARTS)}"}
+    parser = options.parser("conformance test", about, FLAGS, USUAL, parts, {"only": {"metavar": "PART"}})
     parser.set_defaults(**options.defaults({*fuzzing.FLAGS, *opinfo.FLAGS, *models.FLAGS, "class", "scale"} - {*FLAGS}))
     parser.set_defaults(steps=fuzzing.STEPS)
     return run_command(parser, arguments, sources_of)

@@ -11,7 +11,6 @@ from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.run import session
 from conformance.sources import whole
-from conformance.sources.fuzzing.command import Programs
 from conformance.sources.opinfo import plan, runner
 from conformance.sources.opinfo.journal import NAME, Journal
 
@@ -106,6 +105,31 @@ class TestTest:
 
     def test_the_order_of_the_sources(self) -> None:
         """Programs come last and take the time that the others leave."""
-        args = type("Args", (), {"all": True, "oracle": None})()
-        assert [source.stem for source in whole.sources_of(args)] == ["opinfo", "accuracy", "sizes", "models", "fuzz"]
-        assert isinstance(whole.sources_of(args)[-1], Programs)
+
+        def stems(**words: object) -> list[str]:
+            args = SimpleNamespace(**{"all": False, "oracle": None, "only": [], **words})
+            return [source.stem for source in whole.sources_of(args)]
+
+        assert stems(all=True) == ["opinfo", "accuracy", "sizes", "models", "fuzz"]
+        assert stems() == ["opinfo", "fuzz"]
+        assert stems(only=["fuzz", "models"]) == ["models", "fuzz"]
+
+    def test_one_part(self, tmp_path: Path) -> None:
+        """`--only` runs the parts that it names, and no other."""
+        assert run(tmp_path, "cpu", "--only", "models") == 0
+        assert model.load(tmp_path / "models.json").drawn.compared == 60
+        assert not [*tmp_path.glob("fuzz*.json"), *tmp_path.glob("opinfo*.json")]
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--only", "model"], "unknown part 'model'; did you mean models?"),
+            (["--only", "sizes", "--oracle", "metamorphic"], "which sizes needs: leave one of both out"),
+            (["--all", "--oracle", "metamorphic"], "which accuracy needs: leave one of both out"),
+            (["--all", "--only", "fuzz"], "--all runs every part, and --only names some: give one of both"),
+        ],
+    )
+    def test_bad_usage(self, tmp_path: Path, words: list[str], text: str, capsys) -> None:
+        """Each is one sentence, and exit code 2."""
+        assert run(tmp_path, "cpu", *words) == 2
+        assert text in capsys.readouterr().err
