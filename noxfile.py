@@ -345,7 +345,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @nox.session(python=False, default=False)
 def bench(session: nox.Session) -> None:
-    """The benchmarks, one after the other, each with its table; those that need clients or long have to be named."""
+    """The benchmarks, one after the other, each with its table. Name the ones that need clients or much time."""
     apart = {"published", "planted_backends", "hlb_cifar10"}
     names = session.posargs or sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - apart)
     for name in names:

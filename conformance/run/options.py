@@ -192,9 +192,7 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "programs": Flag("number of programs (default: {usual})", arguments=_value(natural, "K")),
         "steps": Flag("number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")),
         "only": Flag(
-            "only these {values}; may be repeated",
-            arguments=_many("FAMILY"),
-            values=lambda: "step families, beside views",
+            "only these {values}; may be repeated", arguments=_many("FAMILY"), values=lambda: "step families, and views"
         ),
         "without": Flag("not these step families; may be repeated", arguments=_many("FAMILY")),
         "families": Flag("list the step families, and run nothing", arguments=_SWITCH),

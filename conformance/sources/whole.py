@@ -26,8 +26,8 @@ PARTS: dict[str, Callable[[], Source]] = {
     source.stem: source for source in (opinfo.OpDb, Accuracy, Sizes, Models, fuzzing.Programs)
 }
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
-MEASURED = {Accuracy.stem, Sizes.stem, Models.stem}
-"""Parts that need a reference, and run only if they are asked for."""
+WITH_REFERENCE = {Accuracy.stem, Sizes.stem, Models.stem}
+"""Parts that need the answers of torch CPU, and run only with `--all` or `--only`."""
 FLAGS = ("target", "oracle", "only", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on",
          "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
@@ -40,12 +40,12 @@ USUAL = {
 
 
 def sources_of(args: argparse.Namespace) -> list[Source]:
-    """Return the sources of the run: those that `--only` names, every one with `--all`, else op_db and programs."""
+    """Return the sources of the run: the parts that `--only` names, all parts with `--all`, else op_db and programs."""
     if args.all and args.only:
         raise UsageError("--all runs every part, and --only names some: give one of both")
     named, args.only = args.only, []  # the fuzzer's flag of this name selects families of steps, and all are drawn
-    names = options.chosen(named or [part for part in PARTS if args.all or part not in MEASURED], PARTS, "part")
-    measured = [part for part in PARTS if part in names and part in MEASURED]
+    names = options.chosen(named or [part for part in PARTS if args.all or part not in WITH_REFERENCE], PARTS, "part")
+    measured = [part for part in PARTS if part in names and part in WITH_REFERENCE]
     if measured and args.oracle:
         raise UsageError(f"--oracle metamorphic has no reference, which {measured[0]} needs: leave one of both out")
     return [source() for part, source in PARTS.items() if part in names]

@@ -291,7 +291,7 @@ class TestForwardAD:
 
     @pytest.mark.parametrize("kind", ["LeavingTransform", "LeavingAndRaisingTransform"])
     def test_a_later_jvp_works(self, kind: str) -> None:
-        """The first run names the error, and the level is left."""
+        """The verdict names the error, and `jvp` works again after the run."""
         (first, *_) = judge_program(PROGRAM, load_target(f"class:liars.{kind}"), locate=False).mismatches
         raised = {"LeavingTransform": ("a later jvp", "Nested forward mode AD"), "": ("the whole run", "no kernel")}
         where, text = raised[kind if kind in raised else ""]

@@ -34,7 +34,7 @@ class TestTest:
         assert run(tmp_path, LIE, "--check-scripts", "0") == 1
         text = capsys.readouterr().out
         first = text.index("FAIL add::float32::forward::transposed")
-        assert first < text.index("4/4 cases")  # it is shown when it is confirmed, before the summary
+        assert first < text.index("4/4 cases")  # the command prints a confirmed finding before the summary
         cases, programs = (model.load(tmp_path / f"{name}.json") for name in ("opinfo", "fuzz"))
         assert {one.op for one in cases.unexpected} == {"add"}
         assert programs.unexpected and {one.failures[0].oracle for one in programs.unexpected} >= {"stride"}

@@ -159,7 +159,7 @@ def kernel(
 
 @functools.cache
 def _emulated(device: str, by_setting: str) -> frozenset[DType]:
-    """The floats that tinygrad emulates on a device: those that its renderer lacks, and those that a setting names."""
+    """The narrow floats that tinygrad emulates on a device: its renderer lacks them, or a setting names them."""
     held = Device[device].renderer.supported_dtypes()
     named = {getattr(dtypes, name) for name in by_setting.split(",") if name}
     return frozenset(dtype for dtype in dtypes.floats if dtype.itemsize < 4 and dtype not in held - named)

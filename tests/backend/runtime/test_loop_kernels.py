@@ -50,7 +50,7 @@ def reverse(p: Program, out: Array, x: Array) -> None:
 
 
 def count(p: Program, out: Array, x: Array) -> None:
-    """Count with constant conditions, and with one that depends on an element."""
+    """Count with constant conditions, and with a condition that depends on an element."""
     out[0] = 0.0
     out.set(0, 100.0, where=UOp.const(False, dtypes.bool))
     for i in p.loop(len(x)):
@@ -62,8 +62,8 @@ class TestPrograms:
 
     @pytest.mark.parametrize("n", [1, 2, 5])
     def test_running_sum(self, n):
-        """A running sum is right for one element, which needs no loop. tinygrad formerly dropped all stores before one
-        that changes nothing."""
+        """A running sum is right for one element, which needs no loop. Regression test: tinygrad dropped all stores
+        before a store that changes nothing."""
         x = [float(i + 1) for i in range(n)]
         assert run(running_sum, (n,), x) == torch.tensor(x).cumsum(0).tolist()
 
