@@ -25,6 +25,10 @@ from conformance.program.steps.table import OPS
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
 
 
+NO_ERROR = "no error"
+"""Answer of a step that must raise and does not."""
+
+
 class Broken(StepFailed):
     """Error of torch on reading `grad_fn` of a tensor after a step; torch's error is the cause."""
 
@@ -58,7 +62,7 @@ class RunningProgram:
             self.answers[f"step {self.done}"] = Raised.of(error)
         else:
             if step.raises is not None:
-                self.answers[f"step {self.done}"] = "no error"
+                self.answers[f"step {self.done}"] = NO_ERROR
         # If the base of a view starts to require grad, torch updates the view when its `grad_fn` is read. Until then
         # torch rejects in-place writes to the view. So read `grad_fn` after each step: then an observation between
         # steps does not change the program's meaning.
@@ -112,9 +116,13 @@ class RunningProgram:
 
 
 class SteppedProgram(RunningProgram):
-    """A running program that the executor advances step by step."""
+    """A program that the executor advances step by step on a target."""
 
     outcome = None
+
+    def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target) -> None:
+        super().__init__(program, inputs, target.device)
+        self.target = target
 
     @property
     def count(self) -> int:
@@ -129,8 +137,19 @@ class SteppedProgram(RunningProgram):
         return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(tensors))
 
     def advance(self, number: int) -> None:
-        """Run step `number`, counted from 1. Raises StepFailed."""
-        self.step(self.program.steps[number - 1])
+        """Run step `number`, counted from 1. Raises StepFailed.
+
+        An asynchronous device reports a refused call later, so wait for it before the next step: that step would get
+        the error otherwise, and the report would name it."""
+        step = self.program.steps[number - 1]
+        self.step(step)
+        if self.answers.get(f"step {number}") == NO_ERROR:
+            try:
+                self.target.synchronize()
+            except Exception as error:
+                if self.target.is_lost():
+                    raise StepFailed(number, step.op) from error
+                self.answers[f"step {number}"] = Raised.of(error)
 
 
 class TransformedProgram:
@@ -190,7 +209,7 @@ class ProgramSubject:
     ) -> SteppedProgram | TransformedProgram:
         """Return the running program: stepped, or as one function if there is a `transform`."""
         if transform is None:
-            return SteppedProgram(self.program, inputs, target.device)
+            return SteppedProgram(self.program, inputs, target)
         return TransformedProgram(self.program, [inputs], target, transform)
 
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from conformance.engine.executor import Executor
+from conformance.engine.executor import Executor, StepFailed
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
-from conformance.program.execute import ProgramSubject
+from conformance.program.execute import ProgramSubject, SteppedProgram, make_inputs
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import UNCAPTURED, judge_program
@@ -324,6 +324,34 @@ class TestLostDevice:
         monkeypatch.setattr(target, "is_lost", lambda: [order.append("check"), False][1])
         assert Executor(target).run(ProgramSubject(PROGRAM)).last.error is not None
         assert order == ["counters", "counters", "check"]
+
+    REFUSED = Program(
+        (Storage("float32", 6),),
+        PROGRAM.inputs,
+        (Step("view.error", (tensor("a"), [7]), raises="RuntimeError"), Step("neg", (tensor("a"),), out=("b",))),
+    )
+
+    @pytest.mark.parametrize("lost", [True, False])
+    def test_a_late_error_belongs_to_the_refused_call(self, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+        """CUDA reports an index out of range at a later call. Formerly the report named that call: `matmul`, `lcm_`."""
+        target = load_target("cpu")
+
+        def late() -> None:
+            raise RuntimeError("device-side assert")
+
+        monkeypatch.setattr(target, "synchronize", late)
+        monkeypatch.setattr(target, "is_lost", lambda: lost)
+        running = SteppedProgram(self.REFUSED, make_inputs(self.REFUSED), target)
+        running.advance(1)  # the CPU refuses this call at once, so there is no need to wait
+        assert running.answers["step 1"].kind == "RuntimeError" and "invalid for input" in running.answers["step 1"].text
+        monkeypatch.setattr(running, "call", lambda op, args, kwargs: None)
+        running.done = 0
+        if lost:
+            with pytest.raises(StepFailed, match=r"step 1 \(view\.error\)"):
+                running.advance(1)
+        else:
+            running.advance(1)
+            assert running.answers["step 1"].text == "device-side assert"
 
     PROGRAMS: ClassVar[dict[str, str]] = {"exp": "exp", "sort": "op_db:msort", "neg": "neg"}
 

@@ -18,7 +18,8 @@ from conformance.program.shadow import reference
 from conformance.program.source import source
 from conformance.program.steps import definitions
 from conformance.program.steps.op import Step, tensor
-from conformance.program.steps.states import STATES, ordered, within
+from conformance.program.steps.stateful import TOPICS
+from conformance.program.steps.states import OF_STEPS, STATES, ordered, within
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
 from conformance.program.verdict import CpuFunction, judge_program
@@ -266,8 +267,9 @@ class TestReduce:
 
 @pytest.fixture(scope="module")
 def drawn_with_states():
-    """Four programs that change states for each topic; drawn here rather than at test collection."""
-    return [Drawing().numbered(0, number) for number in range(STATE_AT, STATE_EVERY * 84, STATE_EVERY)]
+    """Five programs that change states for each topic; drawn here rather than at test collection."""
+    count = 5 * len(TOPICS)
+    return [Drawing().numbered(0, number) for number in range(STATE_AT, STATE_EVERY * count, STATE_EVERY)]
 
 
 class TestDrawing:
@@ -288,7 +290,12 @@ class TestDrawing:
             if one.op == two.op and one.args == two.args
             for name in {*one.under} ^ {*two.under}
         }
-        assert repeated == {*STATES}
+        assert repeated == {*OF_STEPS}
+
+    def test_no_step_is_under_the_state_of_a_whole_function(self, drawn_with_states):
+        """Formerly a step ran under autocast of CPU tensors. It changes nothing on a device, so `mm` was a finding."""
+        assert not {name for one in drawn_with_states for step in one.steps for name in step.under} - {*OF_STEPS}
+        assert set(STATES) - set(OF_STEPS) == {"whole_autocast:bfloat16"}
 
     def test_each_step_of_the_family_is_drawn(self, drawn_with_states):
         """A row that is never drawn tests nothing."""

@@ -19,7 +19,7 @@ from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, Draw, DrawContext, category, tensor_of
 from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, QUERY, Json, Op, Step, tensor
 from conformance.program.steps.rows import Given, row
-from conformance.program.steps.states import STATES, ordered, promises
+from conformance.program.steps.states import OF_STEPS, STATES, ordered, promises
 from conformance.standalone.moving import storage_key
 
 NAME = "state"
@@ -132,7 +132,7 @@ copied = functools.partial(state, effect=MOVE, form=DEFINED)
 
 
 TOPICS: dict[str, tuple[str, ...]] = {
-    **{name: one.suits for name, one in STATES.items()},
+    **{name: one.suits for name, one in OF_STEPS.items()},
     "copies": ("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
     "random numbers": ("seeded", "generated"),
     "warnings": ("warned",),
@@ -152,7 +152,7 @@ def suited(k: DrawContext, topic: str, families: Mapping[str, Iterable[Op]]) -> 
 
 def under(k: DrawContext, topic: str) -> tuple[str, ...]:
     """Draw the states of a step: mostly the topic's own state or none, sometimes another or both."""
-    other, own = k.choice(tuple(STATES)), ((topic,) if topic in STATES else ())
+    other, own = k.choice(tuple(OF_STEPS)), ((topic,) if topic in OF_STEPS else ())
     chosen = k.choice((own, (), own, (), (other,), (*own, other)))
     return ordered(chosen if sum(STATES[name].wraps for name in chosen) < 2 else chosen[:1])
 

@@ -31,6 +31,7 @@ class State:
       under a dispatch mode, or the default device belongs to another thread.
     - `compiled`: torch.compile traces it into a graph. The other states are for devices only.
     - `rounds`: the state selects a narrower dtype, so the float64 run makes the calls outside of it.
+    - `whole`: the state is for a whole function of CPU tensors. On another device it has no effect, or another one.
     """
 
     text: str
@@ -41,6 +42,7 @@ class State:
     wraps: bool = False
     compiled: bool = False
     rounds: bool = False
+    whole: bool = False
 
 
 RECORDED = ("mul.recorded",)
@@ -63,7 +65,7 @@ STATES: dict[str, State] = {
     "autocast:bfloat16": State(
         "torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, only=CAST, rounds=True
     ),
-    "whole_autocast:bfloat16": State('torch.autocast("cpu", torch.bfloat16)', rounds=True),
+    "whole_autocast:bfloat16": State('torch.autocast("cpu", torch.bfloat16)', rounds=True, whole=True),
     "deterministic": State("deterministic()", FILLED),
     "flush_denormal": State("flush_denormal()", ("subnormals",)),
     "threads:1": State("threads(1)", ("sum.state",)),
@@ -75,6 +77,9 @@ STATES: dict[str, State] = {
     "thread": State("in_thread", WRITES, never=PLACED, wraps=True),
 }
 """States by their name in a step's `under`. The part after a colon is the argument."""
+
+OF_STEPS = {name: state for name, state in STATES.items() if not state.whole}
+"""The states around a single step."""
 
 
 def within(names: Sequence[str], device: torch.device | str, call: Callable[[], Any]) -> Any:
