@@ -81,6 +81,8 @@ class Target:
     target's profile and of its missing features are added to those of its class."""
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
+    on: str = "cpu"
+    """Name of the device of the tensors of a function that the target transforms; known before `prepare`."""
     compiles: bool = False
     """Whether the target compiles Python code."""
     preload: tuple[str, ...] = ()

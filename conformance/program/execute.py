@@ -24,7 +24,6 @@ from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
 
-
 NO_ERROR = "no error"
 """Answer of a step that must raise and does not."""
 

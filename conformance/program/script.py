@@ -98,7 +98,7 @@ def script(
     other = related(program, relation) if relation else None
     if other is not None:
         text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)
-    more = [*_earlier_calls(program, make), *([after + CALLED] if after else [])]
+    more = [*_earlier_calls(program, make, target.on), *([after + CALLED] if after else [])]
     bug = Bug(
         [*["import numpy"] * ("numpy." in text + after), *map(bare, definitions_of(used)), *attempt, *more],
         make(called),
@@ -126,7 +126,7 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
         input_lines,
         [(one.name, inputs[one.name]) for one in call.inputs if not one.same],
         {storage_key(inputs[one.name]): flats[one.storage] for one in call.inputs if not one.same},
-        stays=inputs if target.transforms_program else (),
+        stays=inputs if target.transforms_program and target.on == "cpu" else (),
         own=own,
     )
     try:
@@ -138,16 +138,19 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
     return [*lines, f"return {{{', '.join(f'{name!r}: {value}' for name, value in named.items())}}}"]
 
 
-def _earlier_calls(program: Program, make: Callable[[Program], list[str]]) -> Iterator[str]:
-    """Yield the functions of a script that make the inputs of the calls before the last one, and make these calls."""
+def _earlier_calls(program: Program, make: Callable[[Program], list[str]], on: str) -> Iterator[str]:
+    """Yield the functions of a script that make the inputs of the calls before the last one, and make these calls on
+    this device."""
     if not program.calls:
         return
     lines = ["def after_other_calls(program):", "    torch.compiler.reset()", "    run = transform(program)"]
+    given, passed = ("", "") if on == "cpu" else ("device", "ON")
     for number in range(len(program.calls)):
-        yield "\n".join([f"def inputs_{number + 1}():", *(f"    {line}" for line in make(call_of(program, number)))])
+        made = [f"    {line}" for line in make(call_of(program, number))]
+        yield "\n".join([f"def inputs_{number + 1}({given}):", *made])
         states, _ = shown(program.calls[number - 1].under if number else ())
         lines += [f"    with {states}:"] if states else []
-        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}().values())"]
+        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({passed}).values())"]
     yield "\n".join([*lines, "    return run"])
     states, _ = shown(program.calls[-1].under)
     if states:

@@ -238,6 +238,8 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
             yield "    with MODE:"
     elif {"transform", "ON"} <= defined(setup):
         run, on, label = "run", "device", "name"
+        if bug.transform != "transform":  # which makes the earlier calls
+            yield "device = ON"
         yield f'for name, device, run in ("cpu", "cpu", program), (DEVICE, ON, {bug.transform}(program)):'
     elif "transform" in defined(setup):
         run, on, label = "run", '"cpu"', "name"

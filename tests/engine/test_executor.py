@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,16 @@ import torch
 from conformance.engine.executor import Executor, StepFailed
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
+from conformance.program.calls import unsupported_call
 from conformance.program.execute import ProgramSubject, SteppedProgram, make_inputs
-from conformance.program.model import Input, Program, Storage, dump
+from conformance.program.model import Call, Input, Program, Storage, dump
+from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import UNCAPTURED, judge_program
 from conformance.record.errors import TargetError
 from conformance.record.measurements import COMPILED, NOT_COMPILED, PARTLY
 from conformance.record.result import Outcome, Result, load
+from conformance.standalone.oracles import Mismatch
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -284,6 +288,26 @@ class TestCompileOnADevice:
         assert (verdict.mismatches, verdict.unsupported, places) == ((), "", {"tiny"})
         assert "ON = 'tiny'" in target.script()
 
+    def test_the_script_moves_its_inputs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The inputs of each call are on the device. Formerly a script compiled a function of CPU tensors."""
+        program = PROGRAM.with_steps((*PROGRAM.steps, Step("add_", (tensor("b"), tensor("b")))))
+        program = dataclasses.replace(program, calls=(Call(under=("no_grad",)),))
+        difference = Mismatch("value", "b", "[0.0]", "[1.0]", "1 of 6 elements differ (bits)")
+        text = script(program, describe_target(f"{self.SPEC},without=nothing"), [difference])
+        shown = text.partition("# The full comparison")[0]
+        assert shown.count(".to(device)") == 2 and "run(*inputs_1(ON).values())" in shown
+        scope: dict[str, Any] = {}
+        exec(compile(shown, "<script>", "exec"), scope)  # noqa: S102 - our own script
+        out = capsys.readouterr().out
+        assert [line.partition(" ")[0] for line in out.splitlines()] == ["cpu", "aot_eager"]
+        assert scope["inputs_1"]("tiny")["a"].device.type == "tiny"
+
+    def test_autocast_of_cpu_tensors_is_left_out(self) -> None:
+        """It has no effect on another device, and was a false alarm there."""
+        program = dataclasses.replace(PROGRAM, calls=(Call(under=("whole_autocast:bfloat16",)),))
+        assert unsupported_call(program, describe_target(self.SPEC)) == "under whole_autocast:bfloat16"
+        assert not unsupported_call(program, describe_target("compile:aot_eager"))
+
 
 class TestForwardAD:
     """A run that leaves forward-mode AD entered is wrong, and spoils no later run. Regression test: a compiler that
@@ -343,7 +367,7 @@ class TestLostDevice:
         monkeypatch.setattr(target, "is_lost", lambda: lost)
         running = SteppedProgram(self.REFUSED, make_inputs(self.REFUSED), target)
         running.advance(1)  # the CPU refuses this call at once, so there is no need to wait
-        assert running.answers["step 1"].kind == "RuntimeError" and "invalid for input" in running.answers["step 1"].text
+        assert "invalid for input" in running.answers["step 1"].text
         monkeypatch.setattr(running, "call", lambda op, args, kwargs: None)
         running.done = 0
         if lost:
