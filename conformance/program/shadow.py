@@ -22,6 +22,7 @@ from conformance.engine.executor import StepFailed
 from conformance.program.execute import Broken, RunningProgram
 from conformance.program.model import LOOP, Program, ProgramError, fresh_names
 from conformance.program.steps import layouts
+from conformance.program.steps.functions import CONVERSIONS
 from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, is_local
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
@@ -183,6 +184,13 @@ class Shadow(RunningProgram):
         """Return the reason why the call's result is undefined, or None."""
         if op.settled and any(self.level(read) == ROUNDED for read in _tensors([args, kwargs])):
             return "decided by rounded values"
+        wanted = next((one for one in [*args, *kwargs.values()] if isinstance(one, torch.dtype)), torch.bool)
+        if not op.name.startswith(CONVERSIONS) and not (
+            wanted.is_floating_point or wanted.is_complex or wanted is torch.bool
+        ):
+            reads = [read for read in _tensors([args, kwargs]) if read.dtype.is_floating_point]
+            if not all(self.converts(read, wanted) for read in reads):
+                return "float to integer"
         for written in destinations(op, args, kwargs):
             constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
             if not constant and layouts.overlaps_itself(written):

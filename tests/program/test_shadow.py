@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -62,6 +63,22 @@ class TestReference:
         assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
         assert not shadow.converts(shadow.env["b"], torch.int64)
         assert shadow.converts(shadow.env["a"], torch.int64)
+
+    @pytest.mark.parametrize("op", ["to.edge", "sum.dtype"])
+    def test_nan_may_not_become_an_integer(self, op):
+        """PyTorch leaves the integer to the device. Formerly a changed argument asked for one."""
+        odd = Program((Storage("float32", 2, [math.nan, 1.0]),), (Input("a", 0, "float32", (2,), (1,)),))
+        step = Step(op, (t("a"),), {"dtype": {"dtype": "int64"}}, out=("b",))
+        shadow = Shadow(odd)
+        assert shadow.offer(step) is None
+        assert dict(shadow.avoided) == {"float to integer": 1}
+        assert Shadow(program()).offer(step) is not None
+
+    @pytest.mark.parametrize("op", ["unique.counted", "mode_values"])
+    def test_a_nan_has_no_place_in_an_order(self, op):
+        """Formerly CUDA's order of several nans, and its `mode` beside one, were findings."""
+        fits = OPS[op].fits
+        assert fits(torch.tensor([1.0, 1.0])) and not fits(torch.tensor([1.0, math.nan]))
 
     def test_a_bug_of_torch_is_no_answer(self):
         """torch CPU fails an internal assertion here, and no device must raise the same error."""

@@ -114,6 +114,11 @@ def _apart(t: torch.Tensor) -> bool:
     return _selectable(t) and not overlaps_itself(t)
 
 
+def _ordered(t: torch.Tensor) -> bool:
+    """Return whether torch defines an order of the elements: it defines none of a nan."""
+    return _apart(t) and not bool(t.detach().isnan().any())
+
+
 def _finite(t: torch.Tensor) -> bool:
     return _floats(t) and bool(t.detach().isfinite().all())
 
@@ -350,10 +355,10 @@ ROWS = [
     *(edge(name, rest, _whole, call=name.partition(".")[0], pick=decided) for name, rest in AFTER_WRAPPING.items()),
     _pair("hypot", _floats, LOSSY),
     moved("topk.least", _least, lambda t: _selectable(t) and _distinct(t), call="topk", pick=decided, results=2),
-    moved("unique.counted", _counted, _selectable, call="unique", pick=decided, results=3),
+    moved("unique.counted", _counted, _ordered, call="unique", pick=decided, results=3),
     lossy("addmm.edge", _weighed, lambda t: _floats(t) and t.dim() == 2, call="addmm", weight=2),
     moved("median.edge", fits=_apart, call="median", pick=decided),
-    edge("mode_values", _dim, _apart, form=DEFINED, pick=decided),
+    edge("mode_values", _dim, _ordered, form=DEFINED, pick=decided),
     edge("bucketize.edge", _searched, _selectable, form=FUNCTION, call="bucketize", pick=decided),
     lossy("logsumexp.edge", _dim, _summable, call="logsumexp"),
     lossy("softmax.edge", _dim, _summable, call="softmax"),

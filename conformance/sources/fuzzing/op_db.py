@@ -52,6 +52,8 @@ LAYOUTS = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expande
 ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
 """Families of entries that accept any values in their floating-point tensors."""
 
+WHOLE = {"bool": 2, "int8": 2**8, "uint8": 2**8, "bfloat16": 2**9, "float16": 2**12}
+"""Number of whole numbers around 0 that a narrow dtype represents exactly."""
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
 """The layout classes without elements that share memory."""
 
@@ -112,6 +114,20 @@ def _placed(
         wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
         inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
     return Planned(cell, tuple(storages), tuple(inputs), _named(step, [tensor.name for tensor in inputs]), len(results))
+
+
+def _can_be_distinct(one: Operand) -> bool:
+    """Whether the dtype represents as many whole numbers as the operand has elements."""
+    return len(one.values) <= WHOLE.get(one.dtype, len(one.values))
+
+
+def _distinct(d: Draw, one: Operand) -> Operand:
+    """The operand; if it has equal elements, with distinct whole numbers instead."""
+    count = len(one.values)
+    if len({*map(str, one.values)}) == count:
+        return one
+    least = 0 if one.dtype.startswith("uint") else -(count // 2)
+    return replace(one, values=tuple(random.Random(d.integer(0, 99)).sample(range(least, least + count), count)))
 
 
 @functools.cache
@@ -214,9 +230,11 @@ class Operators:
         result_dtypes = {result.dtype for result in call.results} & {*NAMED}
         if not {operand.dtype for operand in operands} | result_dtypes <= {*self.dtypes}:
             return None
-        distinct = undefined.needs_distinct(op.name)
+        distinct, ordered = undefined.needs_distinct(op.name), undefined.needs_order(op.name)
         if distinct and any(one.dtype == "bool" and math.prod(one.size) > 2 for one in operands):
             return None  # no distinct elements, and a device may order equal ones as it likes
+        if ordered and not _can_be_distinct(operands[0]):
+            return None
         classes = DISTINCT if distinct else LAYOUTS
         layout = layout if layout in classes else "contiguous"
         places = []
@@ -224,7 +242,8 @@ class Operators:
             name = (
                 "contiguous" if plain else layout if not at else d.choice(classes) if d.chance(1, 2) else "contiguous"
             )
-            places.append((self._valued(d, op, one, plain), laid_out(d, one.size, name)))
+            own = _distinct(d, one) if ordered and not at else self._valued(d, op, one, plain)
+            places.append((own, laid_out(d, one.size, name)))
         grad = call.differentiable and not plain and d.chance(1, 4)
         where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
         cell = (".".join(filter(None, key)), variant, where, dtype)

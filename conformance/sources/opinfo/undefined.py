@@ -58,3 +58,8 @@ def needs_distinct(name: str) -> bool:
     """
     parts = (SINGULAR, TIES, REPEATED)
     return any(among(name, one.scope.op) for one in DECLARATIONS if any(map(one.names, parts)))
+
+
+def needs_order(name: str) -> bool:
+    """Whether the result of an entry contains the order of the elements of its input."""
+    return any(among(name, one.scope.op) for one in DECLARATIONS if one.names(TIES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -83,6 +84,34 @@ class TestDrawing:
                     ordered.append((step.op, one.dtype, math.prod(one.size)))
         assert len(ordered) > 5
         assert not [row for row in ordered if row[1] == "bool" and row[2] > 2]
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint8"])
+    def test_no_tie_in_a_narrow_dtype(self, dtype):
+        """250 random numbers of float16 repeat: CUDA chose another of two equal ones. A sample that is too large for
+        distinct numbers is not drawn."""
+        count = 0
+        for name, turn in itertools.product(("topk", "kthvalue", "median", "sort"), range(12)):
+            for planned in op_db.Operators((dtype, "int64")).plan(
+                Draw(random.Random(turn).randint), (name, ""), turn, 0, 0
+            ):
+                (values,) = (storage.make() for storage in planned.storages[:1])
+                if planned.inputs[0].dtype == dtype:
+                    one = values.as_strided(planned.inputs[0].size, planned.inputs[0].stride, planned.inputs[0].offset)
+                    assert one.unique().numel() == one.numel(), (name, turn)
+                    count += 1
+        assert count > 24
+
+    def test_no_two_elements_with_one_index(self):
+        """torch leaves open which of the two is kept. Formerly the index tensor could be an expanded row."""
+        count = 0
+        for turn in range(40):
+            for planned in op_db.Operators(("float32", "int64")).plan(
+                Draw(random.Random(turn).randint), ("scatter", ""), turn, 0, 0
+            ):
+                count += sum(one.dtype == "int64" and 0 not in one.size for one in planned.inputs)
+                for one in planned.inputs:
+                    assert all(stride or size < 2 for size, stride in zip(one.size, one.stride, strict=True))
+        assert count > 20
 
     def test_an_empty_input_lies_within_its_storage(self, drawn):
         """As `x[2:2]` does: no view reaches an offset behind the end of a storage, so a device without `as_strided`
