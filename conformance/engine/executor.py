@@ -186,10 +186,13 @@ class Executor:
         inputs: Any = None
         news = _News(target)
         captured = self._captured() if target.transforms_program else target.capture()
+        capture: Any = None
         counters = target.counters()
-        with self._entered(), captured as capture:
+        with contextlib.ExitStack() as stack:
             try:
-                tree, kept = subject.inputs()
+                tree, kept = subject.inputs()  # before the target's modes, under which a factory has another result
+                stack.enter_context(self._entered())
+                capture = stack.enter_context(captured)
                 if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
                     kept = ()
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
@@ -229,8 +232,9 @@ class Executor:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
         target.reset_state()
-        with self._entered(), contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
             tree, kept = subject.inputs()
+        with self._entered(), contextlib.suppress(Exception):
             inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
             running = subject.begin(inputs, target, None)
             for number in range(1, running.count + 1):

@@ -62,6 +62,9 @@ EAGER_ONLY = {"step": frozenset({"conversions", "dtypes"}), "trait": frozenset({
 """Step families and traits of calls whose answer PyTorch leaves to the device: torch CPU has no kernel for a dtype, or
 a float is outside of an integer's range."""
 
+ZERO = torch.zeros(1)
+"""A number on the CPU, made before the modes of any target."""
+
 
 class Target:
     """A PyTorch device under test. Subclass it, set `name` and `device`, and override the methods that differ.
@@ -224,8 +227,8 @@ class Target:
         """Whether the device cannot hold a number any more. The first attempt may raise the error of an earlier call,
         so a device is lost if two attempts fail."""
         for _ in range(2):
-            with contextlib.suppress(Exception):
-                self.upload([torch.zeros(1)])[0].cpu()
+            with contextlib.suppress(Exception), self.entered():
+                self.upload([ZERO])[0].cpu()
                 return False
         return True
 

@@ -27,6 +27,7 @@ from conformance.record.errors import TargetError
 from conformance.record.measurements import COMPILED, NOT_COMPILED, PARTLY
 from conformance.record.result import Outcome, Result, load
 from conformance.standalone.oracles import Mismatch
+from conformance.targets.cpu import CpuTarget
 
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -328,6 +329,38 @@ class TestForwardAD:
             dual = torch.autograd.forward_ad.make_dual(torch.zeros(2), torch.ones(2))
             assert not judge_program(PROGRAM, load_target("cpu"), locate=False).mismatches
             assert torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent.tolist() == [1, 1]
+
+
+class MetaFactories(CpuTarget):
+    """A target with a mode under which a factory makes a meta tensor, as torchax makes one of its own."""
+
+    name = "meta factories"
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        return torch.device("meta")
+
+
+class TestModes:
+    """Formerly the inputs of each program were made under the target's modes, and torchax lost its device at each."""
+
+    def test_the_inputs_are_made_before_the_modes_of_the_target(self) -> None:
+        execution = Executor(MetaFactories()).run(ProgramSubject(PROGRAM))
+        assert execution.last.error is None
+        assert execution.last.tensors["b"].value.tolist() == [[0.0, -1.0, -2.0], [-3.0, -4.0, -5.0]]
+
+    def test_the_check_of_a_lost_device_runs_under_them(self) -> None:
+        target, entered = MetaFactories(), list[bool]()
+        upload = target.upload
+
+        def noting(flats: Any) -> Any:
+            entered.append(torch.zeros(1).is_meta)
+            return upload(flats)
+
+        target.upload = noting  # type: ignore[method-assign]
+        assert not target.is_lost()
+        with target.entered():
+            assert not target.is_lost()
+        assert entered == [True, True]
 
 
 class TestLostDevice:
