@@ -199,6 +199,8 @@ def _tied(answers: Answers) -> torch.Tensor:
     if answers.of_gradient:
         return _shared(answers, BY_NAN in answers.subject.terms.rules)
     x, want = answers.arguments.input, answers.want
+    if answers.arguments.op == "mode":
+        return _as_frequent(answers)
     if want.dtype != torch.int64 or answers.arguments.kwargs.get("stable") or not x.dim():
         return answers.mask()
     dim = answers.arguments.dim
@@ -208,6 +210,20 @@ def _tied(answers: Answers) -> torch.Tensor:
     one, two = (x.detach().gather(dim, index) for index in indices)
     twice = (indices[1].sort(dim).values.diff(dim=dim) == 0).any(dim, keepdim=True)
     return (((one == two) | (one.isnan() & two.isnan())) & ~twice).view(want.shape)
+
+
+def _as_frequent(answers: Answers) -> torch.Tensor:
+    """Values of `torch.mode`, and indices of values, that are as frequent as the CPU's: torch names none of several."""
+    x, dim, place = answers.arguments.input.detach(), answers.arguments.dim, answers.mismatch.where.rstrip("]")[-1:]
+    sides = [side if side.dim() == x.dim() else side.unsqueeze(dim) for side in (answers.want, answers.got)]
+    if not x.dim() or place not in ("0", "1"):
+        return answers.mask()
+    if place == "1":
+        if any(bool(((index < 0) | (index >= x.shape[dim])).any()) for index in sides):
+            return answers.mask()
+        sides = [x.gather(dim, index) for index in sides]
+    one, two = ((x == side).sum(dim, keepdim=True) for side in sides)
+    return ((one == two) & (one > 0)).view(answers.want.shape)
 
 
 def _unordered(answers: Answers) -> torch.Tensor:

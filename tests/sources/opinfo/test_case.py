@@ -286,3 +286,23 @@ class TestEqualElements:
 
     def test_an_index_twice_is_wrong(self) -> None:
         assert self.outcome("sort", self.repeated) == "FAIL"
+
+    @pytest.mark.parametrize("spoil", ["", "value", "index"])
+    def test_any_of_the_most_frequent_is_right(self, spoil: str) -> None:
+        """torch names none of several modes: of int64 the CPU returns the least, and CUDA another one."""
+
+        def greatest(call: Call) -> object:
+            t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+            values, indices = call.having(0, -t)
+            values, kept = -values, values.dim() == t.dim()
+            if spoil == "value":
+                values = values + 1
+            if spoil == "index" and t.dim():  # of the least frequent value
+                rows = t.movedim(dim, -1)
+                counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1).movedim(-1, dim)
+                indices = counts.argmin(dim, keepdim=kept)
+            return values, indices
+
+        target = MutantTarget("zero_ clears the storage")
+        target.mode = Planted(Fault("mode", greatest, "a test"))
+        assert str(run_case(target, "mode", dtype="int64").outcome) == ("FAIL" if spoil else "PASS")
