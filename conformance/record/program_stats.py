@@ -37,7 +37,7 @@ class ProgramStats:
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
     only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
-    later steps from the judge.
+    later steps from the judge. `unwanted` counts findings that the run was not to shrink.
     """
 
     seeds: tuple[int, ...] = ()
@@ -50,6 +50,7 @@ class ProgramStats:
     failing: int | None = None
     known: int | None = None
     masked: int = 0
+    unwanted: int = 0
     options: str = ""
     corpus: tuple[str, ...] = ()
     unsupported: Mapping[str, int] = field(default_factory=dict)

@@ -107,6 +107,14 @@ class Bug:
         agree = agree and all(_each_in(self.dtypes, evidence.dtypes))
         return ", ".join(filter(None, (" ".join(self.operators), self.relation, *self.dtypes))) if agree else ""
 
+    def may_be(self, wrong: str, operators: Collection[str]) -> bool:
+        """Return whether the minimized form of a program may be this bug, by its wrong property and its operators. A
+        smaller program has fewer operators; the property may differ if a setting decides."""
+        has = _each_in(self.operators, operators, base_operator)
+        decisive = any(part.partition(" ")[0] in DECISIVE for part in self.parts)
+        alike = wrong == self.property or any(part.startswith(SETTING.strip()) for part in self.parts)
+        return alike and (any(has) if decisive else all(has))
+
 
 def _each_in(wanted: Iterable[str], names: Iterable[str], base: Callable[[str], str] = str) -> list[bool]:
     """Whether each of the wanted names, in one of its alternatives between slashes, is among the names."""

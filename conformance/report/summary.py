@@ -143,9 +143,10 @@ def masked(run: Run) -> list[str]:
 def not_shrunk(run: Run) -> list[str]:
     """The number of findings not shrunk because the time was over; empty if there are none."""
     late = sum(finding.finding.pattern.startswith(NOT_SHRUNK.format("")) for finding in run.findings if finding.finding)
+    late -= run.drawn.unwanted if run.drawn is not None else 0
     why = "since the run was interrupted: --resume goes on" if run.interrupted else "since the time was over"
     more = "" if run.interrupted else ": give more --minutes"
-    return [f"{counted(late, 'finding')} not shrunk, {why}{more}"] if late else []
+    return [f"{counted(late, 'finding')} not shrunk, {why}{more}"] if late > 0 else []
 
 
 def known_cases(run: Run) -> list[str]:

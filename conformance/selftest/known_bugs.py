@@ -27,11 +27,12 @@ from conformance.engine.layers import Layered
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
 from conformance.program.attribution import culprit
-from conformance.program.model import ProgramError
+from conformance.program.model import ProgramError, call_of
+from conformance.program.unsupported import operators_of
 from conformance.record import versions
 from conformance.record.errors import TargetError, UserError
 from conformance.record.files import write_atomic
-from conformance.record.finding import CRASH, FAIL, TIMEOUT, shown_by
+from conformance.record.finding import CRASH, FAIL, FLAKY, TIMEOUT, shown_by
 from conformance.record.patterns import base_operator
 from conformance.record.result import UNEXPECTED, Failure, Run, exit_code, load
 from conformance.record.upstream import Bug, Evidence, bugs
@@ -42,6 +43,8 @@ from conformance.run.messages import Death, Limits, Task
 from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
+from conformance.sources.fuzzing.campaign import Campaign as Running
+from conformance.sources.fuzzing.campaign import Group
 from conformance.sources.fuzzing.results import evidence
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.opinfo.plan import Case
@@ -56,6 +59,9 @@ LONGEST_CASE = 60.0
 
 OF_DEATH = {"crash": CRASH, "timeout": TIMEOUT}
 """Kind of a finding by the oracle of a failure that ends its process."""
+
+Key = tuple[int, int, str]
+"""The program of a finding, its part, and its group."""
 
 FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no target", "no campaign"
 """Statuses of a bug. `gone here`: its repro does not show it on the installed torch."""
@@ -196,13 +202,46 @@ def gone_here(measured: Iterable[Bug]) -> set[int]:
         return {bug.number for bug in measured if _loads(bug.targets[0]) and not repros.runs(bug, forks=forks)}
 
 
+class Candidates:
+    """How much each finding of a campaign is to be minimized, which takes a minute on a compiler: not at all, unless it
+    may be a bug that no minimized finding is, and the more, the fewer such bugs it may be."""
+
+    def __init__(self, spec: str) -> None:
+        self.target = describe_target(spec)
+        self.bugs = [bug for bug in bugs() if bug.repro and spec in bug.targets]
+        self._matched, self._operators = dict[Key, set[int]](), dict[Key, frozenset[str]]()
+
+    def __call__(self, campaign: Running, group: Group) -> float:
+        found = {number for other in campaign.groups if other.shrunk for number in self.matched(other.finding)}
+        wrong, operators = group.finding.property, self.operators(group.finding)
+        count = sum(bug.number not in found and bug.may_be(wrong, operators) for bug in self.bugs)
+        return 1 / count if count else 0.0
+
+    def matched(self, finding: FailingProgram) -> set[int]:
+        """Return the bugs that a minimized finding is."""
+        key = finding.number, finding.part, finding.group
+        if key not in self._matched:
+            facts = evidence(finding, self.target)
+            self._matched[key] = {bug.number for bug in self.bugs if facts is not None and bug.matches(facts)}
+        return self._matched[key]
+
+    def operators(self, finding: FailingProgram) -> frozenset[str]:
+        """Return the operators that torch CPU calls in the program of a finding; none if it ends a process."""
+        key = finding.number, finding.part, finding.group
+        if key not in self._operators:
+            program = call_of(finding.program, len(finding.program.calls))
+            runs = finding.kind in (FAIL, FLAKY)
+            self._operators[key] = frozenset(operators_of(program, program.steps) if runs else ())
+        return self._operators[key]
+
+
 def campaign_on(spec: str, args: argparse.Namespace) -> Path:
     """Run a campaign on a target by the one run of `conformance fuzz`, and return its results. Raises TargetError if
     nothing was compared."""
     reports = args.reports / STEM / "".join(mark if mark.isalnum() else "-" for mark in spec)
     words = ["--target", spec, "--seed", str(args.seed), "--programs", str(args.programs), "--jobs", str(args.jobs)]
     words += ["--resume"] if args.resume else []
-    code = fuzz.main([*words, "--check-scripts", "0", "--reports", str(reports)])
+    code = fuzz.main([*words, "--check-scripts", "0", "--reports", str(reports)], Candidates(spec))
     if code >= 128:
         raise KeyboardInterrupt
     if code == 2:

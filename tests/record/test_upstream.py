@@ -85,6 +85,14 @@ class TestMatches:
         assert not BY_SETTING.matches(Evidence("error", "Inductor", "without vectorization", ["to"]))
         assert not replace(SHIFT, repro="...").matches(shift(part="without fusion"))  # it does not mend the repro
 
+    def test_a_program_that_is_not_minimized(self) -> None:
+        """Its minimized form may be the bug if it has the operators: all of them, or one if a pass decides."""
+        assert WRONG_VIEW.may_be("error", ["add", "select", "neg"])  # a setting decides, so the property may differ
+        assert not WRONG_VIEW.may_be("value", ["add", "neg"])
+        assert SHIFT.may_be("value", ["contiguous", "copy_", "neg"]) and not SHIFT.may_be("value", ["contiguous"])
+        assert not SHIFT.may_be("metadata", ["contiguous", "copy_"])
+        assert BY_PASS.may_be("value", ["full"]) and not BY_PASS.may_be("value", ["neg"])
+
 
 class TestIndex:
     def test_words(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.upstream import DECISIVE, SETTING, bugs
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
-from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN
+from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN, Candidates
+from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import MOST_STEPS
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
@@ -69,6 +72,33 @@ def save(reports: Path, one: FailingProgram, campaign: str = "mine", shrunk: boo
 def status(reports: Path, number: int, gone: tuple[int, ...] = ()) -> str:
     rows = known_bugs.rows(WITH_REPRO, [known_bugs.read(reports / "fuzz.json")], gone)
     return next(row.status for row in rows if row.number == number)
+
+
+class TestCandidates:
+    """A campaign minimizes a finding only while it may be a bug that none is yet."""
+
+    def test_a_finding_that_may_be_none(self, tmp_path: Path) -> None:
+        wanted, running = Candidates("aot_eager"), Campaign(Plan("aot_eager", reports=tmp_path))
+        other = finding(Step("neg", (tensor("a"),), out=("b",)))
+        for one in (WRITTEN, dataclasses.replace(other, number=41)):
+            running.groups.append(Group(one, {one.number}, {one.group}))
+        first, last = (wanted(running, group) for group in running.groups)
+        assert first > last == 0.0
+
+    def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
+        """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""
+        running = Campaign(Plan("aot_eager", reports=tmp_path))
+        again = dataclasses.replace(WRITTEN, number=41)
+        for one in (BESIDE, again):
+            running.groups.append(Group(one, {one.number}, {one.group}))
+        before = Candidates("aot_eager")(running, running.groups[1])
+        running.groups[0].shrunk = True
+        beside = Candidates("aot_eager")(running, running.groups[1])
+        running.groups[0].finding = WRITTEN
+        found = Candidates("aot_eager")(running, running.groups[1])
+        assert 0 < before == beside
+        assert 197448 in Candidates("aot_eager").matched(WRITTEN)
+        assert found != before
 
 
 class TestRows:

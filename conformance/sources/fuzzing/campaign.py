@@ -98,6 +98,8 @@ class Campaign:
 
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
+    wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0
+    """How much a group's finding is to be shrunk: the largest number first, and none of 0."""
     result: ShardResult = field(default_factory=ShardResult)
     groups: list[Group] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class Campaign:
                     self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                     self._take_found()
                     self._note_progress()
-                threads = min(plan.jobs, sum(self._due(group) for group in self.groups)) if remote is None else 0
+                threads = min(plan.jobs, sum(self._due(group) for group in self._queue())) if remote is None else 0
                 if threads < 2:
                     self._shrink_all(shrinker, remote, len(self.groups))
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
@@ -159,11 +161,16 @@ class Campaign:
         of a cause, and so the set of groups that are shrunk, does not depend on the scheduling of a pool."""
         tried: list[Group] = []
         # If the campaign ends meanwhile, the remaining groups stay unshrunk.
-        while not self._late() and (waiting := [group for group in self.ranked() if self._due(group, tried)]):
+        while not self._late() and (waiting := [group for group in self._queue() if self._due(group, tried)]):
             if ahead is not None:
                 self._shrink_ahead(ahead, most)
             tried.append(waiting[0])
             self._shrink(shrinker, waiting[0])
+
+    def _queue(self) -> list[Group]:
+        """The groups that are not shrunk, in the order in which they are to be."""
+        waiting = [(self.wanted(self, group), group) for group in self.ranked() if not group.shrunk]
+        return [group for wanted, group in sorted(waiting, key=lambda one: -one[0]) if wanted]
 
     def _due(self, group: Group, tried: Sequence[Group] = ()) -> bool:
         return not (group.shrunk or group in tried or self._enough_of(group) or self._unshrinkable(group))
@@ -171,7 +178,7 @@ class Campaign:
     def _shrink_ahead(self, ahead: Ahead, most: int) -> None:
         """Start to shrink groups that probably have distinct causes ahead of their turn, until `most` are running."""
         causes = {group.finding.cause() for group in self.groups if group.shrunk}
-        for group in self.ranked():
+        for group in self._queue():
             finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
             causes.add(finding.cause())
             if ahead.running < most and not known and self._due(group):
@@ -248,7 +255,7 @@ class Campaign:
         if self.plan.recorded:
             return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
-            group = next((group for group in self.ranked() if self._due(group)), None)
+            group = next((group for group in self._queue() if self._due(group)), None)
             if group is None:
                 return
             begin = time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conformance.declare import expectations
@@ -31,7 +31,7 @@ from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
-from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.sources.fuzzing.plan import Plan
@@ -65,7 +65,9 @@ class Programs(Source):
     title = "drawn programs"
     stem, usual, job_summary = "fuzz", LIMITS, False
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0) -> None:
+        """`wanted`: see `Campaign.wanted`."""
+        self.wanted = wanted
         self.running = Campaign(Plan())
         self.undeclared = Run("")
 
@@ -94,7 +96,7 @@ class Programs(Source):
         """Run the campaign under the progress bar."""
         minutes = None if seconds == math.inf else seconds / 60
         plan = self.plan(session.args, session.limits, session.target, minutes)
-        self.running, interrupted = Campaign(plan, place=session.place), 0
+        self.running, interrupted = Campaign(plan, place=session.place, wanted=self.wanted), 0
         with shown(session.console) as view:
             try:
                 show_progress(self.running, view)
@@ -146,11 +148,13 @@ class Programs(Source):
         return "no program was run that the target supports, so nothing was compared"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+def main(
+    arguments: Sequence[str] | None = None, wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0
+) -> int:
+    """Run the command and return its exit code. `wanted`: see `Campaign.wanted`."""
     about = "Draw programs, run them on a target and on torch CPU, and report every difference."
     parser = options.parser("conformance fuzz", about, FLAGS, USUAL)
-    return run_command(parser, arguments, lambda args: [Programs()], instead)
+    return run_command(parser, arguments, lambda args: [Programs(wanted)], instead)
 
 
 def instead(args: argparse.Namespace) -> int | None:

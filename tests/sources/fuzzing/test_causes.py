@@ -15,6 +15,7 @@ from conformance.record.result import Outcome
 from conformance.sources.fuzzing.campaign import Campaign, Group
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.worker import FailingProgram
 
 LIARS = "class:tests.planted.liars."
@@ -95,6 +96,19 @@ class TestOneCause:
             running.groups.append(Group(finding, set(range(count)), {""}))
         order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
         assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
+
+    def test_order_of_shrinking(self, tmp_path: Path) -> None:
+        """A command may ask for some of the findings, the most wanted first; equal ones keep the order of the page."""
+        weights = {"b": 0.5, "c": 1.0, "d": 0.5}
+        running = Campaign(Plan("cpu", reports=tmp_path), wanted=lambda _, group: weights.get(group.finding.op, 0.0))
+        for op in "dabc":
+            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, "value", op)
+            running.groups.append(Group(finding, {"abcd".index(op)}, {""}))
+        assert [group.finding.op for group in running._queue()] == ["c", "b", "d"]
+        drawn = run_of(running).drawn
+        assert drawn is not None and drawn.unwanted == 1
+        running.groups[-1].shrunk = True
+        assert [group.finding.op for group in running._queue()] == ["b", "d"]
 
 
 class TestTheMoveOfTheInputs:
