@@ -27,9 +27,20 @@ def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
     """Return Ray's `runtime_env` for a target and the files that its tasks read. Raises UsageError for a file outside
     the current folder, and TargetError for a profile that cannot be read.
     """
+    profile = profiles.of(spec)
     staged = Path(tempfile.mkdtemp(prefix="conformance-"))
-    here, profile = Path.cwd(), profiles.of(spec)
-    own = [Path(spec)] if profile is not None else []
+    try:
+        _stage(staged, spec, profile, files)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    environment: dict[str, Any] = {"working_dir": str(staged), "py_modules": [str(Path(conformance.__file__).parent)]}
+    return {**environment, "env_vars": dict(profile.environment)} if profile is not None else environment
+
+
+def _stage(staged: Path, spec: str, profile: profiles.Profile | None, files: Iterable[Path]) -> None:
+    """Copy the profile, the files and the modules of the target into this folder."""
+    here, own = Path.cwd(), [Path(spec)] if profile is not None else []
     for path in [*own, *files]:
         place = Path(path).resolve()
         if not place.is_relative_to(here):
@@ -40,8 +51,6 @@ def runtime_env(spec: str, files: Iterable[Path] = ()) -> dict[str, Any]:
     for name in modules_of(profile.spec if profile is not None else spec):
         for place in _sources(name):
             _copy(place, staged / place.name)
-    environment: dict[str, Any] = {"working_dir": str(staged), "py_modules": [str(Path(conformance.__file__).parent)]}
-    return {**environment, "env_vars": dict(profile.environment)} if profile is not None else environment
 
 
 def modules_of(spec: str) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ class TestPlaceOf:
 
 
 class TestCarried:
+    @pytest.fixture(autouse=True)
+    def temporary(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """The folder of temporary files during the test."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+        return Path(tempfile.gettempdir())
+
     def test_what_lies_here_is_sent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The profile, its module, which is not installed, and the files of tasks are sent under their own names."""
         monkeypatch.chdir(tmp_path)
@@ -85,9 +92,10 @@ class TestCarried:
         staged = Path(ray_env.runtime_env("device:mine,import=json")["working_dir"])
         assert list(staged.iterdir()) == []
 
-    def test_a_file_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A path that does not exist on another machine is rejected."""
+    def test_a_file_elsewhere(self, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A path that does not exist on another machine is rejected, and nothing stays behind."""
         (tmp_path / "here").mkdir()
         monkeypatch.chdir(tmp_path / "here")
         with pytest.raises(UsageError, match="lies outside the current folder"):
             ray_env.runtime_env("cpu", [tmp_path / "a.json"])
+        assert not list(temporary.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,5 +25,6 @@ def test_a_kept_file_is_sent_to_the_owner(tmp_path: Path, monkeypatch: pytest.Mo
     assert supervisor.start() == ""
     with supervisor._pool:
         files, _ = supervisor.look(60, Task("it", keep, (tmp_path / "one.found", "text")))
+    shutil.rmtree(supervisor._spool)
     assert files == [(str(tmp_path / "one.found"), "text")]
     assert not list(tmp_path.iterdir())
