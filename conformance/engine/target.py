@@ -85,7 +85,7 @@ class Target:
     transforms_program: bool = False
     """Whether a program runs as one function, passed through `transform`, and not step by step."""
     on: str = "cpu"
-    """Name of the device of the tensors of a function that the target transforms; known before `prepare`."""
+    """Name of the device of the tensors of a transformed function."""
     compiles: bool = False
     """Whether the target compiles Python code."""
     preload: tuple[str, ...] = ()

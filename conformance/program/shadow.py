@@ -184,12 +184,11 @@ class Shadow(RunningProgram):
         """Return the reason why the call's result is undefined, or None."""
         if op.settled and any(self.level(read) == ROUNDED for read in _tensors([args, kwargs])):
             return "decided by rounded values"
-        wanted = next((one for one in [*args, *kwargs.values()] if isinstance(one, torch.dtype)), torch.bool)
-        if not op.name.startswith(CONVERSIONS) and not (
-            wanted.is_floating_point or wanted.is_complex or wanted is torch.bool
-        ):
-            reads = [read for read in _tensors([args, kwargs]) if read.dtype.is_floating_point]
-            if not all(self.converts(read, wanted) for read in reads):
+        if op.effect != VIEW and not op.name.startswith(CONVERSIONS):
+            wanted = next((one for one in [*args, *kwargs.values()] if isinstance(one, torch.dtype)), torch.bool)
+            floats = [read for read in _tensors([args, kwargs]) if read.dtype.is_floating_point]
+            exact = wanted.is_floating_point or wanted.is_complex or wanted is torch.bool
+            if not exact and not all(self.converts(read, wanted) for read in floats):
                 return "float to integer"
         for written in destinations(op, args, kwargs):
             constant = op.constant or (op.name == "setitem" and not isinstance(args[2], torch.Tensor))
