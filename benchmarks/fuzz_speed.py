@@ -170,7 +170,7 @@ def schedules_of(target: Target) -> int:
 
 def read_after_each_step(program: Program, target: Target) -> Observation:
     """Run a program, and after every step copy every tensor to the host, one by one."""
-    execution = SteppedProgram(program, target.send(make_inputs(program)), target.device)
+    execution = SteppedProgram(program, target.send(make_inputs(program)), target)
     for step in program.steps:
         with target.active():
             execution.step(step)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from conformance.declare.declaration import unsupported
+from conformance.declare.declaration import Declaration, unsupported
 from conformance.engine.layers import SETTING
 from conformance.engine.registration import opened, options, register, setup
 from conformance.engine.target import Capture, Target
@@ -71,7 +71,7 @@ class CompileTarget(Target):
     transforms_program = compiles = True
     oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
     # `backward` is supported, and so is a step that raises: one compiled function ends there and the next begins.
-    declarations = (
+    declarations: tuple[Declaration, ...] = (
         unsupported("a functional graph has no bases and addresses of views", step="same_base"),
         unsupported(
             "a functional graph cannot replace a storage or read its gaps",
