@@ -98,8 +98,9 @@ class Campaign:
 
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
-    wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0
-    """How much a group's finding is to be shrunk: the largest number first, and none of 0."""
+    wanted: Callable[[Campaign, Group], float] | None = None
+    """How much a group's finding is to be shrunk: the largest number first, and none of 0. By default all are, in the
+    order of the page, but few of one pattern."""
     result: ShardResult = field(default_factory=ShardResult)
     groups: list[Group] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -169,8 +170,17 @@ class Campaign:
 
     def _queue(self) -> list[Group]:
         """The groups that are not shrunk, in the order in which they are to be."""
-        waiting = [(self.wanted(self, group), group) for group in self.ranked() if not group.shrunk]
-        return [group for wanted, group in sorted(waiting, key=lambda one: -one[0]) if wanted]
+        waiting = [group for group in self.ranked() if not group.shrunk]
+        if self.wanted is None:
+            return waiting
+        weights = [(self.wanted(self, group), group) for group in waiting]
+        return [group for weight, group in sorted(weights, key=lambda one: -one[0]) if weight]
+
+    @property
+    def unwanted(self) -> list[Group]:
+        """The groups that the campaign is not to shrink."""
+        queue = self._queue()
+        return [group for group in self.groups if not group.shrunk and group not in queue]
 
     def _due(self, group: Group, tried: Sequence[Group] = ()) -> bool:
         return not (group.shrunk or group in tried or self._enough_of(group) or self._unshrinkable(group))
@@ -186,6 +196,8 @@ class Campaign:
 
     def _enough_of(self, group: Group) -> bool:
         """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
+        if self.wanted is not None:
+            return False
         finding = group.finding
         alike = (group for group in self.groups if group.shrunk and group.finding.pattern == finding.pattern)
         return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH

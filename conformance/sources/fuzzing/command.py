@@ -65,7 +65,7 @@ class Programs(Source):
     title = "drawn programs"
     stem, usual, job_summary = "fuzz", LIMITS, False
 
-    def __init__(self, wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0) -> None:
+    def __init__(self, wanted: Callable[[Campaign, Group], float] | None = None) -> None:
         """`wanted`: see `Campaign.wanted`."""
         self.wanted = wanted
         self.running = Campaign(Plan())
@@ -148,9 +148,7 @@ class Programs(Source):
         return "no program was run that the target supports, so nothing was compared"
 
 
-def main(
-    arguments: Sequence[str] | None = None, wanted: Callable[[Campaign, Group], float] = lambda campaign, group: 1.0
-) -> int:
+def main(arguments: Sequence[str] | None = None, wanted: Callable[[Campaign, Group], float] | None = None) -> int:
     """Run the command and return its exit code. `wanted`: see `Campaign.wanted`."""
     about = "Draw programs, run them on a target and on torch CPU, and report every difference."
     parser = options.parser("conformance fuzz", about, FLAGS, USUAL)

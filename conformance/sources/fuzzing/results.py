@@ -129,7 +129,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     totals |= {name: dict(getattr(done, name).most_common()) for name in ("unsupported", "avoided")}
     drawn = ProgramStats(
         **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},
-        unwanted=sum(not (one.shrunk or campaign.wanted(campaign, one)) for one in campaign.groups),
+        unwanted=len(campaign.unwanted),
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
         **({} if plan.recorded else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
