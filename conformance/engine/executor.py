@@ -232,8 +232,10 @@ class Executor:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
         target.reset_state()
-        with contextlib.suppress(Exception):
+        try:
             tree, kept = subject.inputs()
+        except Exception:
+            return
         with self._entered(), contextlib.suppress(Exception):
             inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
             running = subject.begin(inputs, target, None)

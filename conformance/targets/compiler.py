@@ -97,7 +97,9 @@ class CompileTarget(Target):
         self.draws_functions = self.on == "cpu"
         self.probed = self.on != "cpu" and "without" not in settings
         if self.on != "cpu":
-            self.declarations += (unsupported("autocast of CPU tensors has no effect on it", state="whole_autocast"),)
+            self.declarations += (
+                unsupported("the device does not follow autocast of CPU tensors", state="whole_autocast"),
+            )
         self.without(frozenset(settings.get("without", "nothing").split("+")) - {"nothing"})
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS

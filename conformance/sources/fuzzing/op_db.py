@@ -54,6 +54,7 @@ ANY_VALUES = ("unary", "binary", "shape and views", "indexing")
 
 WHOLE = {"bool": 2, "int8": 2**8, "uint8": 2**8, "bfloat16": 2**9, "float16": 2**12}
 """Number of whole numbers around 0 that a narrow dtype represents exactly."""
+
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
 """The layout classes without elements that share memory."""
 

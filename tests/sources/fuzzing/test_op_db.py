@@ -102,7 +102,7 @@ class TestDrawing:
         assert count > 24
 
     def test_no_two_elements_with_one_index(self):
-        """torch leaves open which of the two is kept. Formerly the index tensor could be an expanded row."""
+        """torch may keep either of the two. Formerly the index tensor could be an expanded row."""
         count = 0
         for turn in range(40):
             for planned in op_db.Operators(("float32", "int64")).plan(
