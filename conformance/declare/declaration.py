@@ -227,11 +227,11 @@ def refuse(problems: Sequence[str]) -> None:
 def unknown(declarations: Iterable[Declaration], known: Mapping[str, Collection[str]]) -> list[str]:
     """Return one sentence for each name of a scope that does not exist. `known` are the names that exist, by key."""
     return [
-        f"{one.where}: unknown {key} {name!r}{nearest(name, words) or '.'}"
-        for one in declarations
+        f"{declaration.where}: unknown {key} {name!r}{nearest(name, words) or '.'}"
+        for declaration in declarations
         for key, words in known.items()
-        for name in getattr(one.scope, key)
-        if name not in words and (one.subject is PARTS_OF_TARGET or not fnmatch.filter(words, name))
+        for name in getattr(declaration.scope, key)
+        if name not in words and (declaration.subject is PARTS_OF_TARGET or not fnmatch.filter(words, name))
     ]
 
 
@@ -265,7 +265,7 @@ def read(path: Path | str, subjects: Sequence[str] = (CASES, FINDINGS)) -> list[
 def dumps(declarations: Iterable[Declaration], head: str) -> str:
     """Return a file of these declarations, sorted, so that it changes only where declarations change."""
     ordered = sorted(declarations, key=lambda declaration: (declaration.subject, declaration.toml()))
-    return "\n".join([head, *(one.toml() for one in ordered)])
+    return "\n".join([head, *(declaration.toml() for declaration in ordered)])
 
 
 def quoted(text: str) -> str:
@@ -368,9 +368,9 @@ def _list(where: str, key: str, value: Any) -> Names:
     return tuple(value)
 
 
-def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
+def _check_subject(declaration: Declaration, keys: Iterable[str]) -> None:
     """Check that the scope and the property belong to the same subjects. Raises ReportError."""
-    allowed, properties = SUBJECTS[one.subject]
+    allowed, properties = SUBJECTS[declaration.subject]
     for key in keys:
         if key not in allowed:
             more = (
@@ -378,33 +378,37 @@ def _check_subject(one: Declaration, keys: Iterable[str]) -> None:
                 "'program', the name of a saved program."
             )
             raise ReportError(
-                f"{one.where}: {key!r} is no part of the scope of {one.subject}"
+                f"{declaration.where}: {key!r} is no part of the scope of {declaration.subject}"
                 f"{more if key in SUBJECTS[FINDINGS][0] else '; use ' + ', '.join(allowed) + '.'}"
             )
-    operators = len(one.scope.operator), bool(one.scope.op or one.scope.step)
-    if one.subject is PARTS_OF_TARGET and operators not in ((0, False), (1, True)):
-        raise ReportError(f"{one.where}: an 'operator' needs the 'op' or 'step' that are not run, and these need one.")
-    if one.subject is CASES and not one.scope.op:
-        raise ReportError(f"{one.where}: the scope of {CASES} needs an 'op'.")
-    for word in one.property:
+    operators = len(declaration.scope.operator), bool(declaration.scope.op or declaration.scope.step)
+    if declaration.subject is PARTS_OF_TARGET and operators not in ((0, False), (1, True)):
+        raise ReportError(
+            f"{declaration.where}: an 'operator' needs the 'op' or 'step' that are not run, and these need one."
+        )
+    if declaration.subject is CASES and not declaration.scope.op:
+        raise ReportError(f"{declaration.where}: the scope of {CASES} needs an 'op'.")
+    for word in declaration.property:
         if word not in properties:
             hint = nearest(word, properties) or f"; use {', '.join(dict.fromkeys(properties))}."
-            raise ReportError(f"{one.where}: {one.subject} have no property {word!r}{hint}")
+            raise ReportError(f"{declaration.where}: {declaration.subject} have no property {word!r}{hint}")
 
 
-def _check_versions(one: Declaration) -> None:
+def _check_versions(declaration: Declaration) -> None:
     """Check `torch` and `until`. Raises ReportError, also if `until` has passed."""
     try:
-        versions.specifier(one.torch or ">=0")
-        passed = bool(one.until) and _passed(one.until) and one.holds
+        versions.specifier(declaration.torch or ">=0")
+        passed = bool(declaration.until) and _passed(declaration.until) and declaration.holds
     except InvalidVersion:
-        raise ReportError(f"{one.where}: 'until' must be a date (2027-01-31), or a version of torch (2.15).") from None
+        raise ReportError(
+            f"{declaration.where}: 'until' must be a date (2027-01-31), or a version of torch (2.15)."
+        ) from None
     except ValueError as error:
-        raise ReportError(f"{one.where}: 'torch': {error}.") from None
+        raise ReportError(f"{declaration.where}: 'torch': {error}.") from None
     if passed:
         raise ReportError(
-            f"{one.where}: the entry was valid until {one.until}, which has passed: delete it, or correct 'until' "
-            f"(its reason: {one.why})."
+            f"{declaration.where}: the entry was valid until {declaration.until}, which has passed: delete it, or "
+            f"correct 'until' (its reason: {declaration.why})."
         )
 
 

@@ -73,14 +73,23 @@ def file_of(options: Any, usual: Path) -> Path:
 def expected(path: Path | str) -> list[Declaration]:
     """Return the declarations of a target's file, and those for every target, whose place names no path of the machine.
     Raises ReportError."""
-    return [*read(path), *(dataclasses.replace(one, file=f"conformance/declare/{OP_DB.name}") for one in read(OP_DB))]
+    return [
+        *read(path),
+        *(dataclasses.replace(declaration, file=f"conformance/declare/{OP_DB.name}") for declaration in read(OP_DB)),
+    ]
 
 
 def apply(run: Run, declarations: Sequence[Declaration], file: Path | str) -> Run:
     """Return the run with each result judged, and with an XPASS for each declared finding that must show and did
     not."""
     results = [judged(result, declarations) for result in run.results]
-    shown = {one for result in run.results if result.finding for one in declarations if one.covers(result)}
+    shown = {
+        declaration
+        for result in run.results
+        if result.finding
+        for declaration in declarations
+        if declaration.covers(result)
+    }
     missing = [declaration for declaration in declarations if declaration not in shown and due(declaration, run)]
     changes = {"expectations": str(file)} if shown or missing else {}
     return dataclasses.replace(run, results=[*results, *map(_missing, missing)], **changes)  # type: ignore[arg-type]
@@ -94,9 +103,13 @@ def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
     if not covering or result.outcome in (Outcome.XFAIL, Outcome.XPASS):
         return result
     seen = set(result.oracles) or ({NOT_COMPARED} if result.outcome is Outcome.SKIP else set())
-    undeclared = {oracle for oracle in seen if not any(one.names(oracle) for one in covering)}
-    met = [one for one in covering if any(map(one.names, seen))]
-    unmet = [one for one in covering if one not in met and result.samples + result.skipped >= one.scope.samples]
+    undeclared = {oracle for oracle in seen if not any(declaration.names(oracle) for declaration in covering)}
+    met = [declaration for declaration in covering if any(map(declaration.names, seen))]
+    unmet = [
+        declaration
+        for declaration in covering
+        if declaration not in met and result.samples + result.skipped >= declaration.scope.samples
+    ]
     if undeclared or not (unmet or met):
         return result
     if unmet:
@@ -111,11 +124,11 @@ def _known(result: Result, declarations: Sequence[Declaration], outcome: Outcome
     return result.replace(outcome=outcome, reason=why, declared=where)
 
 
-def due(one: Declaration, run: Run) -> bool:
+def due(declaration: Declaration, run: Run) -> bool:
     """Whether the run must show a finding of this declaration."""
-    drawn, scope = run.drawn, one.scope
+    drawn, scope = run.drawn, declaration.scope
     sharded = "; shard " in run.environment.get("selection", "")
-    if one.subject is not FINDINGS or not one.holds or drawn is None or not run.complete or sharded:
+    if declaration.subject is not FINDINGS or not declaration.holds or drawn is None or not run.complete or sharded:
         return False
     if scope.program:
         return any(among(name, scope.program) for name in drawn.corpus)
@@ -123,10 +136,10 @@ def due(one: Declaration, run: Run) -> bool:
     return enough and bool(drawn.seeds) and scope.seed in (None, *drawn.seeds)
 
 
-def _missing(one: Declaration) -> Result:
-    parts = {name: ", ".join(getattr(one.scope, name)) or ANY for name in ("step", "layout", "error")}
-    finding = Finding(f"declared: {one}", "XPASS", count=0, **parts)  # type: ignore[arg-type]
-    reason = one.passes("no program showed it")
+def _missing(declaration: Declaration) -> Result:
+    parts = {name: ", ".join(getattr(declaration.scope, name)) or ANY for name in ("step", "layout", "error")}
+    finding = Finding(f"declared: {declaration}", "XPASS", count=0, **parts)  # type: ignore[arg-type]
+    reason = declaration.passes("no program showed it")
     return Result(finding.step, "", "program", finding.layout, Outcome.XPASS, reason=reason, finding=finding)
 
 
@@ -296,7 +309,7 @@ def absent(declarations: Sequence[Declaration], installed: Sequence[str]) -> lis
     ]
     if not skipped:
         return []
-    ops = ", ".join(dict.fromkeys(glob for one in skipped for glob in one.scope.op))
+    ops = ", ".join(dict.fromkeys(glob for declaration in skipped for glob in declaration.scope.op))
     return [f"{counted(len(skipped), 'expectation')} skipped, since torch {versions.installed()} has no {ops}"]
 
 

@@ -67,7 +67,12 @@ class Profile:
 
     def unsupported(self, key: str) -> dict[str, Declaration]:
         """The declaration of each unsupported part, by its name. `key` is a key of a scope, such as "step"."""
-        return {name: one for one in self.declarations if one.holds for name in getattr(one.scope, key)}
+        return {
+            name: declaration
+            for declaration in self.declarations
+            if declaration.holds
+            for name in getattr(declaration.scope, key)
+        }
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -288,4 +293,4 @@ def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
         lines += ["", "[environment]", *(f"{key} = {quoted(value)}" for key, value in profile.environment.items())]
     limits = [f"{name} = {value:g}" for name in LIMITS if (value := getattr(profile, name)) is not None]
     lines += ["", "[limits]", *limits] if limits else []
-    return "\n".join([*lines, "", *(one.toml() for one in profile.declarations)]).lstrip("\n")
+    return "\n".join([*lines, "", *(declaration.toml() for declaration in profile.declarations)]).lstrip("\n")

@@ -93,9 +93,9 @@ class _Moving(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         returns = func._schema.returns
-        if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
+        if any(result.alias_info is not None and not result.alias_info.is_write for result in returns):
             return result
-        if any(one.alias_info is not None for one in returns):
+        if any(result.alias_info is not None for result in returns):
             for one in result if isinstance(result, (tuple, list)) else [result]:
                 if isinstance(one, torch.Tensor):
                     one.copy_(self.target.rounded(one))

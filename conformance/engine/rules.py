@@ -166,11 +166,11 @@ def _as_good(answers: Answers) -> torch.Tensor:
     return (_distance(answers.got, right.to(want.dtype)) <= bound) & bool(bound.isfinite())
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _distance(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return absolute differences in float64, 0 where both values are equal or both are nan."""
-    wide = widened(one.dtype)
-    same = (one == other) | (one.isnan() & other.isnan())
-    return (one.to(wide) - other.to(wide)).abs().where(~same, 0.0)
+    wide = widened(tensor.dtype)
+    same = (tensor == other) | (tensor.isnan() & other.isnan())
+    return (tensor.to(wide) - other.to(wide)).abs().where(~same, 0.0)
 
 
 def _at_nan(answers: Answers) -> torch.Tensor:
@@ -251,7 +251,7 @@ def _shared(answers: Answers, by_nan: bool) -> torch.Tensor:
     named = "dim" in kwargs or len(args) > (op in DIM_SECOND)
     dim = 0 if op == "msort" else answers.arguments.dim
     whole = not named and op in ("median", "nanmedian")
-    x, *sides = (one.flatten() if whole else one.transpose(dim, -1) for one in (source, want, answers.got))
+    x, *sides = (tensor.flatten() if whole else tensor.transpose(dim, -1) for tensor in (source, want, answers.got))
     equal = (x.unsqueeze(-1) == x.unsqueeze(-2)) | (x.isnan().unsqueeze(-1) & x.isnan().unsqueeze(-2))
     if by_nan:
         equal |= x.isnan().any(-1)[..., None, None]

@@ -143,7 +143,9 @@ class Target:
     def unsupported(self, key: str) -> frozenset[str]:
         """Return the names of unsupported parts. `key` is a key of a scope: "step" (families included), "state",
         "trait" or "variant"."""
-        declared = frozenset(name for one in self.declarations if one.holds for name in getattr(one.scope, key))
+        declared = frozenset(
+            name for declaration in self.declarations if declaration.holds for name in getattr(declaration.scope, key)
+        )
         return declared if self.follows_eager else declared | EAGER_ONLY.get(key, frozenset())
 
     @property

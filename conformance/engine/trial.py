@@ -41,7 +41,7 @@ def attempt(name: str, subject: Subject, target: Target) -> Trial:
 def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
     of_cpu = Executor(reference()).run(subject).last.error
     if of_cpu is not None:
-        return Outcome.UNTRIED, "", f"torch CPU raises {_said(of_cpu)}"
+        return Outcome.UNTRIED, "", f"torch CPU raises {_described(of_cpu)}"
     run = Executor(target).run(subject)
     error = run.last.error
     if error is None:
@@ -51,10 +51,10 @@ def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
     if run.failed_step is not None and run.failed_step < steps_of(subject):
         return Outcome.UNTRIED, "", f"{'an earlier step' if run.failed_step else 'the move of the inputs'} fails"
     if not not_implemented(error):
-        return Outcome.FAILS, "", _said(error)
+        return Outcome.FAILS, "", _described(error)
     operator = confirmed(error, subject, target)
     lacks = bool(operator) and without_kernel(operator, target)
-    return Outcome.LACKING if lacks else Outcome.FAILS, operator, _said(error)
+    return Outcome.LACKING if lacks else Outcome.FAILS, operator, _described(error)
 
 
 def steps_of(subject: Subject) -> int:
@@ -80,7 +80,7 @@ def without_kernel(operator: str, target: Target) -> bool:
     return key is None or kernel_of(operator, key) is Kernel.NONE
 
 
-def _said(error: Raised) -> str:
+def _described(error: Raised) -> str:
     text = " ".join(f"{error.kind}: {error.text}".split()).partition(". This could be because")[0]
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
@@ -91,7 +91,7 @@ def confirmed(error: Raised, subject: Subject, target: Target) -> str:
     calls = _failing(subject, target)
     operator = named(error.text) or (calls[-1].name if calls else "")
     alone = [Alone(call, there=True) for call in calls if call.name == operator][-1:] or _on_cpu(subject, operator)
-    return operator if any(_raises(one, target) for one in alone) else ""
+    return operator if any(_raises(call, target) for call in alone) else ""
 
 
 def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
@@ -146,4 +146,6 @@ class Alone:
         compiled = transform(function) if transform else function
         args, kwargs = (self.call.args, self.call.kwargs) if self.there else inputs
         tree = [args, kwargs]
-        return OneCall(self.call.name, tree, lambda: compiled(*args, **kwargs), lambda one, on: observe(one, target=on))
+        return OneCall(
+            self.call.name, tree, lambda: compiled(*args, **kwargs), lambda result, on: observe(result, target=on)
+        )

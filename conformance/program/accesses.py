@@ -84,13 +84,14 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
     operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
     operators |= {word for step in steps if OPS[step.op].form is DEFINED for word in _words(step.args)}
     if not runs:
-        return Evidence(property, layer, part, operators, (), {one.dtype for one in program.inputs})
+        return Evidence(property, layer, part, operators, (), {input_.dtype for input_ in program.inputs})
     seen, running = Accesses(), RunningProgram(program)
     inputs = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
     with suppress(StepFailed), seen:
         for step in program.steps:
             running.step(step)
-    relations = {*_relations(seen.accesses), *_to_inputs(inputs, seen.accesses)}
+    results = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
+    relations = {*_relations(seen.accesses), *_to_inputs(inputs, [*seen.accesses, *results])}
     dtypes = {*map(dtype_name, seen.dtypes)}
     return Evidence(property, layer, part, operators | seen.operators, relations, dtypes)
 
@@ -102,41 +103,42 @@ def _words(args: Iterable[Json]) -> Iterator[str]:
 
 
 def _to_inputs(inputs: list[Access], accesses: list[Access]) -> Iterator[str]:
-    """Yield `inputs` if two inputs share a storage, and `outside` for an access to a storage beyond its inputs."""
+    """Yield `inputs` if two inputs share a storage, and `outside` for an access to a storage, or a result on it,
+    beyond its inputs."""
     storages = [tensor.storage for tensor in inputs]
     if len({*storages}) < len(storages):
         yield "inputs"
     for storage in {*storages}:
         own = [tensor for tensor in inputs if tensor.storage == storage]
-        first, last = min(one.first for one in own), max(one.last for one in own)
-        if any(one.storage == storage and (one.first < first or one.last > last) for one in accesses):
+        first, last = min(tensor.first for tensor in own), max(tensor.last for tensor in own)
+        if any(access.storage == storage and (access.first < first or access.last > last) for access in accesses):
             yield "outside"
 
 
 def _relations(accesses: list[Access]) -> Iterator[str]:
     """Yield the relation of each pair of accesses to one storage, one of them a write. A write to several elements at
     one place is `broadcast` by itself."""
-    for one in accesses:
-        if one.writes and _repeats(one):
+    for access in accesses:
+        if access.writes and _repeats(access):
             yield "broadcast"
-    for one, two in itertools.combinations(accesses, 2):
-        if one.storage == two.storage and (one.writes or two.writes):
-            yield _relation(one, two)
+    for access, two in itertools.combinations(accesses, 2):
+        if access.storage == two.storage and (access.writes or two.writes):
+            yield _relation(access, two)
 
 
-def _relation(one: Access, two: Access) -> str:
-    if one.last <= two.first or two.last <= one.first:
+def _relation(access: Access, two: Access) -> str:
+    if access.last <= two.first or two.last <= access.first:
         return "apart"
-    if one.dtype != two.dtype:
+    if access.dtype != two.dtype:
         return "dtype view"
-    if _repeats(one) or _repeats(two):
+    if _repeats(access) or _repeats(two):
         return "broadcast"
-    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (one, two)]
+    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (access, two)]
     if places[0] == places[1]:
-        same = (one.size, one.stride) == (two.size, two.stride)
-        return "transposed" if not same else "same" if one.first == two.first else "shifted"
+        same = (access.size, access.stride) == (two.size, two.stride)
+        return "transposed" if not same else "same" if access.first == two.first else "shifted"
     return "partial overlap"
 
 
-def _repeats(one: Access) -> bool:
-    return any(n > 1 and step == 0 for n, step in zip(one.size, one.stride, strict=True))
+def _repeats(access: Access) -> bool:
+    return any(n > 1 and step == 0 for n, step in zip(access.size, access.stride, strict=True))

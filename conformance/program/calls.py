@@ -131,7 +131,7 @@ def unsupported_call(program: Program, target: Target) -> str:
 def references(program: Program) -> tuple[list[Program], list[Reference]]:
     """Return the calls as programs, and the answers of torch CPU. Raises ProgramError."""
     every = [call_of(program, number) for number in range(len(program.calls) + 1)]
-    return every, [reference(one) for one in every]
+    return every, [reference(call) for call in every]
 
 
 def has_meaning(program: Program, target: Target) -> bool:

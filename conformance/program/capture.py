@@ -28,16 +28,16 @@ def inputs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...],
     """Return the storages and inputs of CPU tensors by name. Raises NotAnInput."""
     storages: dict[int, tuple[int, Storage]] = {}
     inputs = []
-    for name, one in tensors.items():
-        reason = _obstacle(one)
+    for name, value in tensors.items():
+        reason = _obstacle(value)
         if reason:
             raise NotAnInput(reason)
-        key = storage_key(one)
+        key = storage_key(value)
         if key not in storages:
-            storages[key] = len(storages), _storage(one)
-        geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
-        wants_grad = one.requires_grad and (one.is_floating_point() or one.is_complex())
-        inputs.append(Input(name, storages[key][0], dtype_name(one.dtype), *geometry, wants_grad))
+            storages[key] = len(storages), _storage(value)
+        geometry = tuple(value.size()), tuple(value.stride()), int(value.storage_offset())
+        wants_grad = value.requires_grad and (value.is_floating_point() or value.is_complex())
+        inputs.append(Input(name, storages[key][0], dtype_name(value.dtype), *geometry, wants_grad))
     return tuple(storage for _, storage in storages.values()), tuple(inputs)
 
 
@@ -115,7 +115,11 @@ def as_inputs(
     def marker(leaf: torch.Tensor) -> Json:
         return tensor(known[id(leaf)])
 
-    return inputs, [encoded(arg, marker) for arg in args], {key: encoded(one, marker) for key, one in kwargs.items()}
+    return (
+        inputs,
+        [encoded(arg, marker) for arg in args],
+        {key: encoded(value, marker) for key, value in kwargs.items()},
+    )
 
 
 def on_host(value: torch.Tensor) -> Json:

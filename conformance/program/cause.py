@@ -129,7 +129,9 @@ def _worst(program: Program, verdict: Verdict) -> Mismatch:
     """Return the mismatch at the first wrong step that identifies the cause best, by the order of `TELLING`. For
     example, a copy returned instead of a view may also have a wrong offset."""
     only = (verdict.cause,) if verdict.cause and verdict.bad_step != len(program.steps) else verdict.mismatches
-    return min(only, key=lambda one: TELLING.index(one.oracle) if one.oracle in TELLING else len(TELLING))
+    return min(
+        only, key=lambda mismatch: TELLING.index(mismatch.oracle) if mismatch.oracle in TELLING else len(TELLING)
+    )
 
 
 def _written(op: Op, step: Step) -> str:

@@ -70,5 +70,5 @@ def _shows(verdict: Verdict, first: Mismatch) -> bool:
     return any(mismatch.oracle == first.oracle and _error(mismatch) == _error(first) for mismatch in verdict.mismatches)
 
 
-def _error(one: Mismatch) -> tuple[str, ...]:
-    return (one.expected, one.actual, gist(one.detail)) if one.oracle == "error" else ()
+def _error(mismatch: Mismatch) -> tuple[str, ...]:
+    return (mismatch.expected, mismatch.actual, gist(mismatch.detail)) if mismatch.oracle == "error" else ()

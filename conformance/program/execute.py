@@ -82,7 +82,7 @@ class RunningProgram:
         if step.out:
             named = zip(step.out, results, strict=False)
             # A local name may stand for None or a number, such as a gradient that the call does not compute.
-            tensors = {name: one for name, one in named if isinstance(one, torch.Tensor) or not is_local(name)}
+            tensors = {name: value for name, value in named if isinstance(value, torch.Tensor) or not is_local(name)}
             known = {id(tensor) for tensor in self.env.values()}
             self.env.update(tensors)
             # PyTorch does not define how often a kernel writes to its own new result: count writes from here on.
@@ -265,11 +265,11 @@ def make_inputs(program: Program) -> dict[str, torch.Tensor]:
     definitions.noted()
     flats = [storage.make() for storage in program.storages]
     result: dict[str, torch.Tensor] = {}
-    for one in program.inputs:
-        if one.same:
-            result[one.name] = result[one.same]
+    for input_ in program.inputs:
+        if input_.same:
+            result[input_.name] = result[input_.same]
             continue
-        empty = torch.empty(0, dtype=dtype_of(one.dtype))
-        tensor = empty.set_(flats[one.storage].untyped_storage(), one.offset, one.size, one.stride).data
-        result[one.name] = tensor.requires_grad_() if one.requires_grad else tensor
+        empty = torch.empty(0, dtype=dtype_of(input_.dtype))
+        tensor = empty.set_(flats[input_.storage].untyped_storage(), input_.offset, input_.size, input_.stride).data
+        result[input_.name] = tensor.requires_grad_() if input_.requires_grad else tensor
     return result

@@ -56,7 +56,7 @@ class JudgedProgram(ProgramSubject):
 
     def names_of_inputs(self) -> Collection[str]:
         """Return the names of the inputs."""
-        return {one.name for one in self.program.inputs}
+        return {input_.name for input_ in self.program.inputs}
 
     def arguments(self) -> Arguments:
         """Return the arguments of the first step, to which the rules of a sample of op_db apply."""
@@ -122,7 +122,7 @@ def concerning(program: Program, names: Collection[str]) -> Program:
     """Return the program reduced to the steps that may affect these tensors. Other steps may take another path in
     float64, which does not matter for these tensors."""
     reached, before = {*names}, set[str]()
-    storages = {one.name: one.storage for one in program.inputs}
+    storages = {input_.name: input_.storage for input_ in program.inputs}
     while reached != before:
         before = {*reached}
         touched = {storages[name] for name in reached if name in storages}
@@ -134,7 +134,7 @@ def concerning(program: Program, names: Collection[str]) -> Program:
 
 def _named(step: Step) -> set[str]:
     """Return the names that a step reads, writes or returns, including the body of a loop."""
-    return {name for one in (step, *step.body) for name in (*one.names(), *one.out)}
+    return {name for part in (step, *step.body) for name in (*part.names(), *part.out)}
 
 
 def truth_of(
@@ -207,15 +207,15 @@ def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) 
 
     An expanded input becomes dense, so that its elements move apart."""
     done = set[int]()
-    for name, one in wide.env.items():
-        if not one.is_floating_point() or storage_key(one) in done:
+    for name, value in wide.env.items():
+        if not value.is_floating_point() or storage_key(value) in done:
             continue
         epsilon = torch.finfo(narrow.env[name].dtype).eps
-        if layouts.overlaps_itself(one):
-            wide.env[name] = one + _signs(one.detach(), sway) * one.detach().abs() * epsilon
+        if layouts.overlaps_itself(value):
+            wide.env[name] = value + _signs(value.detach(), sway) * value.detach().abs() * epsilon
             continue
-        done.add(storage_key(one))
-        flat = whole_storage(one.detach())
+        done.add(storage_key(value))
+        flat = whole_storage(value.detach())
         flat += _signs(flat, sway) * flat.abs() * epsilon
 
 
@@ -295,8 +295,13 @@ def _plain(answers: dict[str, Any]) -> dict[str, Any]:
     return {name: type(kind) if isinstance(kind, (float, complex)) else kind for name, kind in kinds.items()}
 
 
-def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
-    places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (one, two)]
-    if places[0] != places[1] or two.dtype != widened(one.dtype):
+def _alike(tensor: torch.Tensor, two: torch.Tensor) -> bool:
+    places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (tensor, two)]
+    if places[0] != places[1] or two.dtype != widened(tensor.dtype):
         return False
-    return two.dtype != one.dtype or one.dtype.is_floating_point or one.dtype.is_complex or torch.equal(one, two)
+    return (
+        two.dtype != tensor.dtype
+        or tensor.dtype.is_floating_point
+        or tensor.dtype.is_complex
+        or torch.equal(tensor, two)
+    )

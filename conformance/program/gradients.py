@@ -22,17 +22,19 @@ def with_gradient(program: Program) -> Program:
     are left out. A program with a backward, or without such a result, stays as it is."""
     if any(step.op == "backward" for step in program.steps):
         return program
-    run, storages = RunningProgram(program), [one.storage for one in program.inputs]
+    run, storages = RunningProgram(program), [input_.storage for input_ in program.inputs]
     for step in program.steps:
         run.step(step)
     wanted = {
-        one.name
-        for one in program.inputs
-        if storages.count(one.storage) == 1 and not version_of(run.env[one.name]) and _fits(run.env[one.name])
+        input_.name
+        for input_ in program.inputs
+        if storages.count(input_.storage) == 1 and not version_of(run.env[input_.name]) and _fits(run.env[input_.name])
     }
     changed = replace(
         program,
-        inputs=tuple(replace(one, requires_grad=one.name in wanted or one.requires_grad) for one in program.inputs),
+        inputs=tuple(
+            replace(input_, requires_grad=input_.name in wanted or input_.requires_grad) for input_ in program.inputs
+        ),
     )
     shadow = Shadow(changed)
     try:
@@ -41,7 +43,7 @@ def with_gradient(program: Program) -> Program:
                 shadow.offer(replace(step, raises=None))
     except (Broken, StepError):
         return program
-    if any(shadow.env[one.name].requires_grad and one.name not in wanted for one in program.inputs):
+    if any(shadow.env[input_.name].requires_grad and input_.name not in wanted for input_ in program.inputs):
         return program  # a tracked value was written to an input
     results = [name for step in shadow.steps if OPS[step.op].effect in (COMPUTE, LOSSY) for name in step.out]
     for name in reversed(results):

@@ -106,26 +106,26 @@ def _applies(program: Program, name: str, expected: Reference, seen: Sequence[Se
         return None
     strides = strides_read(seen)
     if strides:  # a later step depends on them
-        numbered = [replace(one, number=other.numbers[one.number - 1]) for one in _seen(other.program)]
-        if strides_read([one for one in numbered if one.number]) != strides:
+        numbered = [replace(seen, number=other.numbers[seen.number - 1]) for seen in _seen(other.program)]
+        if strides_read([seen for seen in numbered if seen.number]) != strides:
             return None
     return other if _metadata(answer, answer) == _metadata(expected.observation, answer) else None
 
 
 def _metadata(seen: Observation, like: Observation) -> dict[str, object]:
     """Return the facts that must not depend on a rewriting, of the tensors that `like` has."""
-    tensors = {name: one for name, one in seen.tensors.items() if name in like.tensors}
+    tensors = {name: tensor for name, tensor in seen.tensors.items() if name in like.tensors}
     owners: dict[str, str] = {}
     facts: dict[str, object] = {}
-    for name, one in tensors.items():
-        facts[name] = one.dtype, one.shape, owners.setdefault(one.alias, name), one.requires_grad
+    for name, tensor in tensors.items():
+        facts[name] = tensor.dtype, tensor.shape, owners.setdefault(tensor.alias, name), tensor.requires_grad
     return facts | {name: type(other) for name, other in seen.others.items()}
 
 
 def _answer(other: Related, seen: Observation) -> Observation:
     """Return an observation of the rewritten program under the numbers of the original steps."""
     numbers = {f"step {at}": f"step {number}" for at, number in enumerate(other.numbers, 1)}
-    return replace(seen, others={numbers.get(name, name): one for name, one in seen.others.items()})
+    return replace(seen, others={numbers.get(name, name): other for name, other in seen.others.items()})
 
 
 def _broken(
@@ -137,7 +137,7 @@ def _broken(
     exact: Collection[str] = expected.observation.tensors if RELATIONS[name].bits else expected.exact
     got = run.last
     if want.error is None and got.error is None:
-        got = replace(got, tensors={key: one for key, one in got.tensors.items() if key in want.tensors})
+        got = replace(got, tensors={key: tensor for key, tensor in got.tensors.items() if key in want.tensors})
         want, got = _without_other_strides(want, got), _without_other_strides(got, want)
     subject = RelatedProgram(program, exact, expected.observation)
     mismatches = judge(
@@ -152,9 +152,13 @@ def _broken(
 def _without_other_strides(seen: Observation, other: Observation) -> Observation:
     """Return the observation without the storages of tensors that have other strides on the other side: an out= tensor
     that was resized."""
-    placed = {name: (one.stride, one.storage_offset) for name, one in other.tensors.items()}
-    moved = {one.alias for name, one in seen.tensors.items() if placed.get(name) != (one.stride, one.storage_offset)}
-    return replace(seen, storages={name: one for name, one in seen.storages.items() if name not in moved})
+    placed = {name: (tensor.stride, tensor.storage_offset) for name, tensor in other.tensors.items()}
+    moved = {
+        tensor.alias
+        for name, tensor in seen.tensors.items()
+        if placed.get(name) != (tensor.stride, tensor.storage_offset)
+    }
+    return replace(seen, storages={name: storage for name, storage in seen.storages.items() if name not in moved})
 
 
 def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:

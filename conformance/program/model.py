@@ -221,7 +221,7 @@ class Program:
             **({"tolerance": {name: list(pair) for name, pair in self.tolerance.items()}} if self.tolerance else {}),
             **{key: list(terms) for key in TERMS if (terms := getattr(self, key))},
             "storages": [vars(storage) for storage in self.storages],
-            "inputs": [one.to_json() for one in self.inputs],
+            "inputs": [input_.to_json() for input_ in self.inputs],
             "steps": [step.to_json() for step in self.steps],
             **({"calls": [call.to_json() for call in self.calls]} if self.calls else {}),
         }
@@ -242,7 +242,8 @@ class Program:
         try:
             storages = tuple(Storage(**storage) for storage in data["storages"])
             inputs = tuple(
-                Input(**{**one, "size": tuple(one["size"]), "stride": tuple(one["stride"])}) for one in data["inputs"]
+                Input(**{**input_, "size": tuple(input_["size"]), "stride": tuple(input_["stride"])})
+                for input_ in data["inputs"]
             )
             steps = tuple(Step.from_json(step) for step in data["steps"])
             tolerance = {name: (float(r), float(a)) for name, (r, a) in data.get("tolerance", {}).items()}
@@ -267,13 +268,15 @@ class Program:
         try:
             for storage in self.storages:
                 _check_storage(storage)
-            for one in self.inputs:
-                _check_input(one, self.storages)
-                if one.name in defined:
-                    raise ProgramError(f"two inputs are named {one.name!r}")
-                if one.same and one.same not in defined:
-                    raise ProgramError(f"input {one.name!r} is the same as {one.same!r}, which is no earlier input")
-                defined.add(one.name)
+            for input_ in self.inputs:
+                _check_input(input_, self.storages)
+                if input_.name in defined:
+                    raise ProgramError(f"two inputs are named {input_.name!r}")
+                if input_.same and input_.same not in defined:
+                    raise ProgramError(
+                        f"input {input_.name!r} is the same as {input_.same!r}, which is no earlier input"
+                    )
+                defined.add(input_.name)
         except (TypeError, ValueError, KeyError, IndexError, RuntimeError, OverflowError, StepError) as error:
             raise ProgramError(f"the program's inputs are damaged: {' '.join(str(error).split())}") from error
         for number, step in enumerate(self.steps, 1):
@@ -312,32 +315,32 @@ def call_of(program: Program, number: int) -> Program:
     if not number:
         return replace(program, calls=())
     call = program.calls[number - 1]
-    known, arguments = {one.name: one for one in program.inputs}, arguments_of(program)
+    known, arguments = {input_.name: input_ for input_ in program.inputs}, arguments_of(program)
     strange = [*({*call.inputs} - {*known}), *({*call.arguments} - {*arguments})]
     if strange:
         raise ProgramError(f"call {number + 1} changes {strange[0]!r}, which the program does not have")
     storages = [*program.storages]
     changed: dict[str, Input] = {}
     try:
-        for one in program.inputs:
-            fields = dict(call.inputs.get(one.name, {}))
+        for input_ in program.inputs:
+            fields = dict(call.inputs.get(input_.name, {}))
             beside, alone = fields.pop("beside", ""), fields.pop("alone", False)
             values = fields.pop("values", None)
             if beside:
                 fields["storage"] = changed[beside].storage
             elif alone:
-                storages.append(storages[one.storage])
+                storages.append(storages[input_.storage])
                 fields["storage"] = len(storages) - 1
             fields |= {key: tuple(fields[key]) for key in ("size", "stride") if key in fields}
-            changed[one.name] = changed_input = replace(one, **fields)
+            changed[input_.name] = changed_input = replace(input_, **fields)
             if changed_input.same:
                 first = changed[changed_input.same]
-                changed[one.name] = replace(first, name=one.name, same=changed_input.same)
+                changed[input_.name] = replace(first, name=input_.name, same=changed_input.same)
                 continue
             at = changed_input.storage
             if values is not None:
                 storages[at] = replace(storages[at], values=values)
-            if changed_input.dtype != one.dtype and storages[at].dtype == one.dtype:
+            if changed_input.dtype != input_.dtype and storages[at].dtype == input_.dtype:
                 storages[at] = replace(storages[at], dtype=changed_input.dtype)
             storages[at] = _grown(storages[at], changed_input)
     except (KeyError, TypeError, ValueError) as error:
@@ -359,12 +362,12 @@ def _called(step: Step, call: Call) -> Step:
     return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)), body=body, under=under)
 
 
-def _grown(storage: Storage, one: Input) -> Storage:
+def _grown(storage: Storage, input_: Input) -> Storage:
     """Return the storage with enough cells for the input. Listed values repeat."""
-    if 0 in one.size or len(one.size) != len(one.stride):  # `check` refuses the second
+    if 0 in input_.size or len(input_.size) != len(input_.stride):  # `check` refuses the second
         return storage
-    last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
-    size = max(storage.size, -(-(last + 1) * dtype_of(one.dtype).itemsize // dtype_of(storage.dtype).itemsize))
+    last = input_.offset + sum((n - 1) * st for n, st in zip(input_.size, input_.stride, strict=True))
+    size = max(storage.size, -(-(last + 1) * dtype_of(input_.dtype).itemsize // dtype_of(storage.dtype).itemsize))
     values = storage.values
     if isinstance(values, list) and size != len(values):
         values = [(values or [0])[at % max(len(values), 1)] for at in range(size)]
@@ -397,7 +400,7 @@ def _check_loop(number: int, step: Step) -> None:
         raise ProgramError(f"step {number} ({step.op}) has a body, and only a loop has one")
     if any(inner.op == LOOP for inner in step.body):
         raise ProgramError(f"step {number} is a loop within a loop")
-    if step.op == LOOP and any(STATES[name].wraps for one in (step, *step.body) for name in one.under):
+    if step.op == LOOP and any(STATES[name].wraps for part in (step, *step.body) for name in part.under):
         raise ProgramError(f"step {number} is a loop under a state that takes one call")
     if not 0 <= step.times <= LONGEST_LOOP:
         raise ProgramError(f"step {number} ({step.op}) runs {step.times} times: give at most {LONGEST_LOOP}")
@@ -428,27 +431,29 @@ def _check_after(program: Program) -> None:
             raise ProgramError(f"step {number} ({step.op}) is after the return, and {local[0]!r} is not returned")
 
 
-def _check_input(one: Input, storages: tuple[Storage, ...]) -> None:
-    if not is_name(one.name):
-        raise ProgramError(f"an input is named {one.name!r}, which is not an identifier")
-    if not all(map(_is_whole, (one.storage, one.offset, *one.size, *one.stride))):
-        raise ProgramError(f"input {one.name!r} has a storage, size, stride or offset that is not a whole number")
-    if not isinstance(one.requires_grad, bool):
-        raise ProgramError(f"input {one.name!r} has requires_grad {one.requires_grad!r}: give true or false")
-    if not 0 <= one.storage < len(storages):
-        raise ProgramError(f"input {one.name!r} lies on storage {one.storage}, and the program has {len(storages)}")
-    if len(one.size) != len(one.stride):
-        raise ProgramError(f"input {one.name!r} has {len(one.size)} dimensions and {len(one.stride)} strides")
-    storage = storages[one.storage]
-    room = storage.size * dtype_of(storage.dtype).itemsize // dtype_of(one.dtype).itemsize
-    last = one.offset + sum((n - 1) * st for n, st in zip(one.size, one.stride, strict=True))
-    if min((*one.size, *one.stride, one.offset)) < 0:
-        raise ProgramError(f"input {one.name!r} has a negative size, stride or offset")
-    if 0 not in one.size and last >= room:
-        raise ProgramError(f"input {one.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
-    dtype = dtype_of(one.dtype)
-    if one.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-        raise ProgramError(f"input {one.name!r} is of dtype {one.dtype}, which cannot require grad")
+def _check_input(input_: Input, storages: tuple[Storage, ...]) -> None:
+    if not is_name(input_.name):
+        raise ProgramError(f"an input is named {input_.name!r}, which is not an identifier")
+    if not all(map(_is_whole, (input_.storage, input_.offset, *input_.size, *input_.stride))):
+        raise ProgramError(f"input {input_.name!r} has a storage, size, stride or offset that is not a whole number")
+    if not isinstance(input_.requires_grad, bool):
+        raise ProgramError(f"input {input_.name!r} has requires_grad {input_.requires_grad!r}: give true or false")
+    if not 0 <= input_.storage < len(storages):
+        raise ProgramError(
+            f"input {input_.name!r} lies on storage {input_.storage}, and the program has {len(storages)}"
+        )
+    if len(input_.size) != len(input_.stride):
+        raise ProgramError(f"input {input_.name!r} has {len(input_.size)} dimensions and {len(input_.stride)} strides")
+    storage = storages[input_.storage]
+    room = storage.size * dtype_of(storage.dtype).itemsize // dtype_of(input_.dtype).itemsize
+    last = input_.offset + sum((n - 1) * st for n, st in zip(input_.size, input_.stride, strict=True))
+    if min((*input_.size, *input_.stride, input_.offset)) < 0:
+        raise ProgramError(f"input {input_.name!r} has a negative size, stride or offset")
+    if 0 not in input_.size and last >= room:
+        raise ProgramError(f"input {input_.name!r} reaches cell {last} of a storage that holds {room} of its dtype")
+    dtype = dtype_of(input_.dtype)
+    if input_.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+        raise ProgramError(f"input {input_.name!r} is of dtype {input_.dtype}, which cannot require grad")
 
 
 def digest(program: Program) -> str:

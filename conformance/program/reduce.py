@@ -94,7 +94,7 @@ def settle(program: Program) -> Program | None:
 
 def _pruned(program: Program, call: Call) -> Call:
     """Return the call without changes of inputs and arguments that the program does not have any more."""
-    known, arguments = {one.name for one in program.inputs}, arguments_of(program)
+    known, arguments = {input_.name for input_ in program.inputs}, arguments_of(program)
     inputs = {name: changed for name, changed in call.inputs.items() if name in known}
     return replace(call, inputs=inputs, arguments={k: v for k, v in call.arguments.items() if k in arguments})
 
@@ -118,7 +118,7 @@ def _plainer_call(program: Program, call: Call) -> Iterator[Call]:
         yield replace(call, inputs=others)
         for field in changed if len(changed) > 1 else ():
             yield replace(call, inputs={**others, name: {key: changed[key] for key in changed if key != field}})
-        first = next(one for one in program.inputs if one.name == name)
+        first = next(input_ for input_ in program.inputs if input_.name == name)
         geometry: dict[str, Any] = {key: tuple(changed[key]) for key in ("size", "stride") if key in changed}
         for plainer in plainer_input(replace(first, **geometry)) if geometry else ():
             yield replace(call, inputs={**others, name: {**changed, **_geometry(plainer)}})
@@ -128,8 +128,8 @@ def _plainer_call(program: Program, call: Call) -> Iterator[Call]:
         yield replace(call, under=tuple(other for other in call.under if other != state))
 
 
-def _geometry(one: Input) -> dict[str, Json]:
-    return {"size": list(one.size), "stride": list(one.stride)}
+def _geometry(input_: Input) -> dict[str, Json]:
+    return {"size": list(input_.size), "stride": list(input_.stride)}
 
 
 def fewer_steps(program: Program) -> Iterator[Program]:
@@ -152,7 +152,7 @@ def fewer_steps(program: Program) -> Iterator[Program]:
 def without(program: Program, dropped: range, instead: dict[str, str]) -> Program:
     """Return the program without some steps. `instead` maps their results to other tensors; users of the remaining
     results are dropped."""
-    defined = {one.name for one in program.inputs}
+    defined = {input_.name for input_ in program.inputs}
     kept = []
     for number, step in enumerate(program.steps):
         if number in dropped:
@@ -180,9 +180,9 @@ def rename(step: Step, names: dict[str, str]) -> Step:
 def fewer_inputs(program: Program) -> Iterator[Program]:
     """Yield the program without an unused input and its storage, and with a smaller storage."""
     used = {name for step in program.steps for name in step.names()}
-    for one in program.inputs:
-        if one.name not in used and len(program.inputs) > 1:
-            yield tidy(replace(program, inputs=tuple(other for other in program.inputs if other is not one)))
+    for input_ in program.inputs:
+        if input_.name not in used and len(program.inputs) > 1:
+            yield tidy(replace(program, inputs=tuple(other for other in program.inputs if other is not input_)))
     for number, storage in enumerate(program.storages):
         for size in dict.fromkeys((_needed(program, number), storage.size // 2, storage.size - 1)):
             if 0 <= size < storage.size:
@@ -194,9 +194,10 @@ def _needed(program: Program, number: int) -> int:
     """Return the number of cells of a storage that its inputs use, up to the last one."""
     width = dtype_of(program.storages[number].dtype).itemsize
     ends = [
-        (one.offset + 1 + sum((n - 1) * st for n, st in zip(one.size, one.stride))) * dtype_of(one.dtype).itemsize
-        for one in program.inputs
-        if one.storage == number and 0 not in one.size
+        (input_.offset + 1 + sum((n - 1) * st for n, st in zip(input_.size, input_.stride)))
+        * dtype_of(input_.dtype).itemsize
+        for input_ in program.inputs
+        if input_.storage == number and 0 not in input_.size
     ]
     return -(-max(ends, default=0) // width)
 
@@ -244,51 +245,56 @@ def with_storage(program: Program, number: int, storage: Storage) -> Program:
 
 def tidy(program: Program) -> Program:
     """Return the program without unused storages."""
-    kept = sorted({one.storage for one in program.inputs})
+    kept = sorted({input_.storage for input_ in program.inputs})
     return replace(
         program,
         storages=tuple(program.storages[number] for number in kept),
-        inputs=tuple(replace(one, storage=kept.index(one.storage)) for one in program.inputs),
+        inputs=tuple(replace(input_, storage=kept.index(input_.storage)) for input_ in program.inputs),
     )
 
 
 def plainer_geometry(program: Program) -> Iterator[Program]:
     """Yield the program with one input's geometry or requires_grad made simpler."""
-    for one in program.inputs:
-        yield from _plainer_geometry(program, one)
+    for input_ in program.inputs:
+        yield from _plainer_geometry(program, input_)
 
 
-def _plainer_geometry(program: Program, one: Input) -> Iterator[Program]:
-    for plainer in plainer_input(one):
-        yield replace(program, inputs=tuple(plainer if other is one else other for other in program.inputs))
+def _plainer_geometry(program: Program, input_: Input) -> Iterator[Program]:
+    for plainer in plainer_input(input_):
+        yield replace(program, inputs=tuple(plainer if other is input_ else other for other in program.inputs))
 
 
 def plainer_inputs(program: Program) -> Iterator[Program]:
     """Yield the program with one input's geometry, requires_grad or dtype made simpler."""
-    for one in program.inputs:
-        yield from _plainer_geometry(program, one)
-        if one.dtype != "float32":
+    for input_ in program.inputs:
+        yield from _plainer_geometry(program, input_)
+        if input_.dtype != "float32":
             for dtype in ("float32", "int64"):
-                storage = replace(program.storages[one.storage], dtype=dtype)
-                inputs = (replace(two, dtype=dtype) if two.storage == one.storage else two for two in program.inputs)
-                yield with_storage(replace(program, inputs=tuple(inputs)), one.storage, storage)
+                storage = replace(program.storages[input_.storage], dtype=dtype)
+                inputs = (replace(two, dtype=dtype) if two.storage == input_.storage else two for two in program.inputs)
+                yield with_storage(replace(program, inputs=tuple(inputs)), input_.storage, storage)
 
 
-def plainer_input(one: Input) -> Iterator[Input]:
+def plainer_input(input_: Input) -> Iterator[Input]:
     """Yield the input with a simpler geometry or without requires_grad."""
-    if one.requires_grad:
-        yield replace(one, requires_grad=False)
-    if one.stride != dense(one.size):
-        yield replace(one, stride=dense(one.size))
-    if one.offset:
-        yield replace(one, offset=0)
-        yield replace(one, offset=1)
-    for dim, n in enumerate(one.size):
-        others, strides = (*one.size[:dim], *one.size[dim + 1 :]), (*one.stride[:dim], *one.stride[dim + 1 :])
-        yield replace(one, size=others, stride=dense(others) if one.stride == dense(one.size) else strides)
+    if input_.requires_grad:
+        yield replace(input_, requires_grad=False)
+    if input_.stride != dense(input_.size):
+        yield replace(input_, stride=dense(input_.size))
+    if input_.offset:
+        yield replace(input_, offset=0)
+        yield replace(input_, offset=1)
+    for dim, n in enumerate(input_.size):
+        others, strides = (
+            (*input_.size[:dim], *input_.size[dim + 1 :]),
+            (*input_.stride[:dim], *input_.stride[dim + 1 :]),
+        )
+        yield replace(input_, size=others, stride=dense(others) if input_.stride == dense(input_.size) else strides)
         for fewer in {2, n - 1} - {n} if n > 1 else ():
-            size = (*one.size[:dim], fewer, *one.size[dim + 1 :])
-            yield replace(one, size=size, stride=dense(size) if one.stride == dense(one.size) else one.stride)
+            size = (*input_.size[:dim], fewer, *input_.size[dim + 1 :])
+            yield replace(
+                input_, size=size, stride=dense(size) if input_.stride == dense(input_.size) else input_.stride
+            )
 
 
 def plainer_steps(program: Program) -> Iterator[Program]:
@@ -405,7 +411,7 @@ PASSES = (fewer_calls, fewer_steps, plainer_calls, fewer_inputs, plainer_steps, 
 def fewer_elements(program: Program) -> Iterator[Program]:
     """Yield the program with shorter or fewer dimensions, each cut in all inputs alike. The remaining elements keep
     their values, and a dense input stays dense."""
-    for index in _cuts([one.size for one in program.inputs]):
+    for index in _cuts([input_.size for input_ in program.inputs]):
         tensors = make_inputs(program)
         cut = {name: _cut(tensor, index.get(tuple(tensor.size()), ())) for name, tensor in tensors.items()}
         if any(
@@ -441,9 +447,9 @@ def _on(program: Program, tensors: dict[str, torch.Tensor]) -> Iterator[Program]
 
 def dense_inputs(program: Program) -> Iterator[Program]:
     """Yield the program with dense inputs of the same values, each on a storage of its own: all inputs, then each."""
-    odd = [one.name for one in program.inputs if one.stride != dense(one.size) or one.offset]
-    keys = [one.storage for one in program.inputs]
-    odd += [one.name for one in program.inputs if keys.count(one.storage) > 1 and one.name not in odd]
+    odd = [input_.name for input_ in program.inputs if input_.stride != dense(input_.size) or input_.offset]
+    keys = [input_.storage for input_ in program.inputs]
+    odd += [input_.name for input_ in program.inputs if keys.count(input_.storage) > 1 and input_.name not in odd]
     for names in ([odd] if len(odd) > 1 else []) + [[name] for name in odd]:
         tensors = make_inputs(program)
         copies = {name: tensors[name].detach().contiguous().clone() for name in names}
@@ -453,11 +459,11 @@ def dense_inputs(program: Program) -> Iterator[Program]:
 
 def merged_inputs(program: Program) -> Iterator[Program]:
     """Yield the program without an input, whose users use another input of the same dtype and size instead."""
-    for at, one in enumerate(program.inputs):
+    for at, input_ in enumerate(program.inputs):
         for other in program.inputs[:at]:
-            if (one.dtype, one.size) == (other.dtype, other.size):
-                steps = tuple(rename(step, {one.name: other.name}) for step in program.steps)
-                inputs = tuple(kept for kept in program.inputs if kept is not one)
+            if (input_.dtype, input_.size) == (other.dtype, other.size):
+                steps = tuple(rename(step, {input_.name: other.name}) for step in program.steps)
+                inputs = tuple(kept for kept in program.inputs if kept is not input_)
                 yield tidy(replace(program, inputs=inputs, steps=steps))
 
 
@@ -494,7 +500,7 @@ SAMPLE_PASSES = (
 """Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
 last pass only."""
 
-CALL_PASSES = tuple(one for one in SAMPLE_PASSES if one not in (fewer_last_steps, fewer_arguments))
+CALL_PASSES = tuple(each for each in SAMPLE_PASSES if each not in (fewer_last_steps, fewer_arguments))
 """Passes for one call of an operator, on its inputs."""
 
 RECORDED_PASSES = (*SAMPLE_PASSES[:-1], plainer_floats)

@@ -82,7 +82,7 @@ class Seen:
 
     def storages(self) -> set[int]:
         """Return the keys of all storages that the step touches."""
-        return {storage_key(one) for one in (*self.reads.values(), *self.results.values())} | self.written
+        return {storage_key(tensor) for tensor in (*self.reads.values(), *self.results.values())} | self.written
 
 
 BY_STRIDES = re.compile(
@@ -132,9 +132,9 @@ def seen_steps(program: Program) -> list[Seen]:
     shadow, result = Shadow(program), list[Seen]()
     for number, step in enumerate(program.steps, 1):
         reads = {name: shadow.env[name].detach() for name in step.names() if name in shadow.env}
-        before = {name: whole_storage(one).clone() for name, one in reads.items()}
+        before = {name: whole_storage(tensor).clone() for name, tensor in reads.items()}
         shadow.step(step)
-        written = {storage_key(one) for name, one in reads.items() if not _same_bits(one, before[name])}
+        written = {storage_key(tensor) for name, tensor in reads.items() if not _same_bits(tensor, before[name])}
         written |= {storage_key(reads[name]) for name in _destinations(step) if name in reads}
         results = {name: shadow.env[name] for name in step.out if name in shadow.env}
         later = {name for other in program.steps[number:] for name in other.names()}
@@ -143,8 +143,8 @@ def seen_steps(program: Program) -> list[Seen]:
     return result
 
 
-def _same_bits(one: torch.Tensor, before: torch.Tensor) -> bool:
-    now = whole_storage(one)
+def _same_bits(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    now = whole_storage(tensor)
     return now.shape == before.shape and torch.equal(now.view(torch.uint8), before.view(torch.uint8))
 
 
@@ -159,8 +159,8 @@ def _destinations(step: Step) -> set[str]:
     return {*Step(step.op, (written,)).names()}
 
 
-def _kept(one: Seen) -> tuple[int, Step]:
-    return one.number, one.step
+def _kept(seen: Seen) -> tuple[int, Step]:
+    return seen.number, seen.step
 
 
 def _renamed(step: Step, names: Mapping[str, str], out: Sequence[str] = ()) -> Step:
@@ -205,11 +205,11 @@ def _strided(t: torch.Tensor) -> bool:
     return t.numel() > 0 and (list(t.stride()) != contiguous_stride(t.shape) or t.storage_offset() > 0)
 
 
-def _rewritable(one: Seen, name: str) -> bool:
+def _rewritable(seen: Seen, name: str) -> bool:
     """Whether the step writes this operand alone on its storage, in place and without a graph or a resize."""
-    t = one.reads[name]
-    alone = [storage_key(other) for other in one.reads.values()].count(storage_key(t)) == 1
-    in_place = isinstance(OPS[one.step.op].writes, int) and not (one.results or one.recorded)
+    t = seen.reads[name]
+    alone = [storage_key(other) for other in seen.reads.values()].count(storage_key(t)) == 1
+    in_place = isinstance(OPS[seen.step.op].writes, int) and not (seen.results or seen.recorded)
     return alone and in_place and _strided(t) and not overlaps_itself(t)
 
 
@@ -257,18 +257,18 @@ def _exchanged(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     return steps
 
 
-def _independent(one: Seen, two: Seen) -> bool:
+def _independent(seen: Seen, two: Seen) -> bool:
     """Whether the second step neither reads a result of the first nor touches memory that either of both writes."""
-    movable = all(each.plain and not APART.search(each.step.op) for each in (one, two))
-    names = [{*each.step.names(), *each.step.out} for each in (one, two)]
-    if not movable or names[0] & {*two.step.out} or names[1] & {*one.step.out}:
+    movable = all(each.plain and not APART.search(each.step.op) for each in (seen, two))
+    names = [{*each.step.names(), *each.step.out} for each in (seen, two)]
+    if not movable or names[0] & {*two.step.out} or names[1] & {*seen.step.out}:
         return False
-    return not (one.written & two.storages() or two.written & one.storages())
+    return not (seen.written & two.storages() or two.written & seen.storages())
 
 
 def _without_unused(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     """Leave out steps without an effect beside their results, which no later step reads."""
-    bound = [name for one in seen for name in one.step.out]  # fused expressions bind a name again
+    bound = [name for seen_step in seen for name in seen_step.step.out]  # fused expressions bind a name again
     return [
         _kept(one) for one in seen if not one.pure or one.used_later or any(bound.count(n) > 1 for n in one.results)
     ]
@@ -321,15 +321,15 @@ ALIGNED = ("bmm", "baddbmm", "cdist", "linalg.det", "linalg.inv", "linalg.choles
 """Operators on batches: every operand of three or more dimensions has the rows."""
 
 
-def batched(one: Seen) -> list[str]:
+def batched(seen: Seen) -> list[str]:
     """Return the operands of a step whose rows, dimension 0, are examples of a batch with separate answers; none if the
     tables do not say so."""
-    step, row = one.step, OPS[one.step.op]
+    step, row = seen.step, OPS[seen.step.op]
     path = (row.call or row.name).partition(":")[2] or row.call or row.name
     name = path.rpartition(".")[2] if path not in ALIGNED else path
-    result = next(iter(one.results.values()))
+    result = next(iter(seen.results.values()))
     names = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
-    first = one.reads[names[0]] if names else result
+    first = seen.reads[names[0]] if names else result
     if not (names and first.dim() and result.dim()) or first.size(0) < 2 or result.size(0) != first.size(0):
         return []
     if name in POINTWISE and {*step.names()} == {*names}:
@@ -337,21 +337,21 @@ def batched(one: Seen) -> list[str]:
         walk(list(step.args), constants.append)
         if any("tensor" in marker for marker in constants):  # a constant with rows would have to be split too
             return []
-        rows = [each for each in names if one.reads[each].dim() == result.dim()]
-        split = [each for each in rows if one.reads[each].size(0) == result.size(0)]
-        fits = all(one.reads[each].size(0) == 1 for each in rows if each not in split)
+        rows = [each for each in names if seen.reads[each].dim() == result.dim()]
+        split = [each for each in rows if seen.reads[each].size(0) == result.size(0)]
+        fits = all(seen.reads[each].size(0) == 1 for each in rows if each not in split)
         return [*dict.fromkeys(split)] if fits else []
-    return _rows(one, name, first, names)
+    return _rows(seen, name, first, names)
 
 
-def _rows(one: Seen, name: str, first: torch.Tensor, names: Sequence[str]) -> list[str]:
-    whole = name in ("layer_norm", "rms_norm") and len(one.step.args[1]) >= first.dim()
+def _rows(seen: Seen, name: str, first: torch.Tensor, names: Sequence[str]) -> list[str]:
+    whole = name in ("layer_norm", "rms_norm") and len(seen.step.args[1]) >= first.dim()
     if name in ROWS and first.dim() >= ROWS[name] and names.count(names[0]) == 1 and not whole:
-        others = [each for each in names[1:] if name == "matmul" and one.reads[each].dim() > 2]
+        others = [each for each in names[1:] if name == "matmul" and seen.reads[each].dim() > 2]
         return [] if others else [names[0]]
     if name in ALONG and first.dim() > 1 and len({*names}) == 1:
-        dim = one.step.kwargs.get("dim", one.step.args[1] if len(one.step.args) > 1 else None)
+        dim = seen.step.kwargs.get("dim", seen.step.args[1] if len(seen.step.args) > 1 else None)
         return [names[0]] if isinstance(dim, int) and not isinstance(dim, bool) and dim % first.dim() else []
-    if name in ALIGNED and all(one.reads[each].dim() == first.dim() > 2 for each in names):
-        return [*dict.fromkeys(names)] if all(one.reads[each].size(0) == first.size(0) for each in names) else []
+    if name in ALIGNED and all(seen.reads[each].dim() == first.dim() > 2 for each in names):
+        return [*dict.fromkeys(names)] if all(seen.reads[each].size(0) == first.size(0) for each in names) else []
     return []

@@ -52,7 +52,7 @@ def _from_state(program: Program, step: int) -> Program | None:
     except (StepFailed, StepError, RuntimeError):
         return None
     later = program.steps[step:]
-    wanted = {name for one in later for name in one.names()} & running.env.keys()
+    wanted = {name for step in later for name in step.names()} & running.env.keys()
     keys = {storage_key(running.env[name]) for name in wanted}
     tensors = {name: tensor for name, tensor in running.env.items() if storage_key(tensor) in keys}
     if not all(map(_can_be_input, tensors.values())):

@@ -88,7 +88,7 @@ def script(
     attempts = raising > 1 or target.transforms_program
     compiled = carried(("unwrapped",)) + ATTEMPT_COMPILED
     attempt = [compiled if target.transforms_program else ATTEMPT] if raising and attempts else []
-    own = any(one.requires_grad for one in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
+    own = any(input_.requires_grad for input_ in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
     inputs, make = make_inputs(called), functools.partial(_input_lines, target=target, own=own)
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
@@ -124,8 +124,8 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
     inputs, flats = make_inputs(call), [storage.make() for storage in call.storages]
     make = functools.partial(
         input_lines,
-        [(one.name, inputs[one.name]) for one in call.inputs if not one.same],
-        {storage_key(inputs[one.name]): flats[one.storage] for one in call.inputs if not one.same},
+        [(input_.name, inputs[input_.name]) for input_ in call.inputs if not input_.same],
+        {storage_key(inputs[input_.name]): flats[input_.storage] for input_ in call.inputs if not input_.same},
         stays=inputs if target.transforms_program and target.on == "cpu" else (),
         own=own,
     )
@@ -133,7 +133,7 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
         lines = make(lacks=target.lacks)
     except NoSource:  # the program killed its worker before the inputs existed, or was saved for another device
         lines = make()
-    lines += [f"{one.name} = {one.same}" for one in call.inputs if one.same]
+    lines += [f"{input_.name} = {input_.same}" for input_ in call.inputs if input_.same]
     named = {**{name: name for name in inputs}, **{name: render_json(v) for name, v in arguments_of(call).items()}}
     return [*lines, f"return {{{', '.join(f'{name!r}: {value}' for name, value in named.items())}}}"]
 

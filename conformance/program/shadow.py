@@ -185,7 +185,7 @@ class Shadow(RunningProgram):
         if op.settled and any(self.level(read) == ROUNDED for read in _tensors([args, kwargs])):
             return "decided by rounded values"
         if op.effect != VIEW and not op.name.startswith(CONVERSIONS):
-            wanted = next((one for one in [*args, *kwargs.values()] if isinstance(one, torch.dtype)), torch.bool)
+            wanted = next((value for value in [*args, *kwargs.values()] if isinstance(value, torch.dtype)), torch.bool)
             floats = [read for read in _tensors([args, kwargs]) if read.dtype.is_floating_point]
             exact = wanted.is_floating_point or wanted.is_complex or wanted is torch.bool
             if not exact and not all(self.converts(read, wanted) for read in floats):
@@ -238,8 +238,12 @@ class Shadow(RunningProgram):
             raise Undefined("out= of another size, which torch is about to refuse")
         if op.settled:
             # Running averages are written, but neither the schema nor the version counter shows it.
-            changed = [one for one, key in before if not torch.equal(_bits(whole_storage(one)), _bits(held[key]))]
-            unnamed = [one for one in changed if not any(storage_key(one) == storage_key(to) for to in written)]
+            changed = [
+                tensor for tensor, key in before if not torch.equal(_bits(whole_storage(tensor)), _bits(held[key]))
+            ]
+            unnamed = [
+                tensor for tensor in changed if not any(storage_key(tensor) == storage_key(to) for to in written)
+            ]
             keys = [key for _, key in before]
             if any(keys.count(storage_key(to)) > 1 or layouts.overlaps_itself(to) for to in [*unnamed, *resized]):
                 raise Undefined("write over what is read")

@@ -35,7 +35,7 @@ def source(
     named = dict.fromkeys([*_results(steps), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
     body = [*_body(steps, mark, attempts), f"return {{{results}}}"]
-    return _function(name, [*(one.name for one in program.inputs), *arguments_of(program)], body)
+    return _function(name, [*(input_.name for input_ in program.inputs), *arguments_of(program)], body)
 
 
 def caller(program: Program, *, mark: int | None = None, attempts: bool = True) -> str:
@@ -49,7 +49,7 @@ def caller(program: Program, *, mark: int | None = None, attempts: bool = True) 
     taken = [f"{name} = made[{name!r}]" for name in used if name in bound]
     results = "".join(f", {name!r}: {value}" for name, value in _results(steps))
     body = [*taken, *_body(steps, mark, attempts), f"return {{**made{results}}}"]
-    return _function("after", ["made", *(one.name for one in program.inputs)], body)
+    return _function("after", ["made", *(input_.name for input_ in program.inputs)], body)
 
 
 def _function(name: str, arguments: Iterable[str], body: Iterable[str]) -> str:

@@ -44,16 +44,16 @@ def not_finite(program: Program) -> bool:
     with contextlib.suppress(StepFailed):
         for step in program.steps:
             running.step(step)
-    gradients = [running.env[one.name].grad for one in program.inputs if one.requires_grad]
-    every = [one for one in (*running.env.values(), *gradients) if isinstance(one, torch.Tensor)]
-    return not all(bool(one.isfinite().all()) for one in every)
+    gradients = [running.env[input_.name].grad for input_ in program.inputs if input_.requires_grad]
+    every = [value for value in (*running.env.values(), *gradients) if isinstance(value, torch.Tensor)]
+    return not all(bool(tensor.isfinite().all()) for tensor in every)
 
 
 def _writes_shared(program: Program) -> bool:
     """Return whether the caller writes, after the return, to memory that an input or result may share.
 
     A row that may return a view counts as one that does."""
-    roots = {one.name: f"storage {one.storage}" for one in program.inputs}
+    roots = {input_.name: f"storage {input_.storage}" for input_ in program.inputs}
     for step in program.steps:
         for inner in (step, *step.body):
             sources = inner.names()
@@ -83,11 +83,13 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
     "a write that raises": lambda program: _has(program, "a write that raises"),
     "a refused call": lambda program: _has(program, "a refused call"),
     NO_KERNEL: lambda program: _has(program, NO_KERNEL),
-    "an input that requires grad": lambda program: any(one.requires_grad for one in program.inputs),
+    "an input that requires grad": lambda program: any(input_.requires_grad for input_ in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),
     "a caller that writes shared memory": _writes_shared,
-    "inputs that share a storage": lambda program: len({one.storage for one in program.inputs}) < len(program.inputs),
+    "inputs that share a storage": lambda program: (
+        len({input_.storage for input_ in program.inputs}) < len(program.inputs)
+    ),
     "values that are not finite": not_finite,
     "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
@@ -155,7 +157,7 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
 
 def dtypes_of(program: Program) -> list[str]:
     """Return the dtypes of the program's inputs, of its constants on the device, and of its dtype arguments."""
-    result = [one.dtype for one in program.inputs]
+    result = [input_.dtype for input_ in program.inputs]
 
     def visit(marker: dict[str, Json]) -> None:
         if "dtype" in marker and not marker.get("host"):

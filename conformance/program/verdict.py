@@ -235,7 +235,11 @@ def missing_error(number: int, mismatches: Sequence[Mismatch]) -> Mismatch | Non
 
     All observed results of the steps before the suspected one are right, and whether a call must raise rarely depends
     on more. So no search is needed, which compiles two functions or more."""
-    here = (one for one in mismatches if (one.oracle, one.where, one.actual) == ("error", f"step {number}", "no error"))
+    here = (
+        mismatch
+        for mismatch in mismatches
+        if (mismatch.oracle, mismatch.where, mismatch.actual) == ("error", f"step {number}", "no error")
+    )
     return next(here, None)
 
 

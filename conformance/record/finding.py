@@ -71,9 +71,9 @@ def property_of(oracle: str, expected: str, actual: str, detail: str = "") -> st
     return "missing error" if actual == "no error" else "wording"
 
 
-def shown_by(one: Any) -> str:
+def shown_by(value: Any) -> str:
     """Return the property that a mismatch, or its failure in a result, shows to be wrong."""
-    return property_of(one.oracle, one.expected, one.actual, one.detail)
+    return property_of(value.oracle, value.expected, value.actual, value.detail)
 
 
 def severity_of(wrong: str) -> int:

@@ -69,7 +69,7 @@ def base_operator(name: str) -> str:
     return word.rstrip("_") or word
 
 
-def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> str:
+def pattern_of(difference: Difference, wrong: str, op: str, is_view: bool = False) -> str:
     """The pattern of a difference.
 
     `wrong` is the property (`finding.PROPERTIES`). `op` is the operator to blame, as a step or an op_db entry names it.
@@ -77,11 +77,11 @@ def pattern_of(one: Difference, wrong: str, op: str, is_view: bool = False) -> s
     base = base_operator(op)
     if wrong in ("crash", "timeout", "memory", "device", "harness"):
         return f"{wrong} in {base}"
-    if wrong == "aliasing" and one.oracle in ("value", "storage") and is_view:
+    if wrong == "aliasing" and difference.oracle in ("value", "storage") and is_view:
         return UNSEEN_WRITES
-    if _OUT.search(op) and (one.oracle == "shape" or wrong == "error"):
-        return NOT_RESIZED if one.oracle == "shape" else f"out= raises {one.actual}"
-    return _OF_ORACLE.get(one.oracle, _by_operator)(one, wrong, base)
+    if _OUT.search(op) and (difference.oracle == "shape" or wrong == "error"):
+        return NOT_RESIZED if difference.oracle == "shape" else f"out= raises {difference.actual}"
+    return _OF_ORACLE.get(difference.oracle, _by_operator)(difference, wrong, base)
 
 
 def by_culprit(pattern: str, wrong: str, op: str, culprit: str) -> str:
@@ -101,24 +101,24 @@ def by_culprit(pattern: str, wrong: str, op: str, culprit: str) -> str:
     return f"{pattern} by {culprit}" if of_operator or pattern in NOT_ONE_BUG else pattern
 
 
-def _by_operator(one: Difference, wrong: str, base: str) -> str:
+def _by_operator(difference: Difference, wrong: str, base: str) -> str:
     return f"{wrong} of {base}"
 
 
-def _alias(one: Difference, wrong: str, base: str) -> str:
-    if one.expected == one.where:
+def _alias(difference: Difference, wrong: str, base: str) -> str:
+    if difference.expected == difference.where:
         return SHARED
-    return COPIES if one.actual == one.where else OTHER_MEMORY
+    return COPIES if difference.actual == difference.where else OTHER_MEMORY
 
 
-def _value(one: Difference, wrong: str, base: str) -> str:
-    return _kind_of(one) or _by_operator(one, wrong, base)
+def _value(difference: Difference, wrong: str, base: str) -> str:
+    return _kind_of(difference) or _by_operator(difference, wrong, base)
 
 
-def _kind_of(one: Difference) -> str:
+def _kind_of(difference: Difference) -> str:
     """The shared pattern of the first elements that differ; empty if the pattern is the operator."""
-    match = ELEMENTS.match(one.detail)
-    expected, actual = (match[4], match[5]) if match and match[4] else (one.expected, one.actual)
+    match = ELEMENTS.match(difference.detail)
+    expected, actual = (match[4], match[5]) if match and match[4] else (difference.expected, difference.actual)
     return ZERO_SIGN if {expected, actual} == {"0.0", "-0.0"} else _kind(_number(expected), _number(actual))
 
 
@@ -143,13 +143,13 @@ def _kind(expected: complex | None, actual: complex | None) -> str:
     return LESS_PRECISE if expected and 0 < distance <= NEARLY * abs(expected) else ""
 
 
-def _dtype(one: Difference, wrong: str, base: str) -> str:
-    expected, actual = (side.removeprefix("torch.") for side in (one.expected, one.actual))
+def _dtype(difference: Difference, wrong: str, base: str) -> str:
+    expected, actual = (side.removeprefix("torch.") for side in (difference.expected, difference.actual))
     return f"results are {actual} instead of {expected}"
 
 
-def _stride(one: Difference, wrong: str, base: str) -> str:
-    expected, actual = (_strides(side) for side in (one.expected, one.actual))
+def _stride(difference: Difference, wrong: str, base: str) -> str:
+    expected, actual = (_strides(side) for side in (difference.expected, difference.actual))
     falls = sorted(actual, reverse=True) == actual and 0 not in actual
     if sorted(expected) == sorted(actual) and not falls:
         return PERMUTED
@@ -162,34 +162,34 @@ def _strides(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def _contiguity(one: Difference, wrong: str, base: str) -> str:
-    gained = {*one.actual.split()} - {*one.expected.split()}
+def _contiguity(difference: Difference, wrong: str, base: str) -> str:
+    gained = {*difference.actual.split()} - {*difference.expected.split()}
     return DENSE if "contiguous" in gained else f"contiguity flags of {base}"
 
 
-def _shape(one: Difference, wrong: str, base: str) -> str:
+def _shape(difference: Difference, wrong: str, base: str) -> str:
     return f"shape of {base}"
 
 
-def _offset(one: Difference, wrong: str, base: str) -> str:
-    return DENSE if one.actual == "0" else f"storage offset of {base}"
+def _offset(difference: Difference, wrong: str, base: str) -> str:
+    return DENSE if difference.actual == "0" else f"storage offset of {base}"
 
 
-def _grad(one: Difference, wrong: str, base: str) -> str:
-    if one.detail == "requires_grad":
-        return f"requires_grad is {one.actual} instead of {one.expected}"
-    return _kind_of(one) or f"gradient of {base}"
+def _grad(difference: Difference, wrong: str, base: str) -> str:
+    if difference.detail == "requires_grad":
+        return f"requires_grad is {difference.actual} instead of {difference.expected}"
+    return _kind_of(difference) or f"gradient of {base}"
 
 
-def _error(one: Difference, wrong: str, base: str) -> str:
+def _error(difference: Difference, wrong: str, base: str) -> str:
     if wrong == "not implemented":
         return "operators are not implemented"
     if wrong == "error":
-        text = gist(_PREFIX.sub("", one.detail))  # many texts begin with the operator's name
-        return f"raises {one.actual}: {text}" if text else f"raises {one.actual}"
+        text = gist(_PREFIX.sub("", difference.detail))  # many texts begin with the operator's name
+        return f"raises {difference.actual}: {text}" if text else f"raises {difference.actual}"
     if wrong == "missing error":
-        return f"accepts what torch refuses with {one.expected}"
-    return f"raises {one.actual} instead of {one.expected}"
+        return f"accepts what torch refuses with {difference.expected}"
+    return f"raises {difference.actual} instead of {difference.expected}"
 
 
 _OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
@@ -200,7 +200,7 @@ _OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
     "stride": _stride,
     "contiguity": _contiguity,
     "storage_offset": _offset,
-    "version": lambda one, wrong, base: "in-place writes are counted differently",
+    "version": lambda mismatch, wrong, base: "in-place writes are counted differently",
     "grad": _grad,
     "error": _error,
 }

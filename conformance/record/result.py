@@ -88,10 +88,10 @@ class Failure:
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, one: Any, **more: Any) -> Failure:
+    def of(cls, value: Any, **more: Any) -> Failure:
         """Return a mismatch as a failure, with its texts cut to `LONGEST_TEXT` characters. `more` replaces fields."""
-        texts = {name: getattr(one, name)[:LONGEST_TEXT] for name in ("where", "expected", "actual", "detail")}
-        return cls(**{"oracle": one.oracle, **texts, **more})
+        texts = {name: getattr(value, name)[:LONGEST_TEXT] for name in ("where", "expected", "actual", "detail")}
+        return cls(**{"oracle": value.oracle, **texts, **more})
 
     @classmethod
     def of_harness(cls, error: Exception | None) -> Failure:

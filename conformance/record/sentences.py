@@ -41,11 +41,11 @@ ELEMENTS = re.compile(
 """Regular expression for the detail of a difference in tensor elements."""
 
 
-def sentence(one: Difference) -> str:
+def sentence(diff: Difference) -> str:
     """Return the sentence with the expected and the actual fact, without a full stop."""
-    if not (one.expected or one.actual):
-        return f"the {one.oracle} of {_named(one)} is wrong"
-    return _SENTENCES.get(one.oracle, _other)(one)
+    if not (diff.expected or diff.actual):
+        return f"the {diff.oracle} of {_named(diff)} is wrong"
+    return _SENTENCES.get(diff.oracle, _other)(diff)
 
 
 def headline(result: Result) -> str:
@@ -53,9 +53,9 @@ def headline(result: Result) -> str:
     return sentence(result.failures[0]) if result.failures else f"{result.outcome}: {result.reason}"
 
 
-def _named(one: Difference) -> str:
+def _named(diff: Difference) -> str:
     """The subject of a sentence."""
-    return one.where.replace("the whole run", "the run").replace("grad of ", "the gradient of ")
+    return diff.where.replace("the whole run", "the run").replace("grad of ", "the gradient of ")
 
 
 def _short(text: str) -> str:
@@ -63,121 +63,121 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
 
 
-def _is(one: Difference, what: str = "") -> str:
+def _is(diff: Difference, what: str = "") -> str:
     """`c should be 7 and is 8`."""
-    return f"{_named(one)} should {what or 'be'} {_short(one.expected)} and {_PRESENT[what]} {_short(one.actual)}"
+    return f"{_named(diff)} should {what or 'be'} {_short(diff.expected)} and {_PRESENT[what]} {_short(diff.actual)}"
 
 
 _PRESENT = {"": "is", "have dtype": "has", "have shape": "has", "have strides": "has"}
 
 
-def _other(one: Difference) -> str:
-    if ELEMENTS.match(one.detail):
-        return _value(one)
-    return f"the {one.oracle} of {_named(one)} should be {_short(one.expected)} and is {_short(one.actual)}"
+def _other(diff: Difference) -> str:
+    if ELEMENTS.match(diff.detail):
+        return _value(diff)
+    return f"the {diff.oracle} of {_named(diff)} should be {_short(diff.expected)} and is {_short(diff.actual)}"
 
 
-def _value(one: Difference) -> str:
-    match = ELEMENTS.match(one.detail)
+def _value(diff: Difference) -> str:
+    match = ELEMENTS.match(diff.detail)
     if match is None:
-        return f"{_named(one)}: {one.detail}" if "zeros have" in one.detail else _is(one)
+        return f"{_named(diff)}: {diff.detail}" if "zeros have" in diff.detail else _is(diff)
     count, total, index, expected, actual, more = match.groups()
-    noun = f"the memory that {one.where} lies in" if one.oracle == "storage" else _named(one)
+    noun = f"the memory that {diff.where} lies in" if diff.oracle == "storage" else _named(diff)
     if index is None:
-        text = f"{noun} should be {one.expected} and is {one.actual}"
+        text = f"{noun} should be {diff.expected} and is {diff.actual}"
     else:
         index = index.removesuffix(",")
-        element = f"{noun}[{index}]" if noun == one.where else f"element {index}"
+        element = f"{noun}[{index}]" if noun == diff.where else f"element {index}"
         text = f"{element} should be {expected} and is {actual}"
-        if total != "1" or noun != one.where:
+        if total != "1" or noun != diff.where:
             text = f"{count} of {total} elements of {noun} {'is' if count == '1' else 'are'} wrong: {text}"
     return f"{text}; {more}" if more else text
 
 
-def _alias(one: Difference) -> str:
-    if one.expected == one.where:
-        return f"{one.where} should have memory of its own; on the target it shares memory with {one.actual}"
-    instead = "it does not" if one.actual == one.where else f"it shares memory with {one.actual} instead"
-    return f"{one.where} should share memory with {one.expected}; on the target {instead}"
+def _alias(diff: Difference) -> str:
+    if diff.expected == diff.where:
+        return f"{diff.where} should have memory of its own; on the target it shares memory with {diff.actual}"
+    instead = "it does not" if diff.actual == diff.where else f"it shares memory with {diff.actual} instead"
+    return f"{diff.where} should share memory with {diff.expected}; on the target {instead}"
 
 
-def _contiguity(one: Difference) -> str:
-    want, got = (side.replace(" ", ", ").replace("strided", "not contiguous") for side in (one.expected, one.actual))
-    return f"{one.where} should be {want} and is {got}"
+def _contiguity(diff: Difference) -> str:
+    want, got = (side.replace(" ", ", ").replace("strided", "not contiguous") for side in (diff.expected, diff.actual))
+    return f"{diff.where} should be {want} and is {got}"
 
 
-def _offset(one: Difference) -> str:
-    return f"{one.where} should begin at element {one.expected} of its memory and begins at element {one.actual}"
+def _offset(diff: Difference) -> str:
+    return f"{diff.where} should begin at element {diff.expected} of its memory and begins at element {diff.actual}"
 
 
-def _structure(one: Difference) -> str:
-    if one.actual == "nothing":
-        return f"{one.where} should be a {one.expected}, and the target gives nothing"
-    if one.expected == "nothing":
-        return f"the target gives {one.where}, a {one.actual}, and torch CPU gives nothing"
-    return f"{one.where} should be a {one.expected} and is a {one.actual}"
+def _structure(diff: Difference) -> str:
+    if diff.actual == "nothing":
+        return f"{diff.where} should be a {diff.expected}, and the target gives nothing"
+    if diff.expected == "nothing":
+        return f"the target gives {diff.where}, a {diff.actual}, and torch CPU gives nothing"
+    return f"{diff.where} should be a {diff.expected} and is a {diff.actual}"
 
 
-def _grad(one: Difference) -> str:
-    if one.detail == "requires_grad":
-        has = {"True": "require grad", "False": "not require grad"}.get(one.expected, "")
-        return f"{one.where} should {has}; on the target it {'does' if one.actual == 'True' else 'does not'}"
-    if "none" in (one.expected, one.actual):
-        leaf = one.where.removeprefix("grad of ")
-        should, has = ("no", "one") if one.expected == "none" else ("a", "none")
+def _grad(diff: Difference) -> str:
+    if diff.detail == "requires_grad":
+        has = {"True": "require grad", "False": "not require grad"}.get(diff.expected, "")
+        return f"{diff.where} should {has}; on the target it {'does' if diff.actual == 'True' else 'does not'}"
+    if "none" in (diff.expected, diff.actual):
+        leaf = diff.where.removeprefix("grad of ")
+        should, has = ("no", "one") if diff.expected == "none" else ("a", "none")
         return f"{leaf} should have {should} gradient; on the target it has {has}"
-    return _value(one)
+    return _value(diff)
 
 
-def _version(one: Difference) -> str:
-    return f"{one.where}._version should grow by {one.expected} and grows by {one.actual}"
+def _version(diff: Difference) -> str:
+    return f"{diff.where}._version should grow by {diff.expected} and grows by {diff.actual}"
 
 
-def _error(one: Difference) -> str:
-    place, (want, _, got) = _named(one), one.detail.partition(" | ")
-    if one.detail.startswith("not implemented"):
-        text = one.detail.partition(": ")[2]
-        return f"{place} is not implemented on the target: {one.actual}: {_short(text)}"
-    if one.expected == "no error":
-        return f"{place} should raise no error; on the target it raises {one.actual}: {_short(one.detail)}"
-    if one.actual == "no error":
-        return f"{place} should raise {one.expected}; on the target it raises no error"
-    text = f": {_short(got or want)}" if one.detail else ""
-    return f"{place} should raise {one.expected}; on the target it raises {one.actual}{text}"
+def _error(diff: Difference) -> str:
+    place, (want, _, got) = _named(diff), diff.detail.partition(" | ")
+    if diff.detail.startswith("not implemented"):
+        text = diff.detail.partition(": ")[2]
+        return f"{place} is not implemented on the target: {diff.actual}: {_short(text)}"
+    if diff.expected == "no error":
+        return f"{place} should raise no error; on the target it raises {diff.actual}: {_short(diff.detail)}"
+    if diff.actual == "no error":
+        return f"{place} should raise {diff.expected}; on the target it raises no error"
+    text = f": {_short(got or want)}" if diff.detail else ""
+    return f"{place} should raise {diff.expected}; on the target it raises {diff.actual}{text}"
 
 
-def _measured(one: Difference) -> str:
-    return f"{_named(one)} should take {one.expected} {one.oracle} and takes {one.actual}: {one.detail}"
+def _measured(diff: Difference) -> str:
+    return f"{_named(diff)} should take {diff.expected} {diff.oracle} and takes {diff.actual}: {diff.detail}"
 
 
-def _device(one: Difference) -> str:
-    return f"{one.where} should be on the device {one.expected!r} and is on {one.actual!r}"
+def _device(diff: Difference) -> str:
+    return f"{diff.where} should be on the device {diff.expected!r} and is on {diff.actual!r}"
 
 
-def _memory(one: Difference) -> str:
-    if one.expected == "an answer":
-        return _death(one)
-    if one.expected.startswith("at most"):
-        return f"the memory of {_named(one)} should be {one.expected} and is {one.actual}"
-    return f"{_named(one)} runs out of memory: {one.actual}: {_short(one.detail)}"
+def _memory(diff: Difference) -> str:
+    if diff.expected == "an answer":
+        return _death(diff)
+    if diff.expected.startswith("at most"):
+        return f"the memory of {_named(diff)} should be {diff.expected} and is {diff.actual}"
+    return f"{_named(diff)} runs out of memory: {diff.actual}: {_short(diff.detail)}"
 
 
-def _death(one: Difference) -> str:
+def _death(diff: Difference) -> str:
     """The sentence about a death, whose text is a predicate, such as `killed its process with SIGSEGV`."""
-    if one.where in (ON_TARGET, ON_CPU):
-        return f"{one.where} {with_signal_number(one.actual)}"
-    return f"the target {with_signal_number(one.actual)} at {_named(one)}"
+    if diff.where in (ON_TARGET, ON_CPU):
+        return f"{diff.where} {with_signal_number(diff.actual)}"
+    return f"the target {with_signal_number(diff.actual)} at {_named(diff)}"
 
 
-def _accuracy(one: Difference) -> str:
-    return f"the error of {one.where} should be {one.expected} and is {one.actual} ({one.detail})"
+def _accuracy(diff: Difference) -> str:
+    return f"the error of {diff.where} should be {diff.expected} and is {diff.actual} ({diff.detail})"
 
 
 _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "structure": _structure,
-    "dtype": lambda one: _is(one, "have dtype"),
-    "shape": lambda one: _is(one, "have shape"),
-    "stride": lambda one: _is(one, "have strides"),
+    "dtype": lambda diff: _is(diff, "have dtype"),
+    "shape": lambda diff: _is(diff, "have shape"),
+    "stride": lambda diff: _is(diff, "have strides"),
     "storage_offset": _offset,
     "contiguity": _contiguity,
     "alias": _alias,
@@ -188,14 +188,14 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "version": _version,
     **dict.fromkeys(MEASURED, _measured),
     "device": _device,
-    "message": lambda one: f"{one.where} should say what torch CPU says, and says: {_short(one.actual)}",
+    "message": lambda diff: f"{diff.where} should say what torch CPU says, and says: {_short(diff.actual)}",
     "memory": _memory,
     "crash": _death,
     "timeout": _death,
     "accuracy": _accuracy,
-    "not compared": lambda one: f"{_named(one)} could not be compared: {one.detail or one.actual}",
-    "harness": lambda one: f"conformance itself failed, not the target: {_short(one.actual)}",
-    "power": lambda one: f"{_named(one)} should be found within {_short(one.expected)} and is not",
+    "not compared": lambda diff: f"{_named(diff)} could not be compared: {diff.detail or diff.actual}",
+    "harness": lambda diff: f"conformance itself failed, not the target: {_short(diff.actual)}",
+    "power": lambda diff: f"{_named(diff)} should be found within {_short(diff.expected)} and is not",
 }
 
 LAYOUTS = {

@@ -78,7 +78,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _html(options: argparse.Namespace) -> int:
-    folder, run, fuzz = options.run.parent, *_asked(options)
+    folder, run, fuzz = options.run.parent, *_results_of(options)
     output = options.output or folder / PAGES[kind_of(run)]
     trends = [] if run.drawn else history.trends(folder / HISTORY, run)
     write_atomic(output, html.render(run, _baseline(options, run), fuzz, trends, measured=_measured(folder, run)))
@@ -92,7 +92,7 @@ def _issue(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    run, fuzz = _asked(options)
+    run, fuzz = _results_of(options)
     baseline = _baseline(options, run)
     print(machine.markdown(run, compare.diff(baseline, run) if baseline else None, fuzz), end="")
     return 0
@@ -154,7 +154,7 @@ def _measured(folder: Path, run: Run) -> Sequence[Result]:
     return beside.errors if beside.title == run.title else []
 
 
-def _asked(options: argparse.Namespace) -> tuple[Run, Run | None]:
+def _results_of(options: argparse.Namespace) -> tuple[Run, Run | None]:
     """The run in FILE, and the campaign to show with it: the joined campaigns of --fuzz, or the one in the folder.
     Raises ReportError."""
     run = model.load(options.run)

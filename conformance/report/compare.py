@@ -76,8 +76,8 @@ class Diff:
 
 def kinds_of(watched: Iterable[Measure]) -> dict[str, str]:
     """The kinds of change, worst first, with their explanations."""
-    up = {f"{one.name} up": f"more {one.unit} for the same samples" for one in watched}
-    down = {f"{one.name} down": f"fewer {one.unit} for the same samples" for one in watched}
+    up = {f"{measure.name} up": f"more {measure.unit} for the same samples" for measure in watched}
+    down = {f"{measure.name} down": f"fewer {measure.unit} for the same samples" for measure in watched}
     first = "new failures"
     return {first: KINDS[first], **up, **KINDS, **down}
 
@@ -144,9 +144,9 @@ def _together(
     if the later run is much slower."""
     facts: list[str] = []
     for measure in (measure for measure in measures if measure.rise is Rise.REGRESSION and measure.group):
-        counted = [pair for pair in pairs if all(measure.name in one.measurements.counts for one in pair)]
+        counted = [pair for pair in pairs if all(measure.name in row.measurements.counts for row in pair)]
         if counted:
-            group = [one.name for one in measures if one.group == measure.group]
+            group = [other.name for other in measures if other.group == measure.group]
             a, b = (_share([pair[side] for pair in counted], measure.name, group) for side in (0, 1))
             facts.append(f"{measure.unit}: {a:.2%} of the {measure.group} before, {b:.2%} now")
     warm = [pair for pair in pairs if _as_warm(*pair, measures)]
@@ -165,7 +165,7 @@ def _together(
 
 def _share(results: Sequence[Result], name: str, group: Sequence[str]) -> float:
     counts = total(result.measurements for result in results).counts
-    return counts[name] / max(sum(counts.get(one, 0) for one in group), 1)
+    return counts[name] / max(sum(counts.get(other, 0) for other in group), 1)
 
 
 def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Iterator[Change]:

@@ -119,7 +119,7 @@ def page(target: str, samples: Sequence[Sample], now: float, groups: Sequence[Ca
     rates = tuple((two.programs - one.programs) / (two.seconds - one.seconds) for one, two in pairs)
     lines = [Trend("programs/s", rates, 0)] if len(rates) > 1 else []
     for label, name in (("cells of coverage", "cells"), ("distinct causes", "causes"), ("workers", "workers")):
-        values = tuple(float(getattr(one, name)) for one in thin)
+        values = tuple(float(getattr(moment, name)) for moment in thin)
         lines += [Trend(label, values, 0)] if len(values) > 1 else []
     newest = next((sample for sample in samples if sample.causes == last.causes), last)
     facts = {

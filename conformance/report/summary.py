@@ -159,7 +159,7 @@ def known_cases(run: Run) -> list[str]:
 def scripts(run: Run) -> list[str]:
     """`3 of 3 scripts show their headline` and `2 scripts not run`, each if there are any."""
     said = [result.alone for result in run.results if result.alone]
-    ended, left = [one for one in said if not one.startswith(NOT_RUN)], said.count(NOT_RUN)
+    ended, left = [text for text in said if not text.startswith(NOT_RUN)], said.count(NOT_RUN)
     verb = "show their headline" if len(ended) > 1 else "shows its headline"
     lines = [f"{ended.count(SHOWS)} of {counted(len(ended), 'script')} {verb}"] if ended else []
     hint = "--check-scripts gives them more seconds"
@@ -212,8 +212,8 @@ def measured(run: Run) -> Iterator[tuple[str, int, int, str]]:
     )
     for measure in run.measures:
         if measure.rise is Rise.REGRESSION and measure.name not in MEASURED:
-            plain = sum(one.get(measure.name) == 0 for one in passed)
+            plain = sum(counts.get(measure.name) == 0 for counts in passed)
             yield f"-{measure.name}", plain, len(passed), f"passed without {measure.unit}"
         elif measure.group and sums.get(measure.name):
-            every = sum(sums.get(one.name, 0) for one in run.measures if one.group == measure.group)
+            every = sum(sums.get(other.name, 0) for other in run.measures if other.group == measure.group)
             yield measure.name, sums[measure.name], every, f"{measure.group}: {measure.unit}"

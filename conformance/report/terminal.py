@@ -111,20 +111,20 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) ->
         console.print(escape_control_characters(text), markup=False, highlight=False, soft_wrap=soft_wrap)
 
     missing(console, run.lacking)
-    for one in run.results:
-        if one.variant == DECLARED:
-            say(f"XPASS {one.op}: {one.reason}")
+    for result in run.results:
+        if result.variant == DECLARED:
+            say(f"XPASS {result.op}: {result.reason}")
     notes = run.notes if run.complete or run.interrupted else []  # else a later sentence says why it ended
     for fact in [*summary.known(run), *summary.masked(run), *summary.facts(run), *notes]:
         say(fact)
-    for one in run.unexpected:
-        if one.finding is None and one.script_mark and not one.alone.startswith(NOT_RUN):
-            say(f"{one.id}: {one.remark}")
+    for result in run.unexpected:
+        if result.finding is None and result.script_mark and not result.alone.startswith(NOT_RUN):
+            say(f"{result.id}: {result.remark}")
     excused = [case for case in run.cases if case.layer]
     if excused:
         console.rule(WITHOUT_BACKEND)
-        for one in excused:
-            say(f"{one.outcome} {one.id} ({', '.join(one.oracles)}): {one.layer}")
+        for result in excused:
+            say(f"{result.outcome} {result.id} ({', '.join(result.oracles)}): {result.layer}")
         console.rule()
     for measure in run.measures:
         parts = Counter(run.measured.parts.get(measure.name, {})).most_common()
@@ -154,29 +154,31 @@ class Replayed:
     lacks: str = ""
 
 
-def show(one: Replayed) -> int:
+def show(replayed: Replayed) -> int:
     """Print one result, and return the exit code. Raises UsageError if nothing was compared."""
-    if one.lacks:
-        raise UsageError(f"{one.name}: {one.target} leaves out {one.lacks}, so there is nothing to compare")
-    if not one.kind:
-        print(f"{one.name}: {one.target} agrees with torch CPU on {one.extent}")
+    if replayed.lacks:
+        raise UsageError(
+            f"{replayed.name}: {replayed.target} leaves out {replayed.lacks}, so there is nothing to compare"
+        )
+    if not replayed.kind:
+        print(f"{replayed.name}: {replayed.target} agrees with torch CPU on {replayed.extent}")
         return 0
-    if one.script:
-        print(own_part(one.script))
-    for line in one.about:
+    if replayed.script:
+        print(own_part(replayed.script))
+    for line in replayed.about:
         print(f"# {_inert(line)}")
     return 1
 
 
 def show_all(replayed: Sequence[Replayed]) -> None:
     """Print the result of each program on one line, then the number that agree."""
-    for one in replayed:
-        name = one.name.rpartition("/")[2].removesuffix(".json")
-        if one.kind:
-            print(f"{one.kind} {name}\n     {_inert(one.about[0])}")
+    for replay in replayed:
+        name = replay.name.rpartition("/")[2].removesuffix(".json")
+        if replay.kind:
+            print(f"{replay.kind} {name}\n     {_inert(replay.about[0])}")
         else:
-            print(f"SKIP {name}: {one.target} leaves out {one.lacks}" if one.lacks else f"ok   {name}")
-    failed, skipped = sum(bool(one.kind) for one in replayed), sum(bool(one.lacks) for one in replayed)
+            print(f"SKIP {name}: {replay.target} leaves out {replay.lacks}" if replay.lacks else f"ok   {name}")
+    failed, skipped = sum(bool(replay.kind) for replay in replayed), sum(bool(replay.lacks) for replay in replayed)
     agree = f"{len(replayed) - failed - skipped} of {len(replayed)} programs agree with torch CPU"
     print(agree + (f", {skipped} were not run" if skipped else ""))
 

@@ -81,7 +81,7 @@ def _hashes_fixed() -> Iterator[None]:
                 del os.environ[name]
 
 
-def _told(code: int | None) -> int | None:
+def _exit_code(code: int | None) -> int | None:
     return {RETIRED: 0, 0: EXIT_0, None: None}.get(code, code)
 
 
@@ -98,7 +98,7 @@ class _Spawned(SpawnProcess):
 
     @property
     def exitcode(self) -> int | None:
-        return _told(super().exitcode)
+        return _exit_code(super().exitcode)
 
 
 class Spawning(SpawnContext):
@@ -138,7 +138,7 @@ class _Forked:
     def join(self, timeout: float | None = None) -> None:
         if self.exitcode is None and self.pid is not None and self._line.poll(timeout):
             try:
-                self.exitcode = _told(self._line.recv())
+                self.exitcode = _exit_code(self._line.recv())
             except (EOFError, OSError):  # the server is gone, so this process must kill the worker
                 self._server.gone()
                 self.exitcode = -signal.SIGKILL

@@ -42,7 +42,7 @@ def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[
     """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
     TargetError if no worker can be started, and Stopped.
     """
-    left, tries = {one.name: one for one in tasks}, dict.fromkeys((one.name for one in tasks), 0)
+    left, tries = {task.name: task for task in tasks}, dict.fromkeys((task.name for task in tasks), 0)
     waiting = deque(tasks)
     for _ in range(min(AHEAD, len(waiting))):
         pool.submit(waiting.popleft())
@@ -99,7 +99,11 @@ def contradictions(
     trials that were not made, and lacks that are not declared."""
     profile, spec, there = profiles.load(session.target), session.target, dict[str, str]()
     declared = profile.unsupported("operator").items()
-    names = [getattr(one.scope, key) for operator, one in declared if operators is None or operator in operators]
+    names = [
+        getattr(declaration.scope, key)
+        for operator, declaration in declared
+        if operators is None or operator in operators
+    ]
     tasks = [task(spec, plainest, some[0]) for some in names if some]
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
     more, notes = profile.contradicted(session.seen)
@@ -113,7 +117,7 @@ def contradictions(
             said = f" ({one.said})" if one.said else ""
             remedy = profile.remedy(key, one.name)
             there[one.name] = f"declared lacking, and {words[one.outcome]}{said}: {remedy}"
-    untried = sum(one.outcome is Outcome.UNTRIED for one in tried)
+    untried = sum(result.outcome is Outcome.UNTRIED for result in tried)
     if untried:
         notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]
     return {**more, **there}, notes

@@ -240,7 +240,7 @@ class RayPool(Pool):
         """Return a function's value from a worker; see `Pool.ask`."""
         task = Task(getattr(function, "__name__", "a question"), function, args, seconds)
         self._waiting.appendleft(task)
-        while not (answers := [answer for one, answer in self._ended if one is task]):
+        while not (answers := [answer for ended, answer in self._ended if ended is task]):
             signals.check()
             if time.time() >= until:
                 self._withdraw(task)
@@ -250,7 +250,7 @@ class RayPool(Pool):
         return value_of(answers[0])
 
     def _withdraw(self, task: Task) -> None:
-        self._waiting = deque(one for one in self._waiting if one is not task)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting is not task)
         for seat in [seat for seat in self._seats if seat.task is task]:
             seat.task = None
             self._give_up(seat)

@@ -61,7 +61,7 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
             return result, NOT_RUN
         return result, _verdict(result, limit, ending, way)
 
-    compiling = any("torch.compile(" in one.script for result in chosen for one in result.failures)
+    compiling = any("torch.compile(" in failure.script for result in chosen for failure in result.failures)
     preload = ("torch._dynamo", *preloaded(run.target)) if compiling else ()
     with contextlib.closing(Forks(preload)) as forks, ThreadPoolExecutor(jobs) as pool:
         way = forks if forks.fit else None
@@ -112,7 +112,7 @@ def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) 
             if time.monotonic() >= until:
                 said = NOT_RUN
             else:
-                said = said_of(result, run_alone(first.script, limit + STARTING, python=python), limit)
+                said = statement_about(result, run_alone(first.script, limit + STARTING, python=python), limit)
             shown.setdefault(result.id, {})[f"torch {version}"] = said
     run.seconds += time.monotonic() - began
     run.results = [result.replace(also_on=shown.get(result.id, {})) for result in run.results]
@@ -145,11 +145,11 @@ def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks
     assert first is not None  # checked by the caller
     if forks is not None and first.oracle == "timeout":
         return ""
-    said = said_of(result, run_alone(first.script, limit + STARTING, ending.is_set, forks), limit)
+    said = statement_about(result, run_alone(first.script, limit + STARTING, ending.is_set, forks), limit)
     return said if forks is None or said == SHOWS else ""
 
 
-def said_of(result: Result, ended: Ended, limit: float) -> str:
+def statement_about(result: Result, ended: Ended, limit: float) -> str:
     """Return SHOWS if the script ended as its headline says, else the reason in words."""
     first = result.scripted or result.failures[0]
     dies, hangs = first.oracle == "crash", first.oracle == "timeout"

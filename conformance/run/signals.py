@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_asked: list[int] = []
+_received: list[int] = []
 _thread = threading.local()
 
 
@@ -33,7 +33,7 @@ def ends_imports(command: str) -> None:
 
     def leave(number: int, _: object) -> None:
         os.write(2, f"{command}: interrupted\n".encode())
-        os._exit(128 + (_asked[0] if _asked else number))
+        os._exit(128 + (_received[0] if _received else number))
 
     for each in SIGNALS:
         signal.signal(each, leave)
@@ -53,10 +53,10 @@ def deferred() -> Iterator[None]:
         return
 
     def ask(number: int, _: object) -> None:
-        _asked.append(number)
+        _received.append(number)
         _ignore()
 
-    _asked.clear()
+    _received.clear()
     before = {each: signal.signal(each, ask) for each in SIGNALS}
     try:
         yield
@@ -68,7 +68,7 @@ def deferred() -> Iterator[None]:
 def check() -> None:
     """Raise Stopped if a stop was requested of the command or of this thread."""
     event: threading.Event | None = getattr(_thread, "stop", None)
-    if _asked or (event is not None and event.is_set()):
+    if _received or (event is not None and event.is_set()):
         raise Stopped
 
 
@@ -84,7 +84,7 @@ def stopped_by(event: threading.Event) -> Iterator[None]:
 
 def signal_number() -> int:
     """Return the number of the first signal, or SIGINT if there was none."""
-    return _asked[0] if _asked else signal.SIGINT
+    return _received[0] if _received else signal.SIGINT
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
     before = sys.argv, [*sys.path]
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent.resolve())]
     try:
-        with _kept_streams(), inside or nullcontext():
+        with _restored_streams(), inside or nullcontext():
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code in (None, 0):
@@ -43,7 +43,7 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
         said = f": {_short(stop.code)}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
         return f"{script} ends itself{said}"
     except Exception as error:
-        lines = [one for one in traceback.extract_tb(error.__traceback__) if is_of_user(one.filename)]
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
         at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
         return f"{script} fails by itself: {type(error).__name__}: {_short(error)}{at}"
     finally:
@@ -56,7 +56,7 @@ def _short(said: object) -> str:
 
 
 @contextlib.contextmanager
-def _kept_streams() -> Iterator[None]:
+def _restored_streams() -> Iterator[None]:
     """Context around a script that may replace or close the standard streams. They are the former ones afterwards, and
     are opened again if the script closed them."""
     before = sys.stdout, sys.stderr

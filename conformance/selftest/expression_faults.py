@@ -43,7 +43,7 @@ def _plain(call: Call) -> bool:
 
 def _note(call: Call, result: torch.Tensor, *of: Any) -> torch.Tensor:
     """Record the operands of a result, and return the result."""
-    versions = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
+    versions = [version_of(tensor) for tensor in of if isinstance(tensor, torch.Tensor)]
     call.memory[storage_key(result)] = result, version_of(result), of, versions
     return result
 
@@ -55,7 +55,7 @@ def _operands(call: Call, t: Any) -> tuple[Any, ...] | None:
     result, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
     if result is None or not _same(result, t) or version_of(t) != version:
         return None
-    now = [version_of(one) for one in of if isinstance(one, torch.Tensor)]
+    now = [version_of(tensor) for tensor in of if isinstance(tensor, torch.Tensor)]
     return tuple(of) if now == versions else None
 
 
@@ -67,7 +67,9 @@ def _contracted(call: Call) -> Any:
         return _note(call, result, *call.args[:2])
     for at, factors in enumerate([_operands(call, arg) for arg in call.args[:2]]):
         if factors is not None:
-            wide = [one.double() if isinstance(one, torch.Tensor) else one for one in (*factors, *call.args[:2])]
+            wide = [
+                value.double() if isinstance(value, torch.Tensor) else value for value in (*factors, *call.args[:2])
+            ]
             wide[2 + at] = wide[0] * wide[1]
             return result.copy_(call.func(*wide[2:], **call.kwargs))
     return result

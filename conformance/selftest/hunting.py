@@ -107,7 +107,7 @@ class PlantedFaults(MeasuredCases):
         """Print the number of faults found and the medians, too."""
         caught = [result for result in run.results if result.outcome is Outcome.PASS]
         if caught:
-            median = statistics.median(one.samples for one in caught)
+            median = statistics.median(warning.samples for warning in caught)
             session.print(f"{len(caught)} of {len(run.results)} found; median {median:g} programs")
         super().summarize(session, run)
 

@@ -165,7 +165,7 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
         ranked = [(first, campaign, finding, why) for campaign, matches in own
                  for number, first, finding, why in matches if number == bug.number]  # fmt: skip
         if ranked:
-            first, campaign, finding, why = min(ranked, key=lambda one: one[0])
+            first, campaign, finding, why = min(ranked, key=lambda match: match[0])
             minutes = round((first + 1) * campaign.seconds / max(campaign.programs, 1) / 60, 2)
             size = len(finding.program.steps)
             yield Row(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)

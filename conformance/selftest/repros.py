@@ -65,7 +65,7 @@ def shows(names: Mapping[str, Any], spec: str, part: str = "") -> int:
         other = target.transform(program) if target.transforms_program else program
         inputs = _calls(names)
         if target.device.type != "cpu":
-            inputs = [[one.to(target.device) for one in each] for each in inputs]
+            inputs = [[tensor.to(target.device) for tensor in each] for each in inputs]
         return _code(_same(seen, _answers(other, inputs, names), values="value" in target.oracles))
 
 
@@ -91,9 +91,9 @@ def _answers(function: Callable[..., Any], calls: list[list[Any]], names: Mappin
             seen.append("an error")
             continue
         state = names["state"]() if "state" in names else None
-        results = [one for one in (result if isinstance(result, tuple) else (result,)) if one is not None]
+        results = [value for value in (result if isinstance(result, tuple) else (result,)) if value is not None]
         tensors = [result for result in results if isinstance(result, torch.Tensor)]
-        seen.append([_kept(one) for one in [*results, *inputs, state]])
+        seen.append([_kept(value) for value in [*results, *inputs, state]])
         for one in tensors:
             if one.dtype.is_floating_point and not one.requires_grad:
                 with suppress(RuntimeError):  # elements of an expanded result share memory
@@ -102,16 +102,16 @@ def _answers(function: Callable[..., Any], calls: list[list[Any]], names: Mappin
     return seen
 
 
-def _kept(one: Any) -> Any:
-    return (one.detach().clone(), one.stride()) if isinstance(one, torch.Tensor) else one
+def _kept(value: Any) -> Any:
+    return (value.detach().clone(), value.stride()) if isinstance(value, torch.Tensor) else value
 
 
-def _same(one: Any, two: Any, values: bool = True) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
-        if (one.dtype, one.shape) != (two.dtype, two.shape) or not values:
-            return (one.dtype, one.shape) == (two.dtype, two.shape)
-        rtol = 1e-2 if one.dtype in (torch.float16, torch.bfloat16) else 1e-3
-        return torch.allclose(one, two, rtol, 1e-5, equal_nan=True)
-    if isinstance(one, (list, tuple)) and type(one) is type(two) and len(one) == len(two):
-        return all(_same(a, b, values) for a, b in zip(one, two, strict=True))
-    return type(one) is type(two) and bool(one == two)
+def _same(value: Any, two: Any, values: bool = True) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(two, torch.Tensor):
+        if (value.dtype, value.shape) != (two.dtype, two.shape) or not values:
+            return (value.dtype, value.shape) == (two.dtype, two.shape)
+        rtol = 1e-2 if value.dtype in (torch.float16, torch.bfloat16) else 1e-3
+        return torch.allclose(value, two, rtol, 1e-5, equal_nan=True)
+    if isinstance(value, (list, tuple)) and type(value) is type(two) and len(value) == len(two):
+        return all(_same(a, b, values) for a, b in zip(value, two, strict=True))
+    return type(value) is type(two) and bool(value == two)

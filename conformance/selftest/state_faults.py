@@ -149,9 +149,9 @@ def _warned_once(call: Call) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call.run()
-    for one in caught:
-        if call.memory.setdefault(str(one.message), call) is call:
-            warnings.warn(one.message, one.category, stacklevel=2)
+    for warning in caught:
+        if call.memory.setdefault(str(warning.message), call) is call:
+            warnings.warn(warning.message, warning.category, stacklevel=2)
     return result
 
 

@@ -37,7 +37,7 @@ def answers(
     results = [x for x in results if x.requires_grad]
     # Numbers of few bits, so that they are the same in every dtype.
     drawn = [torch.ones(x.shape) if along_ones else torch.randint(-8, 9, x.shape) / 8 for x in results]
-    along = [one.to(x.dtype).to(x.device) for one, x in zip(drawn, results, strict=True)]
+    along = [cotangent.to(x.dtype).to(x.device) for cotangent, x in zip(drawn, results, strict=True)]
     grads = torch.autograd.grad(results, [inputs[name] for name in wanted], along, allow_unused=True)
     return {f"gradient of {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
 

@@ -96,13 +96,13 @@ def _on_fence(tensor: torch.Tensor, places: dict[int, tuple[torch.UntypedStorage
 
 def trespassed(fences: Sequence[Fence]) -> str:
     """Return where a byte outside of the tensors has changed, "" if none has."""
-    for one in fences:
-        body = one.memory[mmap.PAGESIZE : len(one.memory) - mmap.PAGESIZE]
-        start = one.start - mmap.PAGESIZE
-        outside = {"before its first byte": body[:start], "behind its last byte": body[start + one.size :]}
-        inside = bytes(body[start + at] for at in one.gaps.tolist())
+    for fence in fences:
+        body = fence.memory[mmap.PAGESIZE : len(fence.memory) - mmap.PAGESIZE]
+        start = fence.start - mmap.PAGESIZE
+        outside = {"before its first byte": body[:start], "behind its last byte": body[start + fence.size :]}
+        inside = bytes(body[start + at] for at in fence.gaps.tolist())
         for place, content in {**outside, "in the gaps between its elements": inside}.items():
-            changed = sum(byte != one.fill for byte in content)
+            changed = sum(byte != fence.fill for byte in content)
             if changed:
                 return f"{changed} bytes {place}"
     return ""

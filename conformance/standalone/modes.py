@@ -21,7 +21,7 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
     functions = len(overrides._get_current_function_mode_stack())
     dispatches = len(dispatch._get_current_dispatch_mode_stack())
     function()
-    pushed, below = _taken(functions, dispatches)
+    pushed, below = _popped(functions, dispatches)
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
@@ -40,7 +40,7 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Deactivate all modes inside the block, and restore them afterwards."""
-    modes = _taken(0, 0)
+    modes = _popped(0, 0)
     try:
         yield
     finally:
@@ -50,11 +50,11 @@ def without_modes() -> Iterator[None]:
 def move_to_top(mode: Any) -> None:
     """Move an active dispatch mode above the modes that were pushed after it, so that it can be left. The other modes
     stay active."""
-    functions, modes = _taken(0, 0)
-    _push(functions, [*(one for one in modes if one is not mode), mode])
+    functions, modes = _popped(0, 0)
+    _push(functions, [*(other for other in modes if other is not mode), mode])
 
 
-def _taken(functions: int, dispatches: int) -> tuple[list[Any], list[Any]]:
+def _popped(functions: int, dispatches: int) -> tuple[list[Any], list[Any]]:
     pushed = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[functions:]][::-1]
     return pushed, [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]
 

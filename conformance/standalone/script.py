@@ -359,7 +359,7 @@ def defined(text: str) -> frozenset[str]:
 
 def _stored(node: ast.AST) -> list[str]:
     """Return the names that a statement assigns."""
-    names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
     return [name.id for name in names if isinstance(name.ctx, ast.Store)]
 
 
@@ -380,8 +380,8 @@ def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> st
 
 def _used(node: ast.AST) -> set[str]:
     """Return the names that a definition takes from outside."""
-    inner = {*_stored(node), *(one.arg for one in ast.walk(node) if isinstance(one, ast.arg))}
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - inner
+    inner = {*_stored(node), *(argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg))}
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} - inner
 
 
 @functools.cache

@@ -217,7 +217,7 @@ def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
 
 def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, str, str, str, str]]:
     """Return a list with the first chunk of an exact answer that differs, or an empty list."""
-    wrong = [number for number, (one, two) in enumerate(zip(want.chunks, have.chunks, strict=True)) if one != two]
+    wrong = [number for number, (chunk, two) in enumerate(zip(want.chunks, have.chunks, strict=True)) if chunk != two]
     if not wrong:
         return []
     count, first = math.prod(want.shape), wrong[0] * CHUNK

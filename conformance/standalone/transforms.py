@@ -63,7 +63,7 @@ def vmapped(function: Callable[..., Any], position: int | None = None) -> Callab
         def example(_: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_id = dict(zip(distinct, tensors))
             leaves: list[Any] = []
-            plain.append(map_leaves(function(*map_tensors(inputs, lambda one: by_id[id(one)])), leaves.append))
+            plain.append(map_leaves(function(*map_tensors(inputs, lambda tensor: by_id[id(tensor)])), leaves.append))
             plain.append(leaves)
             return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
@@ -89,9 +89,12 @@ def exported(function: Callable[..., Any]) -> Callable[..., Any]:
         plain: list[Any] = []
 
         def traced(*values: torch.Tensor) -> tuple[Any, ...] | None:
-            by_id = {id(one): value for one, value in zip(tensors, values)}
+            by_id = {id(tensor): value for tensor, value in zip(tensors, values)}
             leaves: list[Any] = []
-            plain[:] = map_leaves(function(*map_tensors(inputs, lambda one: by_id[id(one)])), leaves.append), leaves
+            plain[:] = (
+                map_leaves(function(*map_tensors(inputs, lambda tensor: by_id[id(tensor)])), leaves.append),
+                leaves,
+            )
             return tuple(leaf for leaf in leaves if isinstance(leaf, IN_GRAPH)) or None
 
         program, file = torch.export.export(Traced(traced), tuple(tensors)), io.BytesIO()
@@ -229,7 +232,7 @@ def differentiated(function: Callable[..., Any], derive: Callable[..., Any]) -> 
         wanted = [tensor for tensor in unique(inputs) if tensor.requires_grad]
         state, twin, saved = torch.get_rng_state(), copied(inputs), copied(inputs)
         plain = flat(function(*twin)) if wanted else []
-        numbers = [at for at, one in enumerate(plain) if isinstance(one, torch.Tensor) and one.requires_grad]
+        numbers = [at for at, value in enumerate(plain) if isinstance(value, torch.Tensor) and value.requires_grad]
         torch.set_rng_state(state)
         if not numbers:
             return function(*inputs)
@@ -238,16 +241,16 @@ def differentiated(function: Callable[..., Any], derive: Callable[..., Any]) -> 
 
         def pull(cotangents: Any) -> list[torch.Tensor | None]:
             """Return the gradients; None for an input that autograd does not reach, as without the transform."""
-            known = {at: one for at, one in zip(numbers, cotangents) if one is not None}
+            known = {at: cotangent for at, cotangent in zip(numbers, cotangents) if cotangent is not None}
             ends = [plain[at] for at in known]
             seen = torch.autograd.grad(ends, roots, [*known.values()], allow_unused=True, retain_graph=True)
             torch.set_rng_state(state)
             gradients = derive(function, copied(saved), [*known])[1](known)
-            return [None if one is None else gradient for one, gradient in zip(seen, gradients)]
+            return [None if tensor is None else gradient for tensor, gradient in zip(seen, gradients)]
 
         every = flat(outcome)
         linked = dict(zip(numbers, Linked.apply(pull, [every[at] for at in numbers], *wanted)))
-        substitutes = iter([linked.get(at, one) for at, one in enumerate(every)])
+        substitutes = iter([linked.get(at, value) for at, value in enumerate(every)])
         return map_leaves(outcome, lambda _: next(substitutes))
 
     return call
@@ -276,13 +279,13 @@ def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
     def pure(*values: torch.Tensor) -> Any:
         own = [tensor.clone() for tensor in others]
         by_id = dict(zip(map(id, (*wanted, *others)), (*values, *own)))
-        kept.append(function(*map_tensors(inputs, lambda one: by_id[id(one)])))
+        kept.append(function(*map_tensors(inputs, lambda tensor: by_id[id(tensor)])))
         every = flat(kept[0])
-        rest = [one for at, one in enumerate(every) if isinstance(one, torch.Tensor) and at not in numbers]
+        rest = [value for at, value in enumerate(every) if isinstance(value, torch.Tensor) and at not in numbers]
         return tuple(every[at] for at in numbers), (rest, own)
 
     results, pull, (rest, written) = torch.func.vjp(  # type: ignore[misc]
-        pure, *[one.detach() for one in wanted], has_aux=True
+        pure, *[tensor.detach() for tensor in wanted], has_aux=True
     )
     with torch.no_grad():
         for real, value in zip(others, written):
@@ -303,9 +306,9 @@ def by_jvp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
     shapes = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in unique(inputs) if tensor.requires_grad]
 
     def run(tree: Any, tangents: list[torch.Tensor]) -> Any:
-        leaf = [one for one in unique(tree) if one.requires_grad]
-        duals = {id(one): forward_ad.make_dual(one.detach(), t) for one, t in zip(leaf, tangents)}
-        return function(*map_tensors(tree, lambda one: duals.get(id(one), one)))
+        leaf = [tensor for tensor in unique(tree) if tensor.requires_grad]
+        duals = {id(tensor): forward_ad.make_dual(tensor.detach(), t) for tensor, t in zip(leaf, tangents)}
+        return function(*map_tensors(tree, lambda tensor: duals.get(id(tensor), tensor)))
 
     def along(tangents: list[torch.Tensor], cotangents: dict[int, torch.Tensor]) -> float:
         torch.set_rng_state(state)

@@ -46,8 +46,12 @@ class TestRelations:
         """Two inputs on one storage, and an access beyond its only input."""
         part = Input("b", 0, "float32", (2,), (1,), 16)
         assert "inputs" in evidence_of(program(FILL, inputs=(A, part)), "value", "").relations
+        filled = Step("fill_", (tensor("a"), 0))
         beyond = Step("as_strided", (tensor("a"), [2], [1], 20), out=("b",))
         assert {*evidence_of(program(beyond, FILL), "error", "").relations} >= {"outside"}
+        assert {*evidence_of(program(filled, beyond), "error", "").relations} >= {"outside"}  # only the caller reads it
+        within = Step("as_strided", (tensor("a"), [2], [1], 1), out=("b",))
+        assert "outside" not in evidence_of(program(filled, within), "error", "").relations
 
 
 class TestOperators:

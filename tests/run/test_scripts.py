@@ -16,7 +16,7 @@ from conformance.report.summary import facts
 from conformance.run import messages, scripts
 from conformance.run.processes import can_fork
 from conformance.run.script_process import run_alone
-from conformance.run.scripts import NO_SCRIPT_CAN, confirm, said_of
+from conformance.run.scripts import NO_SCRIPT_CAN, confirm, statement_about
 
 LOST = "it finds no difference"
 SAID = "print('{}')\nraise SystemExit({})"
@@ -32,7 +32,7 @@ def result_of(script: str, oracle: str = "value", where: str = "c", **rest: str)
 def said(script: str, *headline: str, limit: float = 20 - scripts.STARTING, **rest: str) -> str:
     """The remark about a script with this headline."""
     result = result_of(script, *headline, **rest)
-    return said_of(result, run_alone(script, limit + scripts.STARTING), limit)
+    return statement_about(result, run_alone(script, limit + scripts.STARTING), limit)
 
 
 class TestSaidOf:

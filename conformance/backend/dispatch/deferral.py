@@ -83,7 +83,7 @@ class Results:
             assert self.makers[0] is not None
             t, lazy = self.makers[0].make()
             return t, [lazy]
-        pairs = [(None, None) if one is None else one.make() for one in self.makers]
+        pairs = [(None, None) if maker is None else maker.make() for maker in self.makers]
         return self.structure([t for t, _ in pairs]), [lazy for _, lazy in pairs if lazy is not None]
 
 

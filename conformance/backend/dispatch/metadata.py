@@ -69,24 +69,24 @@ def specs(
     key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())
     known = _specs.get(key)
     if known is None:
-        known, said = _asked(op, args, kwargs)
-        if said:
-            _said[key] = said
+        known, warned = _evaluate(op, args, kwargs)
+        if warned:
+            _warnings[key] = warned
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:
-            _said.pop(_specs.popitem(last=False)[0], None)
-    if _said and key in _said:
+            _warnings.pop(_specs.popitem(last=False)[0], None)
+    if _warnings and key in _warnings:
         COUNTERS.warned += 1
-        for text, category in _said[key]:
+        for text, category in _warnings[key]:
             warn(text, category)
     return known
 
 
-_said: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
+_warnings: dict[tuple[Any, ...], tuple[tuple[str, type[Warning]], ...]] = {}
 """The warnings of the calls in `_specs`; a cached call repeats its warnings."""
 
 
-def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Results, Any]:
+def _evaluate(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Results, Any]:
     """Metadata of the results from the meta kernel, corrected by a trial on the CPU, and the warnings. Raises
     MetaRejected.
     """
@@ -101,7 +101,7 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
     except Exception as error:
         raise MetaRejected(str(error)) from error
     known = _tried(op, args, kwargs, _describe(result))
-    return known, tuple(dict.fromkeys((str(one.message), one.category) for one in caught))
+    return known, tuple(dict.fromkeys((str(warning.message), warning.category) for warning in caught))
 
 
 _TRIED = 1 << 14  # largest number of elements, of arguments and results, for which the call is tried at its own size

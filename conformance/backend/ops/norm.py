@@ -271,7 +271,7 @@ def _like(x: torch.Tensor) -> Spec:
 
 def _dense(x: torch.Tensor) -> Spec:
     """Metadata of a result of batch norm: dense in the first format in which x is dense, else contiguous."""
-    format = next((one for one in _formats(x) if x.is_contiguous(memory_format=one)), torch.contiguous_format)
+    format = next((layout for layout in _formats(x) if x.is_contiguous(memory_format=layout)), torch.contiguous_format)
     return Spec(x.dtype, tuple(x.shape), torch.empty(x.shape, device="meta", memory_format=format).stride())
 
 

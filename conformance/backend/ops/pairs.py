@@ -144,7 +144,7 @@ def _log_of_far(z: Pair) -> UOp:
 
 
 def _chosen(first: UOp, a: Pair, b: Pair) -> Pair:
-    return Pair(*(first.where(one, other) for one, other in zip(a, b, strict=True)))
+    return Pair(*(first.where(chosen, other) for chosen, other in zip(a, b, strict=True)))
 
 
 def sqrt(z: Pair) -> Pair:

@@ -92,12 +92,12 @@ def take_in(path: Path) -> Rows:
                     f"{path} was made by another version of conformance or tinygrad, or for another processor "
                     f"({maker}, here {disk_cache.made_by()}): nothing in it would be found here"
                 )
-            return _taken(pack)
+            return _rows_of(pack)
     except (sqlite3.Error, OSError, zlib.error) as error:
         raise PackError(f"{path} cannot be read as a pack of kernels: {error}") from None
 
 
-def _taken(pack: sqlite3.Connection) -> Rows:
+def _rows_of(pack: sqlite3.Connection) -> Rows:
     count = nbytes = 0
     names = {f"{table}_{VERSION}" for table in TABLES}
     with _cache(write=True) as file:

@@ -136,11 +136,11 @@ def inner_command(command: list[str]) -> list[str] | None:
     """
     key = shlex.join(command)
     if key not in _commands:
-        _commands[key] = _asked([*command, "-###"])
+        _commands[key] = _planned_command([*command, "-###"])
     return _commands[key]
 
 
-def _asked(command: list[str]) -> list[str] | None:
+def _planned_command(command: list[str]) -> list[str] | None:
     try:
         said = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True).stderr
         words = shlex.split(said.strip().splitlines()[-1])

@@ -188,9 +188,9 @@ def in_vmap(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a level of vmap in which no tensor has a batch dimension."""
     results = []
 
-    def level(one: torch.Tensor) -> torch.Tensor:
+    def level(tensor: torch.Tensor) -> torch.Tensor:
         results.append(call())
-        return one
+        return tensor
 
     torch.vmap(level)(torch.zeros(1))
     return results[0]
@@ -200,10 +200,10 @@ def in_vjp(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a level of grad in which no tensor is a primal."""
     results = []
 
-    def level(one: torch.Tensor) -> Any:
+    def level(tensor: torch.Tensor) -> Any:
         results.append(call())
         tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
-        return results[0] if all(isinstance(part, torch.Tensor) for part in tensors) else one
+        return results[0] if all(isinstance(part, torch.Tensor) for part in tensors) else tensor
 
     result = torch.func.vjp(level, torch.zeros(()))[0]
     tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
@@ -335,7 +335,7 @@ def warned(kind: str, device: Any) -> list[str]:
                 torch.meshgrid(ones[0, 0], ones[0, 0])
     finally:
         torch.set_warn_always(before)
-    texts = (f"{one.category.__name__}: {' '.join(str(one.message).split()[:4])}" for one in caught)
+    texts = (f"{warning.category.__name__}: {' '.join(str(warning.message).split()[:4])}" for warning in caught)
     return sorted(text for text in texts if not text.startswith("ResourceWarning"))
 
 
@@ -383,9 +383,9 @@ def add_to_all(every: list[torch.Tensor], other: torch.Tensor) -> None:
         one.add_(other)
 
 
-def shares_memory(one: torch.Tensor, two: torch.Tensor) -> list[bool]:
+def shares_memory(tensor: torch.Tensor, two: torch.Tensor) -> list[bool]:
     """Return whether two names are one tensor, and whether they have one storage."""
-    return [one is two, one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()]
+    return [tensor is two, tensor.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()]
 
 
 def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:

@@ -37,6 +37,7 @@ from conformance.program.steps.op import (
 CONSTANTS, SCALARS, CONVERSIONS, INDICES = "constants", "scalars", "conversions", "indices"
 REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
 DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
+EXTREMES = "extremes"
 PROMOTION, DTYPES = "promotion", "dtypes"
 """Names of the topics, which are step families. The last two take their calls from op_db (`sources/fuzzing`)."""
 
@@ -44,10 +45,10 @@ FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
 NUMBERS = (*FLOATS, *INTEGERS)
 
-PER_PROGRAM = 6
+PER_PROGRAM = 8
 """Number of topics of a program. They share the cost of one compilation."""
 
-STEPS = 40
+STEPS = 56
 """Most number of steps of such a program."""
 
 DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",
@@ -65,6 +66,7 @@ ROWS_OF = {
     REWRITTEN: replace(COMPUTING, may_raise=False),
     UNCHANGED: COMPUTING,
     OVERLAPS: COMPUTING,
+    EXTREMES: replace(COMPUTING, settled=True),
     PROMOTION: replace(LOSING, settled=True),
     DTYPES: replace(LOSING, settled=True),
 }
@@ -147,7 +149,7 @@ def _fresh(k: DrawContext, local: bool = False) -> tuple[str, ...]:
     return (f"_{name}" if local else name,)
 
 
-def _made(k: DrawContext, offer: Offer, op: str, *args: Json, local: bool = False, **kwargs: Json) -> str:
+def _result(k: DrawContext, offer: Offer, op: str, *args: Json, local: bool = False, **kwargs: Json) -> str:
     """Offer a step with one result, and return the name of the result. Raises Refused."""
     out = _fresh(k, local)
     if offer(Step(op, args, kwargs, out)).raises or out[0] not in k.shadow.env:
@@ -209,7 +211,7 @@ PAIRS = frozenset({"cummax"})
 
 
 def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
-    for _ in range(k.choice((2, 1))):
+    for _ in range(k.choice((3, 4, 2))):
         step, out = k.choice(MAKERS).draw(k), _fresh(k, local=True)
         if step is None or offer(replace(step, out=out)).raises:
             raise Refused
@@ -219,7 +221,7 @@ def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
             op = k.choice(PARTIAL) if k.chance(1, 2) else k.choice(tuple(POINTWISE))
             args, kwargs = POINTWISE[op](k, k[name])
             local = at < count - 1 or (ends and k.chance(2, 3))
-            name = _made(k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=local, **kwargs)
+            name = _result(k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=local, **kwargs)
         if ends:
             op = k.choice(TO_DTYPES) if k.chance(1, 3) else k.choice(tuple(LAST))
             args, kwargs = LAST[op](k, k[name])
@@ -265,7 +267,7 @@ DIVIDING = ("fmod", "remainder", "floor_divide", "div")
 
 def _scalars(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     name = names[0]
-    for _ in range(k.choice((2, 3, 1))):
+    for _ in range(k.choice((3, 4, 2))):
         if k.chance(1, 4):
             op = k.choice(FILLED)
             offer(Step(f"{SCALARS}.inplace:{op}", (tensor(name), _scalar(k, k[name].dtype))), aimed=True)
@@ -273,6 +275,64 @@ def _scalars(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
         op = k.choice(tuple(SCALED))
         args, kwargs = SCALED[op](_scalar(k, k[name].dtype, op in DIVIDING))
         offer(Step(f"{SCALARS}:{op}", (tensor(name), *args), kwargs, _fresh(k)), aimed=True)
+    return []
+
+
+# Arithmetic on infinities, nan and the ends of a dtype. C++ computes with wider integers than torch, and floors itself.
+
+DIVISORS = (2, 3, 7, 10, -2, -3)
+"""Integers to divide by. The least integer by -1, and anything by 0, end the process."""
+
+DIVISIONS: dict[str, dict[str, Json]] = {
+    "floor_divide": {},
+    "remainder": {},
+    "fmod": {},
+    "div": {"rounding_mode": "floor"},
+    "div.trunc": {"rounding_mode": "trunc"},
+    "div.true": {},
+}
+"""Keyword arguments by operator and kind."""
+
+EXACT = ("maximum", "minimum", "gt", "lt", "ge", "le", "eq", "ne", "copysign", "heaviside", "fmax", "fmin")
+"""Operators with two operands that round nothing."""
+
+WRAPPING = ("add", "sub", "mul", "neg", "abs", "square", "bitwise_not", "bitwise_xor", "bitwise_left_shift")
+"""Operators whose results on integers wrap."""
+
+WITH_ONE = ("neg", "abs", "square", "bitwise_not", "floor", "ceil", "trunc", "sign", "isnan", "isfinite", "signbit")
+
+
+def _extremes(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    dtype, size = _dtype(d, NUMBERS, known), _plain_size(d)
+    return [Wanted(dtype, size, {"special": d.integer(0, 99)}) for _ in range(2)]
+
+
+def _divided(k: DrawContext, name: str, other: str) -> tuple[str, list[Json], dict[str, Json]]:
+    """Draw a division: floats by the other tensor, integers by a number."""
+    kind = k.choice(tuple(DIVISIONS))
+    divisor = tensor(other) if k[name].is_floating_point() else k.choice(DIVISORS)
+    if k[name].dtype == torch.uint8 and isinstance(divisor, int):
+        divisor = abs(divisor)
+    return kind.partition(".")[0], [tensor(name), divisor], DIVISIONS[kind]
+
+
+def _compared(k: DrawContext, name: str, other: str) -> tuple[str, list[Json], dict[str, Json]]:
+    op = k.choice((*EXACT, *WITH_ONE))
+    return op, [tensor(name), *([] if op in WITH_ONE else [tensor(other)])], {}
+
+
+def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    """Draw short expressions. Those on integers wrap first. Those on floats round nothing before the last operator."""
+    for _ in range(k.choice((3, 4, 2))):
+        name, other = names if k.chance(1, 2) else names[::-1]
+        whole = not k[name].is_floating_point()
+        for _ in range(k.choice((1, 2)) if whole else 0):
+            op = k.choice(WRAPPING)
+            operand: Json = k.choice((tensor(other), tensor(name), k.choice((1, 2, 3))))
+            args = [] if op in WITH_ONE else [k.choice((1, 3))] if op.endswith("shift") else [operand]
+            name = _result(k, offer, f"{EXTREMES}:{op}", tensor(name), *args, local=k.chance(3, 4))
+        op, args, kwargs = (_divided if k.chance(1, 2) else _compared)(k, name, other)
+        offer(Step(f"{EXTREMES}:{op}", tuple(args), kwargs, _fresh(k)))
     return []
 
 
@@ -292,13 +352,13 @@ def _outside(d: Draw, known: Sequence[str]) -> list[Wanted]:
 def _conversions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     name = names[0]
     if k.chance(1, 3):
-        name = _made(k, offer, f"{CONVERSIONS}:{k.choice(('neg', 'abs'))}", tensor(name), local=True)
+        name = _result(k, offer, f"{CONVERSIONS}:{k.choice(('neg', 'abs'))}", tensor(name), local=True)
     to = {"dtype": _dtype(k, SMALL_INTEGERS, k.dtypes)}
     op = k.choice(("to", "to", "type"))
-    converted = _made(k, offer, f"{CONVERSIONS}.method:{op}", tensor(name), to)
+    converted = _result(k, offer, f"{CONVERSIONS}.method:{op}", tensor(name), to)
     if k.chance(1, 3):
         args: tuple[Json, ...] = ({"dtype": "int64"},)
-        _made(k, offer, f"{CONVERSIONS}.method:to", tensor(converted), *args)
+        _result(k, offer, f"{CONVERSIONS}.method:to", tensor(converted), *args)
     return []
 
 
@@ -310,13 +370,13 @@ def _indexed_inputs(d: Draw, known: Sequence[str]) -> list[Wanted]:
 
 
 def _indices(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
-    """Draw a call with an index that is negative or out of range."""
+    """Draw calls with an index that is negative or out of range."""
     name = names[0]
     t = k[name]
     n, columns = t.size(0), t.size(1)
     at = [*k.indices(n, 1), k.choice((-1, -n, -n - 1, n, n + 7))]
     flat = tensor_of(at)
-    grid = tensor_of([[one] * columns for one in at])
+    grid = tensor_of([[index] * columns for index in at])
     rows = k.constant((2, columns), t.dtype)
     calls: dict[str, tuple[Json, ...]] = {
         "index_add": (0, flat, rows),
@@ -338,8 +398,8 @@ def _indices(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
         "diagonal": (at[1],),
         "tril": (at[1],),
     }
-    op = k.choice(tuple(calls))
-    offer(Step(f"{INDICES}:{op}", (tensor(name), *calls[op]), {}, _fresh(k)), aimed=True)
+    for op in {k.choice(tuple(calls)): None for _ in range(2)}:
+        offer(Step(f"{INDICES}:{op}", (tensor(name), *calls[op]), {}, _fresh(k)), aimed=True)
     return []
 
 
@@ -382,11 +442,11 @@ def _factors(d: Draw, known: Sequence[str]) -> list[Wanted]:
 
 def _rearranged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     x, *others = names
-    products = [_made(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(other), local=True) for other in others]
-    name = _made(k, offer, f"{REARRANGED}:add", *map(tensor, products), local=True)
+    products = [_result(k, offer, f"{REARRANGED}:mm", tensor(x), tensor(other), local=True) for other in others]
+    name = _result(k, offer, f"{REARRANGED}:add", *map(tensor, products), local=True)
     if k.chance(2, 3):
-        name = _made(k, offer, f"{REARRANGED}:t", tensor(name), local=True)
-        name = _made(k, offer, f"{REARRANGED}:flatten", tensor(name), local=True)
+        name = _result(k, offer, f"{REARRANGED}:t", tensor(name), local=True)
+        name = _result(k, offer, f"{REARRANGED}:flatten", tensor(name), local=True)
     summed = name
     for _ in range(k.choice((2, 1))):
         name, count = summed, k.integer(2, 4)
@@ -395,7 +455,7 @@ def _rearranged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
                 op = k.choice(INDEXED) if k.chance(2, 3) else k.choice(tuple(MOVES))
                 args, kwargs = MOVES[op](k, k[name])
                 form = f"{REARRANGED}.method" if op in METHODS else REARRANGED
-                name = _made(k, offer, f"{form}:{op}", tensor(name), *args, local=at < count - 1, **kwargs)
+                name = _result(k, offer, f"{form}:{op}", tensor(name), *args, local=at < count - 1, **kwargs)
     return []
 
 
@@ -430,11 +490,11 @@ def _self_inputs(d: Draw, known: Sequence[str]) -> list[Wanted]:
 def _rewritten(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     (name,) = names
     if k.chance(1, 4):  # an intermediate result is written in place of an input
-        name = _made(k, offer, f"{REWRITTEN}:add", tensor(name), 1)
+        name = _result(k, offer, f"{REWRITTEN}:add", tensor(name), 1)
     for _ in range(k.choice((2, 2, 3))):
         op, written = k.choice(tuple(SELVES)), k.choice(tuple(SELF_WRITES))
         args, kwargs = SELVES[op](k, k[name])
-        value = _made(k, offer, f"{REWRITTEN}:{op}", tensor(name), *args, local=True, **kwargs)
+        value = _result(k, offer, f"{REWRITTEN}:{op}", tensor(name), *args, local=True, **kwargs)
         offer(Step(f"{REWRITTEN}.inplace:{written}", (tensor(name), *SELF_WRITES[written](k, k[name], tensor(value)))))
     return []
 
@@ -485,7 +545,7 @@ NOTHING_METHODS = frozenset({"to", "type_as", "contiguous"})
 def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     start = name = names[0]
     if k.chance(1, 3):
-        start = name = _made(k, offer, f"{UNCHANGED}:add", tensor(name), 1)
+        start = name = _result(k, offer, f"{UNCHANGED}:add", tensor(name), 1)
     for _ in range(k.choice((1, 1, 2))):
         op = k.choice(tuple(NOTHING))
         args, kwargs = NOTHING[op](k, k[name])
@@ -495,7 +555,7 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
         elif op == "where":
             operands = [tensor_of(True, torch.bool), tensor(name), k.constant(k[name].size(), k[name].dtype)]
         form = f"{UNCHANGED}.method" if op in NOTHING_METHODS else UNCHANGED
-        name = _made(k, offer, f"{form}:{op}", *operands, **kwargs)
+        name = _result(k, offer, f"{form}:{op}", *operands, **kwargs)
     written = k.choice((name, name, start))
     return [Step(k.choice(("add_", "mul_", "fill_")), (tensor(written), 2), after=True)]
 
@@ -514,16 +574,16 @@ def _blocks(d: Draw, known: Sequence[str]) -> list[Wanted]:
 def _overlaps(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     (name,) = names
     if not k[name].is_contiguous():  # torch accepts overlapping memory with gaps, and the answer is undefined
-        name = _made(k, offer, f"{OVERLAPS}.method:contiguous", tensor(name), local=True)
+        name = _result(k, offer, f"{OVERLAPS}.method:contiguous", tensor(name), local=True)
     blocks, (count, n, _) = tensor(name), k[name].size()
     for _ in range(k.choice((1, 2))):
         at = k.integer(0, count - 1)
-        block = tensor(_made(k, offer, "select", blocks, 0, at, local=True))
+        block = tensor(_result(k, offer, "select", blocks, 0, at, local=True))
         index: Json = {"tuple": [at]}
         if k.chance(1, 2):
-            written, read = block, _made(k, offer, "t", block, local=True)
+            written, read = block, _result(k, offer, "t", block, local=True)
         else:
-            low, high = (_made(k, offer, "narrow", block, 0, first, n - 1, local=True) for first in (0, 1))
+            low, high = (_result(k, offer, "narrow", block, 0, first, n - 1, local=True) for first in (0, 1))
             ends = [(high, low, [1, None, None]), (low, high, [None, n - 1, None])]
             to, read, rows = k.choice(ends)
             written, index = tensor(to), {"tuple": [at, {"slice": rows}]}
@@ -591,6 +651,7 @@ TOPICS: dict[str, Topic] = {
     CONSTANTS: Topic(lambda d, known: [], _constants),
     SCALARS: Topic(_special, _scalars),
     CONVERSIONS: Topic(_outside, _conversions),
+    EXTREMES: Topic(_extremes, _short_expressions),
     INDICES: Topic(_indexed_inputs, _indices),
     REARRANGED: Topic(_factors, _rearranged),
     REWRITTEN: Topic(_self_inputs, _rewritten),
@@ -605,7 +666,7 @@ TOPICS: dict[str, Topic] = {
 NAMES = (*TOPICS, PROMOTION, DTYPES)
 """All topics."""
 
-MOST_CONVERTED = {PROMOTION: 4, DTYPES: 2}
+MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4}
 """Largest number of calls of the topics with calls of op_db."""
 
 ROWS = [

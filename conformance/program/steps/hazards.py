@@ -21,7 +21,7 @@ import torch
 from conformance.program.steps.draw import Draw, DrawContext, category, index_of, tensor_of
 from conformance.program.steps.layouts import THRESHOLDS, Layout, laid_out, overlap, overlaps_itself
 from conformance.program.steps.lists import CUSTOM, LISTS
-from conformance.program.steps.op import COMPUTE, DEFINED, QUERY, Json, Step, decode, dtype_of, tensor
+from conformance.program.steps.op import COMPUTE, DEFINED, QUERY, Json, Step, decode, dtype_name, dtype_of, tensor
 from conformance.program.steps.predicates import number_like
 from conformance.program.steps.rows import Rest, another, row
 from conformance.program.steps.views import bits_are_defined, reinterprets
@@ -47,18 +47,23 @@ NEEDS = {"compares": "shares_memory", OUTSIDE: "as_strided", "custom operator": 
 DTYPES = ("float32", "int64", "float32", "int32", "float64", "float16", "bfloat16", "uint8", "int8", "int16")
 """Dtypes of the programs of hazards. A repeated dtype has a higher probability."""
 
-PER_PROGRAM = 2
-"""Number of hazards of a program."""
+PER_PROGRAM, PER_FUNCTION = 2, 8
+"""Number of hazards of a program, which share their inputs, and of a program that a target compiles. There each hazard
+has its own inputs. Eight hazards compile in nearly the time of one."""
 
-STEPS = 20
-"""Most number of steps of such a program."""
+STEPS, FUNCTION_STEPS = 20, 48
+"""Most number of steps of such programs."""
 
 PLACES = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps", "permuted gaps")
 """Layout classes of the inputs. None overlaps itself, since the program writes each of them."""
 
 
-def draw_layouts(d: Draw) -> list[Layout]:
-    """Draw the layouts of two inputs of one size."""
+def draw_layouts(d: Draw, plain: bool = False) -> list[Layout]:
+    """Draw the layouts of two inputs of one size. Those of a plain hazard are contiguous, and often fill vectors."""
+    if plain:
+        vector = (d.choice((16, 32, 4, 8, 3, 5)),)
+        full = (d.choice((4, 2, 3)), *vector) if d.chance(3, 4) else vector
+        return [laid_out(d, full, "contiguous") for _ in range(2)]
     inner = d.choice(THRESHOLDS) if d.chance(1, 5) else d.choice((4, 2, 3, 5, 6, 8))
     size: tuple[int, ...] = (d.choice((2, 3, 4)) if inner <= 65 else 2, inner)
     size = (2, *size) if inner < 8 and d.chance(1, 5) else size
@@ -310,10 +315,12 @@ KEPT: dict[str, Callable[[DrawContext, torch.Tensor], Call] | None] = {
 class _Hazard:
     """The steps of one cell on the input `x`, offered to the shadow as they are drawn.
 
-    `same` is another name of the input's memory, or the input, and `free` an input of the same size on other memory."""
+    `same` is another name of the input's memory, or the input, and `free` an input of the same size on other memory.
+    A plain hazard has no reads beside those of the cell: each use of a value can keep a compiler from the rewrite that
+    is wrong. The value between the accesses may be rewritten, and returned as a view."""
 
-    def __init__(self, k: DrawContext, cell: Hazard, offer: Offer, x: str, same: str, free: str) -> None:
-        self.k, self.offer, self.x, self.same, self.free = k, offer, x, same, free
+    def __init__(self, k: DrawContext, cell: Hazard, offer: Offer, x: str, same: str, free: str, plain: bool) -> None:
+        self.k, self.offer, self.x, self.same, self.free, self.plain = k, offer, x, same, free, plain
         self.access, self.relation, self.between, self.use = cell
 
     def step(self, op: str, *args: Json, local: bool) -> str:
@@ -342,16 +349,32 @@ class _Hazard:
         """Offer the steps inside the function, and return those of the caller. Raises Refused."""
         k = self.k
         written, read = PLACED[self.relation](k, self.x, self.access in ("in place", "setitem"))
-        returned = self.use != "reads" or self.between == "nothing" or k.chance(1, 2)
         rule = KEPT[self.between]
+        unneeded = self.use == "reads" or (self.plain and self.use == "writes the input")
+        returned = not unneeded or rule is None or k.chance(1, 2)
+        viewed = self.plain and returned and rule is not None and self.use == "reads" and k.chance(1, 2)
         seen = kept = self.view(read._replace(base=self.same), local=rule is not None or not returned)
         if rule is not None:
             op, args = rule(k, k[seen])
-            kept = self.step(op, tensor(seen), *args, local=not returned)
+            kept = self.step(op, tensor(seen), *args, local=not returned or viewed)
+            if self.plain and k.chance(1, 3):
+                self.do(Step(k.choice(("sub_", "add_", "mul_")), (tensor(kept), k.choice((5, 2, 3)))))
         self.write(written, kept)
-        if k.chance(1, 3):
+        if viewed:
+            op, args = k.choice(list(self.views_of(k[kept])))
+            self.step(op, tensor(kept), *args, local=False)
+        elif not self.plain and k.chance(1, 3):
             self.step("add", tensor(k.choice((seen, self.x, kept))), 1, local=False)
         return list(self.caller(kept))
+
+    def views_of(self, t: torch.Tensor) -> Iterator[Call]:
+        """Yield views of a whole tensor."""
+        dtype = self.k[self.x].dtype
+        yield "getitem", ({"ellipsis": 0},)
+        if t.dim() > 1:
+            yield "transpose", (0, -1)
+        if reinterprets(t, dtype):
+            yield "view.dtype", ({"dtype": dtype_name(dtype)},)
 
     def write(self, place: Place, kept: str) -> None:
         """Write the part: by setitem on the input itself if it is an index, else on a view of it."""
@@ -371,7 +394,8 @@ class _Hazard:
     def value(self, place: Place, to: torch.Tensor, kept: str) -> Json:
         """Draw the operand of the write: mostly the kept value if it fits, else the same part of the free tensor."""
         k, t = self.k, self.k[kept]
-        if t.size() == to.size() and t.dtype == to.dtype and not overlap(t, to) and k.chance(3, 4):
+        fits = t.size() == to.size() and t.dtype == to.dtype and not overlap(t, to)
+        if fits and (self.plain or k.chance(3, 4)):
             return tensor(kept)
         if to.numel() <= SMALL and k.chance(1, 3):
             return k.constant(to.size(), to.dtype)
@@ -390,13 +414,15 @@ class _Hazard:
                 yield Step("shares_memory", (tensor(kept), tensor(self.x)), after=True)
 
 
-def draw(k: DrawContext, cell: Hazard, offer: Offer, same: Sequence[str], free: str) -> list[Step] | None:
+def draw(
+    k: DrawContext, cell: Hazard, offer: Offer, same: Sequence[str], free: str, plain: bool = False
+) -> list[Step] | None:
     """Offer the steps of a cell, and return the steps that its caller makes at the end; None if some step is rejected.
 
     `same` are the inputs with the same memory: the cell's accesses use the first of them, and sometimes another one for
     the read part. `free` is an input of their size and dtype on other memory."""
     try:
-        return _Hazard(k, cell, offer, same[0], k.choice(same), free).draw()
+        return _Hazard(k, cell, offer, same[0], k.choice(same), free, plain).draw()
     except Refused:
         return None
 

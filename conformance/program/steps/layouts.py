@@ -61,11 +61,11 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return len(set(cells)) < len(cells)
 
 
-def overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+def overlap(tensor: torch.Tensor, two: torch.Tensor) -> bool:
     """Return whether two tensors share a byte."""
-    if storage_key(one) != storage_key(two) or not one.numel() or not two.numel():
+    if storage_key(tensor) != storage_key(two) or not tensor.numel() or not two.numel():
         return False
-    return bool(_bytes(one) & _bytes(two))
+    return bool(_bytes(tensor) & _bytes(two))
 
 
 def _bytes(tensor: torch.Tensor) -> set[int]:

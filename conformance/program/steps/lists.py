@@ -50,7 +50,7 @@ def _tensors(names: list[str]) -> list[Json]:
 
 
 def _with_number(k: DrawContext, names: list[str]) -> Json:
-    return k.number(min((k[name] for name in names), key=lambda one: category(one.dtype)).dtype)
+    return k.number(min((k[name] for name in names), key=lambda tensor: category(tensor.dtype)).dtype)
 
 
 def _paired(k: DrawContext, name: str) -> Given:
@@ -94,7 +94,7 @@ def _exchanged(k: DrawContext, name: str) -> Given | None:
 
 def _added_to_all(k: DrawContext, name: str) -> Given:
     names = _list(k, name)
-    dtype = min((k[name] for name in names), key=lambda one: category(one.dtype)).dtype
+    dtype = min((k[name] for name in names), key=lambda tensor: category(tensor.dtype)).dtype
     return Given([_tensors(names), k.constant((), dtype)])
 
 

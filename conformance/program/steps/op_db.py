@@ -88,9 +88,9 @@ def _gappy(out: torch.Tensor | None) -> bool:
     return out is not None and not out.is_contiguous()
 
 
-def _repeats(one: Any) -> bool:
-    return isinstance(one, torch.Tensor) and any(
-        step == 0 and size > 1 for step, size in zip(one.stride(), one.size(), strict=True)
+def _repeats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(
+        step == 0 and size > 1 for step, size in zip(value.stride(), value.size(), strict=True)
     )
 
 

@@ -132,7 +132,7 @@ copied = functools.partial(state, effect=MOVE, form=DEFINED)
 
 
 TOPICS: dict[str, tuple[str, ...]] = {
-    **{name: one.suits for name, one in OF_STEPS.items()},
+    **{name: state.suits for name, state in OF_STEPS.items()},
     "copies": ("pickled", "pickled_together", "deepcopied", "deepcopied_together"),
     "random numbers": ("seeded", "generated"),
     "warnings": ("warned",),
@@ -173,7 +173,7 @@ def draw(
 
     Then mostly repeat the call under other states: this finds answers that the device cached under the first states."""
     states, suits = under(k, topic), suited(k, topic, families)
-    names = [one for one in families for _ in range(WEIGHT.get(one, 1))]
+    names = [family for family in families for _ in range(WEIGHT.get(family, 1))]
     op = k.choice(suits) if suits and k.chance(1, 2) else choose(names)
     step = offer(op, states)
     for _ in range(2):

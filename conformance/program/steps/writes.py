@@ -112,7 +112,7 @@ def _index_put(k: DrawContext, t: torch.Tensor) -> Given:
 
 
 def _negative_at_times(k: DrawContext, at: list[int], n: int) -> list[int]:
-    return [one - n for one in at] if k.chance(1, 4) else at
+    return [index - n for index in at] if k.chance(1, 4) else at
 
 
 def _put(k: DrawContext, t: torch.Tensor) -> Given:
@@ -158,7 +158,9 @@ def _set_pairs(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw distinct pairs of indices of the first two dimensions, and a number or one value per pair."""
     rows, columns = t.size()[:2]
     at = k.indices(rows * columns, k.integer(1, 3), True)
-    index: Json = {"tuple": [tensor_of([one // columns for one in at]), tensor_of([one % columns for one in at])]}
+    index: Json = {
+        "tuple": [tensor_of([index // columns for index in at]), tensor_of([index % columns for index in at])]
+    }
     return [index, k.number(t.dtype) if k.chance(1, 2) else k.constant((len(at), *t.size()[2:]), t.dtype)]
 
 

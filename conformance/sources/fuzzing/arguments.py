@@ -148,7 +148,7 @@ def _error(step: Step, shadow: Shadow) -> str | None:
         return type(error).__name__ if "INTERNAL ASSERT" not in str(error) else None
     results = result if isinstance(result, (tuple, list)) else [result]
     tensors = [result for result in results if isinstance(result, torch.Tensor)]
-    if any(one.is_meta for one in tensors):
+    if any(tensor.is_meta for tensor in tensors):
         return None
     return "" if not step.out or len(tensors) == len(results) == len(step.out) else None
 

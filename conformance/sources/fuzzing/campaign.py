@@ -30,7 +30,7 @@ from conformance.report.live import Log, Sample
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.sources.fuzzing import worker
-from conformance.sources.fuzzing.isolation import Workers, found_by
+from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
 from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
@@ -174,7 +174,7 @@ class Campaign:
         if self.wanted is None:
             return waiting
         weights = [(self.wanted(self, group), group) for group in waiting]
-        return [group for weight, group in sorted(weights, key=lambda one: -one[0]) if weight]
+        return [group for weight, group in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
 
     @property
     def unwanted(self) -> list[Group]:
@@ -335,7 +335,7 @@ class Campaign:
     def _take_found(self) -> None:
         """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""
         for shard in self.unfinished.values():
-            for finding in found_by(shard, shard.first, shard.first + shard.count):
+            for finding in saved_findings(shard, shard.first, shard.first + shard.count):
                 self.add(finding)
 
     def _note_progress(self) -> None:
@@ -403,7 +403,7 @@ class Campaign:
                 ) from error
             self.groups.append(group)
         self.groups.sort(key=lambda group: min(group.numbers))
-        for finding in sorted(untaken, key=lambda one: one.number):
+        for finding in sorted(untaken, key=lambda finding: finding.number):
             self.add(finding)
 
     def _enough(self) -> bool:
@@ -419,7 +419,7 @@ class Campaign:
         """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
         finding with the lowest program number, in whatever order findings arrive."""
         alike = (group for group in self.groups if group.finding.layer == finding.layer)
-        group = next((one for one in alike if finding.group in one.found_as and one.explains(finding)), None)
+        group = next((group for group in alike if finding.group in group.found_as and group.explains(finding)), None)
         if group is None:
             group = Group(finding, {finding.number}, {finding.group})
             self.groups.append(group)

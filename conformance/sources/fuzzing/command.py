@@ -127,7 +127,10 @@ class Programs(Source):
         there, notes = contradictions(session, "step", plainest.subject_of, seconds)
         working = [(Finding(f"declared lacking: {name}", "XPASS", 0, step=name), said) for name, said in there.items()]
         xpass = model.Outcome.XPASS
-        return [Result(one.step, "", "program", "", xpass, reason=said, finding=one) for one, said in working], notes
+        return [
+            Result(declaration.step, "", "program", "", xpass, reason=said, finding=declaration)
+            for declaration, said in working
+        ], notes
 
     def keep(self, session: Session, run: Run) -> None:
         """Mark the saved findings whose script shows no headline, and write the kernel counts of the programs."""

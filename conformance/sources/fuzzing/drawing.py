@@ -40,7 +40,7 @@ from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
-from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted
+from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted, joined
 from conformance.sources.fuzzing.tally import Tally
 
 DTYPES = (
@@ -281,8 +281,9 @@ class Drawing:
         drawn = hazards.NAME in self.families and any(name in self.dtypes for name in hazards.DTYPES)
         if not self.biased or not drawn or number % every != HAZARDS_AT % every:
             return ()
-        cells, first = _hazards(self.without), number // every * hazards.PER_PROGRAM
-        turns = (divmod(at, len(cells)) for at in range(first, first + hazards.PER_PROGRAM))
+        count = hazards.PER_FUNCTION if self.compiled else hazards.PER_PROGRAM
+        cells, first = _hazards(self.without), number // every * count
+        turns = (divmod(at, len(cells)) for at in range(first, first + count))
         return tuple(_shuffled(cells, f"{seed}:hazards:{turn}")[at] for turn, at in turns)
 
     def topics(self, seed: int, number: int) -> tuple[tuple[str, int], ...]:
@@ -345,7 +346,7 @@ class Drawing:
             k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
             k.hidden, k.once = {*shadow.env}, self.once
             for at, call in enumerate(planned, 1):
-                k.hidden -= {one.name for one in call.inputs}
+                k.hidden -= {input_.name for input_ in call.inputs}
                 offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
                 if offered is not None and not offered.raises and tally is not None:
                     tally.entries["|".join(call.cell)] += 1
@@ -361,11 +362,19 @@ class Drawing:
         """The program with these hazards. The caller's calls of all hazards come last.
 
         If `aim` is a cell, the last input and at most one step beside the hazards are aimed at it."""
-        known = [name for name in hazards.DTYPES if name in self.dtypes]
-        program = draw_hazard_inputs(Draw(source), known, aim, wider=any(OUTSIDE in cell for cell in wanted))
+        known, d = [name for name in hazards.DTYPES if name in self.dtypes], Draw(source)
+        program, drawn = Program((), ()), list[tuple[hazards.Hazard, list[str], str, bool]]()
+        for some in [[cell] for cell in wanted] if self.compiled else [wanted]:
+            plain, wider = self.compiled and d.chance(1, 2), any(OUTSIDE in cell for cell in some)
+            aimed = None if drawn else aim
+            own = draw_hazard_inputs(d, known, aimed, wider=wider, plain=plain, first=len(program.inputs))
+            same, free = [input_.name for input_ in own.inputs if input_.storage == 0], own.inputs[1].name
+            program, _ = joined(program, own)
+            drawn += [(cell, same, free, plain) for cell in some]
         shadow = Shadow(program)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)))
-        most = hazards.STEPS if self.steps == STEPS else self.steps[1]
+        longest = hazards.FUNCTION_STEPS if self.compiled else hazards.STEPS
+        most = longest if self.steps == STEPS else self.steps[1]
         cells, calls = list[Cell](), list[Step]()
 
         def offer(step: Step) -> Step | None:
@@ -375,14 +384,12 @@ class Drawing:
             cells.append(_cell(op, k[step.names()[0]]))
             return shadow.offer(step)
 
-        free = program.inputs[1].name
-        same = [one.name for one in program.inputs if one.storage == 0]
-        for hazard in wanted:
+        for hazard, same, free, plain in drawn:
             if aim and len(shadow.steps) + len(calls) < most and draw_aimed(k, self.families[aim[0]], aim, tally):
                 aim = None
             for _ in range(HAZARD_TRIALS):
                 steps, counted = len(shadow.steps), len(cells)
-                more = hazards.draw(k, hazard, offer, same, free)
+                more = hazards.draw(k, hazard, offer, same, free, plain)
                 if more is not None and len(shadow.steps) + len(calls) + len(more) <= most:
                     calls += more
                     if tally is not None:
@@ -418,10 +425,8 @@ class Drawing:
         for topic, turn in wanted:
             with contextlib.suppress(functions.Refused):
                 own, steps = self._inputs_of(d, topic, turn, seed, len(program.inputs))
-                moved = [replace(one, storage=one.storage + len(program.storages)) for one in own.inputs]
-                storages, inputs = (*program.storages, *own.storages), (*program.inputs, *moved)
-                program = replace(program, storages=storages, inputs=inputs)
-                drawn.append((topic, [one.name for one in moved], steps))
+                program, names = joined(program, own)
+                drawn.append((topic, names, steps))
         shadow, calls = Shadow(program), list[Step]()
         k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
 
@@ -452,7 +457,9 @@ class Drawing:
             else:
                 # The aimed step may use some of them.
                 needless = {*names} - {name for step in shadow.steps for name in step.names()}
-                program = replace(program, inputs=tuple(one for one in program.inputs if one.name not in needless))
+                program = replace(
+                    program, inputs=tuple(input_ for input_ in program.inputs if input_.name not in needless)
+                )
         for step in calls:
             shadow.offer(step)
         return self._drawn(program, shadow, tally)
@@ -465,7 +472,7 @@ class Drawing:
 
         most = functions.MOST_CONVERTED[topic]
         planned = list(converted(d, topic, self.dtypes, seed, turn, first, most))
-        return inputs_of(planned), [replace(one.step, out=("",) * one.results) for one in planned]
+        return inputs_of(planned), [replace(call.step, out=("",) * call.results) for call in planned]
 
     @staticmethod
     def _drawn(program: Program, shadow: Shadow, tally: Tally | None) -> Program:
@@ -574,7 +581,7 @@ def draw_step(
     following = FOLLOWS.get(OPS[before[0].op].family, ()) if before else ()
     families = [family for family in following if family in by_family]
     if not families or not k.chance(1, 2):
-        families = [one for one in by_family for _ in range(weights.get(one, 1) if k.biased else 1)]
+        families = [family for family in by_family for _ in range(weights.get(family, 1) if k.biased else 1)]
     op = choose(k, by_family, families)
     again = [OPS[step.op] for step in k.shadow.steps if not step.body and OPS[step.op].family in by_family]
     if k.biased and follows and again and k.chance(1, 12):
@@ -593,7 +600,7 @@ def offer(
     if step is None:
         k.shadow.avoided["nothing fits: " + op.family] += 1
         return None
-    if step.op in k.once and any(one.op == step.op for one in k.shadow.steps):
+    if step.op in k.once and any(earlier.op == step.op for earlier in k.shadow.steps):
         k.shadow.avoided[f"a second {step.op}"] += 1
         return None
     if (

@@ -66,10 +66,10 @@ def _other_values(program: Program, rng: random.Random) -> Call | None:
     """Return a call with other values of the same kind in every storage."""
     changed: dict[str, dict[str, Json]] = {}
     known: set[int] = set()
-    for one in program.inputs:
-        if one.storage not in known and not one.same:
-            known.add(one.storage)
-            changed[one.name] = {"values": _values(program.storages[one.storage], rng)}
+    for input_ in program.inputs:
+        if input_.storage not in known and not input_.same:
+            known.add(input_.storage)
+            changed[input_.name] = {"values": _values(program.storages[input_.storage], rng)}
     return Call(changed) if changed else None
 
 
@@ -83,19 +83,19 @@ def _values(storage: Storage, rng: random.Random) -> Json:
 
 def _offset(program: Program, rng: random.Random) -> Call | None:
     """Return a call with another offset of one input. No guard checks an offset."""
-    inputs = [one for one in program.inputs if not one.same]
+    inputs = [input_ for input_ in program.inputs if not input_.same]
     one = rng.choice(inputs) if inputs else None
     return Call({one.name: {"offset": one.offset + rng.randint(1, 3)}}) if one is not None else None
 
 
-def _resized(one: Input, size: tuple[int, ...]) -> dict[str, Json]:
+def _resized(input_: Input, size: tuple[int, ...]) -> dict[str, Json]:
     """Return the change to another size. A dense input stays dense, in the same order of dimensions."""
-    if len(size) != len(one.size):
+    if len(size) != len(input_.size):
         return {"size": list(size), "stride": list(dense(size))}
-    order = sorted(range(len(size)), key=lambda dim: (one.stride[dim], one.size[dim]))
+    order = sorted(range(len(size)), key=lambda dim: (input_.stride[dim], input_.size[dim]))
     stride, step = [0] * len(size), 1
     for dim in order:
-        kept = one.stride[dim]
+        kept = input_.stride[dim]
         stride[dim] = 0 if kept == 0 else max(kept, step)
         step = max(step, stride[dim] * max(size[dim], 1))
     return {"size": list(size), "stride": stride}
@@ -103,93 +103,95 @@ def _resized(one: Input, size: tuple[int, ...]) -> dict[str, Json]:
 
 def _shapes(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls with another length of a dimension: of all inputs with this length, or of one input."""
-    lengths = sorted({n for one in program.inputs for n in one.size})
+    lengths = sorted({n for input_ in program.inputs for n in input_.size})
     for n in lengths:
         for other in {n + 1, n + 3, max(n - 1, 1), 2 * n} - {n}:
             changed = {
-                one.name: _resized(one, tuple(other if m == n else m for m in one.size))
-                for one in program.inputs
-                if n in one.size
+                input_.name: _resized(input_, tuple(other if m == n else m for m in input_.size))
+                for input_ in program.inputs
+                if n in input_.size
             }
             yield replace(program, calls=(Call(changed),))
-            for one in program.inputs:
-                for dim in (dim for dim, m in enumerate(one.size) if m == n):
-                    size = (*one.size[:dim], other, *one.size[dim + 1 :])
-                    yield replace(program, calls=(Call({one.name: _resized(one, size)}),))
+            for input_ in program.inputs:
+                for dim in (dim for dim, m in enumerate(input_.size) if m == n):
+                    size = (*input_.size[:dim], other, *input_.size[dim + 1 :])
+                    yield replace(program, calls=(Call({input_.name: _resized(input_, size)}),))
 
 
 def _ranks(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls with one more or one fewer dimension."""
-    for one in program.inputs:
-        for size in ((2, *one.size), (1, *one.size), one.size[1:], one.size[:-1]):
-            if len(size) != len(one.size):
-                yield replace(program, calls=(Call({one.name: _resized(one, size)}),))
+    for input_ in program.inputs:
+        for size in ((2, *input_.size), (1, *input_.size), input_.size[1:], input_.size[:-1]):
+            if len(size) != len(input_.size):
+                yield replace(program, calls=(Call({input_.name: _resized(input_, size)}),))
 
 
 def _strides(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls with other strides of the same size: permuted, with gaps, or expanded."""
-    for one in program.inputs:
+    for input_ in program.inputs:
         for _ in range(4):
-            order = rng.sample(range(len(one.size)), len(one.size))
+            order = rng.sample(range(len(input_.size)), len(input_.size))
             stride, step = [0] * len(order), rng.choice((1, 1, 2))
             for dim in order:
-                stride[dim], step = step, step * max(one.size[dim], 1)
-            yield replace(program, calls=(Call({one.name: {"stride": stride}}),))
-        for dim in range(len(one.size)):
-            expanded = [*one.stride[:dim], 0, *one.stride[dim + 1 :]]
-            yield replace(program, calls=(Call({one.name: {"stride": expanded}}),))
+                stride[dim], step = step, step * max(input_.size[dim], 1)
+            yield replace(program, calls=(Call({input_.name: {"stride": stride}}),))
+        for dim in range(len(input_.size)):
+            expanded = [*input_.stride[:dim], 0, *input_.stride[dim + 1 :]]
+            yield replace(program, calls=(Call({input_.name: {"stride": expanded}}),))
 
 
 def _dtypes(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls with another dtype of all inputs of one dtype, or of one input."""
-    for dtype in dict.fromkeys(one.dtype for one in program.inputs):
+    for dtype in dict.fromkeys(input_.dtype for input_ in program.inputs):
         for other in dict.fromkeys((OTHER_DTYPE[dtype], "float32", "int64", "float64") if dtype in OTHER_DTYPE else ()):
             if other == dtype:
                 continue
-            for chosen in ([one for one in program.inputs if one.dtype == dtype], program.inputs):
-                yield replace(program, calls=(Call({one.name: _to(one, other) for one in chosen}),))
-            for one in program.inputs:
-                if one.dtype == dtype:
-                    yield replace(program, calls=(Call({one.name: _to(one, other)}),))
+            for chosen in ([input_ for input_ in program.inputs if input_.dtype == dtype], program.inputs):
+                yield replace(program, calls=(Call({input_.name: _to(input_, other) for input_ in chosen}),))
+            for input_ in program.inputs:
+                if input_.dtype == dtype:
+                    yield replace(program, calls=(Call({input_.name: _to(input_, other)}),))
 
 
-def _to(one: Input, dtype: str) -> dict[str, Json]:
-    grad = one.requires_grad and (dtype_of(dtype).is_floating_point or dtype_of(dtype).is_complex)
-    return {"dtype": dtype, **({"requires_grad": False} if one.requires_grad and not grad else {})}
+def _to(input_: Input, dtype: str) -> dict[str, Json]:
+    grad = input_.requires_grad and (dtype_of(dtype).is_floating_point or dtype_of(dtype).is_complex)
+    return {"dtype": dtype, **({"requires_grad": False} if input_.requires_grad and not grad else {})}
 
 
 def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls in which an input begins or ceases to require grad."""
-    for one in program.inputs:
-        if dtype_of(one.dtype).is_floating_point or dtype_of(one.dtype).is_complex:
-            yield replace(program, calls=(Call({one.name: {"requires_grad": not one.requires_grad}}),))
+    for input_ in program.inputs:
+        if dtype_of(input_.dtype).is_floating_point or dtype_of(input_.dtype).is_complex:
+            yield replace(program, calls=(Call({input_.name: {"requires_grad": not input_.requires_grad}}),))
 
 
 def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls in which two inputs begin or cease to share a storage, or become one tensor."""
     inputs = program.inputs
-    for at, one in enumerate(inputs):
-        if one.same:
-            yield replace(program, calls=(Call({one.name: {"same": ""}}),))
+    for at, input_ in enumerate(inputs):
+        if input_.same:
+            yield replace(program, calls=(Call({input_.name: {"same": ""}}),))
         for other in inputs[:at]:
-            if other.dtype != one.dtype or other.same:
+            if other.dtype != input_.dtype or other.same:
                 continue
-            if other.storage == one.storage:
-                yield replace(program, calls=(Call({one.name: {"alone": True}}),))
+            if other.storage == input_.storage:
+                yield replace(program, calls=(Call({input_.name: {"alone": True}}),))
             else:
                 grad = {"requires_grad": other.requires_grad}
                 for shift in (0, 1, rng.randint(0, 6)):
                     moved = {"beside": other.name, "offset": other.offset + shift, **grad}
-                    yield replace(program, calls=(Call({one.name: moved}),))
+                    yield replace(program, calls=(Call({input_.name: moved}),))
             if (other.size, other.stride, other.storage) == (
-                one.size,
-                one.stride,
-                one.storage,
-            ) or other.size == one.size:
-                yield replace(program, calls=(Call({one.name: {"same": other.name}}),))
+                input_.size,
+                input_.stride,
+                input_.storage,
+            ) or other.size == input_.size:
+                yield replace(program, calls=(Call({input_.name: {"same": other.name}}),))
     if len(inputs) == 1:  # a second input like the first, which joins it
         first = inputs[0]
-        name = next(fresh_names({one.name: one for one in inputs} | {name: 0 for s in program.steps for name in s.out}))
+        name = next(
+            fresh_names({input_.name: input_ for input_ in inputs} | {name: 0 for s in program.steps for name in s.out})
+        )
         alias = replace(first, name=name, storage=1)
         uses = Step("add_", (tensor(name), 1)), Step("mul", (tensor(first.name), 2), out=(f"{name}_1",))
         for steps in (uses, uses[::-1]):
@@ -244,10 +246,10 @@ def _numbers(program: Program, rng: random.Random) -> Iterator[Program]:
             one for one in (value + 1, value - 1, 0, 1, 2 * value, float(value)) if repr(one) != repr(value)
         ],
     )
-    for one in program.inputs:
-        if dtype_of(one.dtype).is_floating_point:
+    for input_ in program.inputs:
+        if dtype_of(input_.dtype).is_floating_point:
             marker = {"arg": "arg_1", "value": 2.0}
-            steps = (*program.steps, Step("mul", (tensor(one.name), marker), out=(f"{one.name}_1",)))
+            steps = (*program.steps, Step("mul", (tensor(input_.name), marker), out=(f"{input_.name}_1",)))
             for value in (3.0, 2, *map(number, SPECIAL[:1])):
                 yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": value}),))
 
@@ -261,12 +263,12 @@ def _nones(program: Program, rng: random.Random) -> Iterator[Program]:
             if _is_number(step.kwargs[key]):
                 steps[at] = replace(step, kwargs={**step.kwargs, key: {"arg": "arg_1", "value": step.kwargs[key]}})
                 yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": None}),))
-    for one in program.inputs:
-        if dtype_of(one.dtype).is_floating_point:
-            clamp = Step("clamp", (tensor(one.name), {"arg": "arg_1", "value": None}, 2), out=(f"{one.name}_1",))
+    for input_ in program.inputs:
+        if dtype_of(input_.dtype).is_floating_point:
+            clamp = Step("clamp", (tensor(input_.name), {"arg": "arg_1", "value": None}, 2), out=(f"{input_.name}_1",))
             for first, second in ((None, 1), (1, None)):
                 marker = {"arg": "arg_1", "value": first}
-                steps = (*program.steps, replace(clamp, args=(tensor(one.name), marker, 2)))  # type: ignore[assignment]
+                steps = (*program.steps, replace(clamp, args=(tensor(input_.name), marker, 2)))  # type: ignore[assignment]
                 yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": second}),))
 
 
@@ -277,9 +279,9 @@ def _flags(program: Program, rng: random.Random) -> Iterator[Program]:
 
 def _states(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls under a global state, with a step whose answer depends on it where that is possible."""
-    for one in program.inputs:
-        name, dtype = one.name, dtype_of(one.dtype)
-        grads = tuple(replace(two, requires_grad=True) if two is one else two for two in program.inputs)
+    for input_ in program.inputs:
+        name, dtype = input_.name, dtype_of(input_.dtype)
+        grads = tuple(replace(two, requires_grad=True) if two is input_ else two for two in program.inputs)
         doubled = Step("mul", (tensor(name), 2), out=(f"{name}_1",))
         if dtype.is_floating_point:
             for state in ("no_grad", "inference_mode"):
@@ -293,7 +295,7 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
             Step("sigmoid", (tensor(f"{name}_1"),), out=(f"{name}_2",)),
         )
         yield replace(program, steps=(*program.steps, *asks), calls=(Call(under=("default_dtype:float64",)),))
-        if one.dtype == "float32":
+        if input_.dtype == "float32":
             flat = Step("flatten", (tensor(name),), out=(f"{name}_1",))
             product = Step("matmul", (tensor(f"{name}_1"), tensor(f"{name}_1")), out=(f"{name}_2",))
             yield replace(

@@ -7,7 +7,7 @@ Sometimes two inputs share a storage.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -59,13 +59,15 @@ def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None
     return Program(tuple(storages), tuple(inputs))
 
 
-def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None, wider: bool = False) -> Program:
-    """Draw the inputs of a program of hazards: two of one size and dtype, and sometimes the first one again.
+def draw_hazard_inputs(
+    d: Draw, dtypes: Sequence[str], aim: Cell | None = None, wider: bool = False, plain: bool = False, first: int = 0
+) -> Program:
+    """Draw the inputs of hazards: two of one size and dtype, and sometimes the first one again.
 
     If `aim` is a cell, another input has its layout class and dtype. If `wider`, each storage has cells behind its
-    input."""
-    dtype, storages, inputs, names = d.choice(dtypes), list[Storage](), list[Input](), fresh_names({})
-    for at, layout in enumerate(hazards.draw_layouts(d)):
+    input. The names begin with the name of number `first`."""
+    dtype, storages, inputs, names = d.choice(dtypes), list[Storage](), list[Input](), _names(first)
+    for at, layout in enumerate(hazards.draw_layouts(d, plain)):
         seeded = d.chance(1, 2) and layout.cells <= MOST_SEEDED
         values: Json = {"seed": d.integer(0, 99)} if seeded else "arange"
         storages.append(Storage(dtype, layout.cells + d.choice((2, 1, 3) if wider else (0, 0, 1, 3)), values))
@@ -81,14 +83,25 @@ def draw_hazard_inputs(d: Draw, dtypes: Sequence[str], aim: Cell | None = None, 
 
 def draw_wanted(d: Draw, wanted: Sequence[functions.Wanted], first: int) -> Program:
     """Draw the inputs that a topic wants, each on its own storage. The names begin with the name of number `first`."""
-    names = itertools.islice(fresh_names({}), first, None)
-    layouts = [laid_out(d, one.size, d.choice(hazards.PLACES)) for one in wanted]
-    storages = [filled(one.dtype, one.values, layout) for one, layout in zip(wanted, layouts, strict=True)]
+    names = _names(first)
+    layouts = [laid_out(d, tensor.size, d.choice(hazards.PLACES)) for tensor in wanted]
+    storages = [filled(tensor.dtype, tensor.values, layout) for tensor, layout in zip(wanted, layouts, strict=True)]
     inputs = [
-        Input(next(names), at, one.dtype, layout.size, layout.stride, layout.offset)
-        for at, (one, layout) in enumerate(zip(wanted, layouts, strict=True))
+        Input(next(names), at, tensor.dtype, layout.size, layout.stride, layout.offset)
+        for at, (tensor, layout) in enumerate(zip(wanted, layouts, strict=True))
     ]
     return Program(tuple(storages), tuple(inputs))
+
+
+def joined(program: Program, own: Program) -> tuple[Program, list[str]]:
+    """A program with the inputs of both, whose names differ, and the names of the second one's."""
+    moved = tuple(replace(input_, storage=input_.storage + len(program.storages)) for input_ in own.inputs)
+    both = replace(program, storages=(*program.storages, *own.storages), inputs=(*program.inputs, *moved))
+    return both, [tensor.name for tensor in moved]
+
+
+def _names(first: int) -> Iterator[str]:
+    return itertools.islice(fresh_names({}), first, None)
 
 
 def filled(dtype: str, values: Json, layout: Layout) -> Storage:

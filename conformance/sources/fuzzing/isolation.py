@@ -142,11 +142,11 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
     left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)
-    left.findings = [*found_by(shard, shard.first, number + 1), finding]
+    left.findings = [*saved_findings(shard, shard.first, number + 1), finding]
     return left, behind
 
 
-def found_by(shard: Shard, first: int, end: int) -> Iterator[FailingProgram]:
+def saved_findings(shard: Shard, first: int, end: int) -> Iterator[FailingProgram]:
     """Yield the findings that a shard left on disk for the programs from `first` to before `end`."""
     for number in range(first, end):
         for path in filter(Path.exists, (shard.path_of(number, part) for part in range(MOST_PARTS))):

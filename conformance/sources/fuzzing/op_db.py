@@ -117,18 +117,18 @@ def _placed(
     return Planned(cell, tuple(storages), tuple(inputs), _named(step, [tensor.name for tensor in inputs]), len(results))
 
 
-def _can_be_distinct(one: Operand) -> bool:
+def _can_be_distinct(operand: Operand) -> bool:
     """Whether the dtype represents as many whole numbers as the operand has elements."""
-    return len(one.values) <= WHOLE.get(one.dtype, len(one.values))
+    return len(operand.values) <= WHOLE.get(operand.dtype, len(operand.values))
 
 
-def _distinct(d: Draw, one: Operand) -> Operand:
+def _distinct(d: Draw, operand: Operand) -> Operand:
     """The operand; if it has equal elements, with distinct whole numbers instead."""
-    count = len(one.values)
-    if len({*map(str, one.values)}) == count:
-        return one
-    least = 0 if one.dtype.startswith("uint") else -(count // 2)
-    return replace(one, values=tuple(random.Random(d.integer(0, 99)).sample(range(least, least + count), count)))
+    count = len(operand.values)
+    if len({*map(str, operand.values)}) == count:
+        return operand
+    least = 0 if operand.dtype.startswith("uint") else -(count // 2)
+    return replace(operand, values=tuple(random.Random(d.integer(0, 99)).sample(range(least, least + count), count)))
 
 
 @functools.cache
@@ -198,7 +198,7 @@ class Operators:
                     return planned
         if lacking and tally is not None:
             tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
-        return [one for one in planned if not one.raises]
+        return [call for call in planned if not call.raises]
 
     def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
         """Calls of the entry with variant and layout: first some of its cells, then contiguous forward calls."""
@@ -232,7 +232,7 @@ class Operators:
         if not {operand.dtype for operand in operands} | result_dtypes <= {*self.dtypes}:
             return None
         distinct, ordered = undefined.needs_distinct(op.name), undefined.needs_order(op.name)
-        if distinct and any(one.dtype == "bool" and math.prod(one.size) > 2 for one in operands):
+        if distinct and any(operand.dtype == "bool" and math.prod(operand.size) > 2 for operand in operands):
             return None  # no distinct elements, and a device may order equal ones as it likes
         if ordered and not _can_be_distinct(operands[0]):
             return None
@@ -257,13 +257,13 @@ class Operators:
         granted = catalog.tolerances(op, dtype_of(dtype), (dtype,)) if places else {}
         return replace(planned, tolerance=granted, raises=answered.raises is not None)
 
-    def _valued(self, d: Draw, op: Any, one: Operand, plain: bool) -> Operand:
+    def _valued(self, d: Draw, op: Any, operand: Operand, plain: bool) -> Operand:
         """The operand. If the entry accepts any values, half of the operands get whole numbers and halves instead."""
-        takes = dtype_of(one.dtype).is_floating_point and catalog.family(op) in ANY_VALUES
+        takes = dtype_of(operand.dtype).is_floating_point and catalog.family(op) in ANY_VALUES
         if plain or not takes or not d.chance(1, 2):
-            return one
-        cells = Storage(one.dtype, len(one.values), {"seed": d.integer(0, 99)}).literal()
-        return replace(one, values=tuple(map(number, cells)))
+            return operand
+        cells = Storage(operand.dtype, len(operand.values), {"seed": d.integer(0, 99)}).literal()
+        return replace(operand, values=tuple(map(number, cells)))
 
     def _answered(self, planned: Planned) -> Step | None:
         """The step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
@@ -373,9 +373,9 @@ def inputs_of(planned: Sequence[Planned]) -> Program:
     storages: list[Storage] = []
     inputs: list[Input] = []
     tolerance: dict[str, tuple[float, float]] = {}
-    for one in planned:
-        inputs += [replace(each, storage=each.storage + len(storages)) for each in one.inputs]
-        storages += one.storages
-        for name, pair in one.tolerance.items():
+    for call in planned:
+        inputs += [replace(each, storage=each.storage + len(storages)) for each in call.inputs]
+        storages += call.storages
+        for name, pair in call.tolerance.items():
             tolerance[name] = (max(pair[0], tolerance.get(name, pair)[0]), max(pair[1], tolerance.get(name, pair)[1]))
     return Program(tuple(storages), tuple(inputs), tolerance=tolerance)

@@ -164,29 +164,29 @@ def _function(op: Any) -> Any:
 def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
     """Whether the step gives the same answer as the entry."""
     cpu = torch.device("cpu")
-    env = {f"#{at}": tensor_for(one) for at, one in enumerate(operands)}
+    env = {f"#{at}": tensor_for(operand) for at, operand in enumerate(operands)}
     args, kwargs = ([*step.args], dict(step.kwargs))
     try:
         answer = OPS[step.op].run(decode(args, env, cpu), {key: decode(part, env, cpu) for key, part in kwargs.items()})
     except Exception:  # another form of the call may work
         return False
     again = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-    return len(again) == len(results) and all(_same(one, two) for one, two in zip(results, again, strict=True))
+    return len(again) == len(results) and all(_same(result, two) for result, two in zip(results, again, strict=True))
 
 
-def tensor_for(one: Operand) -> torch.Tensor:
+def tensor_for(operand: Operand) -> torch.Tensor:
     """The operand as a contiguous CPU tensor."""
     cpu = torch.device("cpu")
-    return torch.tensor(decode([*one.values], {}, cpu), dtype=dtype_of(one.dtype)).reshape(one.size)
+    return torch.tensor(decode([*operand.values], {}, cpu), dtype=dtype_of(operand.dtype)).reshape(operand.size)
 
 
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
-        alike = (one.dtype, one.shape) == (two.dtype, two.shape)
+def _same(value: Any, two: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(two, torch.Tensor):
+        alike = (value.dtype, value.shape) == (two.dtype, two.shape)
         return alike and torch.allclose(
-            one.detach().to(torch.complex128), two.detach().to(torch.complex128), 1e-3, 1e-3, True
+            value.detach().to(torch.complex128), two.detach().to(torch.complex128), 1e-3, 1e-3, True
         )
-    return type(one) is type(two) and bool(one == two)
+    return type(value) is type(two) and bool(value == two)
 
 
 def _operand(tensor: torch.Tensor, sample: Sample, operands: list[Operand]) -> Json:

@@ -68,6 +68,8 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
 
 def _complexity(program: Program) -> tuple[int, int, int]:
     """Sort key of parts that do not concern the last step: inputs that are not dense, inputs, elements."""
-    dense = sum(one.offset == 0 and list(one.stride) == sorted(one.stride, reverse=True) for one in program.inputs)
+    dense = sum(
+        input_.offset == 0 and list(input_.stride) == sorted(input_.stride, reverse=True) for input_ in program.inputs
+    )
     elements = sum(storage.size for storage in program.storages)
     return len(program.inputs) - dense, len(program.inputs), elements

@@ -124,8 +124,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     plan, done = campaign.plan, campaign.result
     corpus = tuple(Path(path).stem for path in plan.corpus)
     options = shlex.join(plan.options)
-    totals: dict[str, Any] = {name: one for name, one in vars(done).items() if name in TOTALS}
-    totals |= {name: dict(one) for name, one in totals.items() if isinstance(one, Counter)}
+    totals: dict[str, Any] = {name: count for name, count in vars(done).items() if name in TOTALS}
+    totals |= {name: dict(counts) for name, counts in totals.items() if isinstance(counts, Counter)}
     totals |= {name: dict(getattr(done, name).most_common()) for name in ("unsupported", "avoided")}
     drawn = ProgramStats(
         **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},

@@ -275,14 +275,14 @@ def shrunk(
     limits: Limits,
     trials: int,
     hang: frozenset[str],
-    one: FailingProgram,
+    finding: FailingProgram,
     small: FailingProgram | None,
     until: float,
 ) -> FailingProgram:
     """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
     local = _own(target, limits, trials)
     local.workers.hang = hang
-    return local.smaller(one, until) if small is None else local.confirm(one, small, until)
+    return local.smaller(finding, until) if small is None else local.confirm(finding, small, until)
 
 
 @functools.lru_cache(maxsize=1)

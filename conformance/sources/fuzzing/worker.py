@@ -458,7 +458,7 @@ def _unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) ->
     of them, if there is one. Without such targets, all mismatches."""
     for spec in target.without_backend if wrong else ():
         there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
-        left = [one for one in wrong if not answers([one]) <= there]
+        left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]
         if not left:
             return [], spec
         wrong = left

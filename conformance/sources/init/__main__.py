@@ -81,7 +81,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         *([f"{late} of {len(investigation.trials)} trials had no time: nothing is declared of them."] if late else []),
     ]
     write_atomic(args.output, profiles.dumps(written, head))
-    entries = {operator: one.scope.op for operator, one in written.unsupported("operator").items()}
+    entries = {operator: declaration.scope.op for operator, declaration in written.unsupported("operator").items()}
     terminal.missing(console, written.table(families=FAMILY_OF, entries=entries))
     for sentence in sentences(investigation):
         console.print(escape_control_characters(sentence))

@@ -77,7 +77,7 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         problems += check(declarations, CASES, WORDS | {"op": expectations.known_ops(names)})
         skipped += expectations.absent(declarations, names)
         problems += expectations.without_cases(declarations, catalog)
-    if any(one.subject is FINDINGS for one in read(path)):
+    if any(declaration.subject is FINDINGS for declaration in read(path)):
         from conformance.sources.fuzzing.results import parts
 
         problems += check(read(path), FINDINGS, parts())
@@ -91,7 +91,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
     if " / " in name or name == "program":
         return _explain_finding(name if " / " in name else "::".join(rest), path)
     wanted = dict(zip(("dtype", "variant", "layout"), rest, strict=False))
-    cases = [one for one in expectations.expected(path) if one.subject is CASES]
+    cases = [expectation for expectation in expectations.expected(path) if expectation.subject is CASES]
     matching = [case for case in cases if case.scope.selects({"op": name, **wanted})]
     _print(matching, options.case)
     names = [] if matching else [entry.name for entry in _catalog()]
@@ -101,7 +101,7 @@ def _explain(options: argparse.Namespace, path: Path) -> int:
 
 
 def _explain_finding(signature: str, path: Path) -> int:
-    programs = [one for one in read(path) if one.subject is FINDINGS]
+    programs = [declaration for declaration in read(path) if declaration.subject is FINDINGS]
     _print([program for program in programs if program.describes(from_title(signature))], signature)
     return 0
 

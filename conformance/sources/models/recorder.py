@@ -168,7 +168,7 @@ def _end(value: torch.Tensor) -> int:
 def _storage(group: list[torch.Tensor]) -> tuple[str, int, Range]:
     """Return the dtype, the cells and the range of the values of a storage. Cells behind all tensors are not needed.
     Raises Unwritable."""
-    if len({one.dtype for one in group}) > 1:
+    if len({tensor.dtype for tensor in group}) > 1:
         raise Unwritable("tensors of two dtypes on one storage")
     cells, values = max(map(_end, group)), values_of(group)
     if "distinct" in values and not cells <= values["high"] - values["low"] + 1 <= LARGEST_STORAGE:
@@ -182,7 +182,7 @@ def values_of(group: list[torch.Tensor]) -> Range:
     Integers keep their least and largest value, apart from an ignored label, and whether they are distinct or
     ascending. Floats lie in [-2, 2]; those without a negative value in [0, 1], and positive ones in [0.1, 1]. Numbers
     with an infinity below get one as well."""
-    flat = torch.cat([_cells(one.detach()).reshape(-1).cpu() for one in group])
+    flat = torch.cat([_cells(tensor.detach()).reshape(-1).cpu() for tensor in group])
     if flat.dtype is torch.bool or flat.is_complex():
         return {"low": -2.0, "high": 2.0} if flat.is_complex() else {"low": 0, "high": 1}
     if flat.is_floating_point():
@@ -206,12 +206,12 @@ def values_of(group: list[torch.Tensor]) -> Range:
     return result
 
 
-def _cells(one: torch.Tensor) -> torch.Tensor:
+def _cells(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its expanded dimensions, so that each cell occurs once."""
-    for dim in reversed(range(one.dim())):
-        if not one.stride(dim) and one.size(dim) > 1:
-            one = one.select(dim, 0)
-    return one
+    for dim in reversed(range(tensor.dim())):
+        if not tensor.stride(dim) and tensor.size(dim) > 1:
+            tensor = tensor.select(dim, 0)
+    return tensor
 
 
 def letters(func: Any, kwargs: Any, result: Any) -> str:

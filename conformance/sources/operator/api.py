@@ -84,13 +84,18 @@ def judged(request: Request) -> list[Verdict]:
     trial, budget = examination(request), Budget.of(request)
     result = [*verdicts(trial, request, budget)]
     wrong = sorted(
-        (one for one in result if one.finding), key=lambda one: (one.check not in FIRST, [*CHECKS].index(one.check))
+        (outcome for outcome in result if outcome.finding),
+        key=lambda outcome: (outcome.check not in FIRST, [*CHECKS].index(outcome.check)),
     )
     if not wrong:
         return result
     first = wrong[0].finding
     assert first is not None
     text = script(trial, minimized(trial, first, min(max(budget.left, SHORTEST), LONGEST)))
-    others = {one.check: one.finding for one in reversed(wrong) if one.finding and one.check != first.check}
+    others = {
+        mismatch.check: mismatch.finding
+        for mismatch in reversed(wrong)
+        if mismatch.finding and mismatch.check != first.check
+    }
     also = [f"# Also {headline(others[name])}" for name in CHECKS if name in others]
     raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))

@@ -238,8 +238,8 @@ def _stretched(call: Call, size: int) -> Call | None:
         return flat[torch.randint(flat.numel(), shape, generator=drawn)] if flat.numel() else leaf.new_empty(shape)
 
     def number(value: Any) -> Any:
-        if type(value) in (tuple, list, torch.Size) and value and all(type(one) is int for one in value):
-            return type(value)(size if one == length else one for one in value)
+        if type(value) in (tuple, list, torch.Size) and value and all(type(size) is int for size in value):
+            return type(value)(size if number == length else number for number in value)
         return value
 
     values = {name: number(map_leaves(value, longer)) for name, value in call.values.items()}
@@ -356,25 +356,25 @@ def _drawn(
     return values
 
 
-def _tensor(one: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> torch.Tensor | None:
-    shape = [int(evaluated(dim, sizes)) for dim in one.dims]
-    dtype = getattr(torch, one.dtypes[choice % len(one.dtypes)])
+def _tensor(tensor: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> torch.Tensor | None:
+    shape = [int(evaluated(dim, sizes)) for dim in tensor.dims]
+    dtype = getattr(torch, tensor.dtypes[choice % len(tensor.dtypes)])
     if min(shape, default=0) < 0:
         return None
-    low, high = one.range.within(sizes) if one.range else _usual(dtype)
+    low, high = tensor.range.within(sizes) if tensor.range else _usual(dtype)
     if low > high:
         return torch.empty(shape, dtype=dtype) if 0 in shape else None
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.float64
         drawn = torch.rand(shape, generator=rng, dtype=wide) * (high - low) + low
-        value = (torch.randn(shape, generator=rng, dtype=wide) if one.range is None else drawn).to(dtype)
-    elif one.word == "unique":
+        value = (torch.randn(shape, generator=rng, dtype=wide) if tensor.range is None else drawn).to(dtype)
+    elif tensor.word == "unique":
         if high - low + 1 < shape[0]:
             return None
         value = (torch.randperm(int(high - low) + 1, generator=rng)[: shape[0]] + int(low)).to(dtype)
     else:
         value = torch.randint(int(low), int(high) + 1, shape, generator=rng).to(dtype)
-    return value.sort().values if one.word == "sorted" else value
+    return value.sort().values if tensor.word == "sorted" else value
 
 
 def _usual(dtype: torch.dtype) -> tuple[float, float]:

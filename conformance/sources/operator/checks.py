@@ -155,8 +155,10 @@ def changed_inputs(seen: Observation, call: Call) -> list[str]:
     ]
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and not bool(differing(one, other, True).any())
+def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        tensor.shape == other.shape and tensor.dtype == other.dtype and not bool(differing(tensor, other, True).any())
+    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,9 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Difference]:
     judged = AgainstReference(trial.reference.function, call)
     inputs, changed = names_of_inputs(call.values), changed_inputs(want, call)
     may = trial.operator.written if trial.operator.written is not None else frozenset(changed)
-    undeclared = [name for name in changed_inputs(got, call) if _argument(name) not in {_argument(one) for one in may}]
+    undeclared = [
+        name for name in changed_inputs(got, call) if _argument(name) not in {_argument(place) for place in may}
+    ]
     for mismatch in judged.differences(want, got, oracles):
         of_input, name = mismatch.where in inputs, mismatch.oracle
         if name == "stride":
@@ -273,10 +277,10 @@ def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Obse
 
     def converted(seen: Observation) -> Observation:
         cast = {
-            name: dataclasses.replace(one, value=one.value.to(coarse), dtype=coarse)
-            if name.startswith(RESULT) and one.dtype in dtypes
-            else one
-            for name, one in seen.tensors.items()
+            name: dataclasses.replace(tensor, value=tensor.value.to(coarse), dtype=coarse)
+            if name.startswith(RESULT) and tensor.dtype in dtypes
+            else tensor
+            for name, tensor in seen.tensors.items()
         }
         return dataclasses.replace(seen, tensors=cast)
 
@@ -290,7 +294,7 @@ def _argument(name: str) -> str:
 
 def _aliasing(trial: Examination, call: Call, want: Observation, got: Observation) -> Iterator[Difference]:
     may, must = _declared(trial.operator, want)
-    names, elements = [*got.tensors], {name for name, one in got.tensors.items() if one.value.numel()}
+    names, elements = [*got.tensors], {name for name, tensor in got.tensors.items() if tensor.value.numel()}
     for at, name in enumerate(names):
         for other in names[at + 1 :]:
             if not name.startswith(RESULT) or not {name, other} <= elements:
@@ -311,16 +315,16 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
     if operator.schema is None:
         pairs = {
             (name, other if other.startswith(RESULT) else _argument(other))
-            for name, one in want.tensors.items()
+            for name, tensor in want.tensors.items()
             for other, two in want.tensors.items()
-            if name.startswith(RESULT) and one.alias == two.alias
+            if name.startswith(RESULT) and tensor.alias == two.alias
         }
         return pairs, set()
     returns = operator.schema.returns
     pairs = set()
-    for at, one in enumerate(returns):
+    for at, result in enumerate(returns):
         name = RESULT if len(returns) == 1 else f"{RESULT}[{at}]"
-        sets = one.alias_info.before_set if one.alias_info is not None else set()
+        sets = result.alias_info.before_set if result.alias_info is not None else set()
         for argument in operator.schema.arguments:
             if argument.alias_info is not None and argument.alias_info.before_set & sets:
                 pairs.add((name, argument.name))
@@ -332,14 +336,14 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Difference]:
     if trial.exact is None:
         raise NotJudged("there is no rule for this operator")
     exact = observed(trial.reference.function, call, Float64Reference())
-    sides = [observed(one.function, call) for one in (trial.reference, trial.operator)]
+    sides = [observed(function.function, call) for function in (trial.reference, trial.operator)]
     if exact.error is not None or sides[1].error is not None:
         return
     for name, high in exact.tensors.items():
         seen = [side.tensors.get(name) for side in sides]
         if not name.startswith(RESULT) or not high.value.numel() or high.dtype is not torch.float64:
             continue
-        values = [one.value for one in seen if one is not None and one.shape == high.shape]
+        values = [answer.value for answer in seen if answer is not None and answer.shape == high.shape]
         if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
             continue
         off = [errors(value, high.value, torch.zeros(()), values[0].dtype, trial.exact) for value in values]
@@ -487,7 +491,7 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Difference]:
 
     def function(*parts: torch.Tensor) -> Any:
         rest = iter(parts)
-        copies = map_leaves(inputs, lambda leaf: next(rest).clone() if any(leaf is one for one in leaves) else leaf)
+        copies = map_leaves(inputs, lambda leaf: next(rest).clone() if any(leaf is known for known in leaves) else leaf)
         results = tensors(plainly(trial.operator.function, call, copies))
         return tuple(result for result in results if result.requires_grad)
 
@@ -550,7 +554,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Difference]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
     _need_fake(trial)
-    others = [one for one in trial.plan.of(kinds.SAMPLED, kinds.BLOCKS) if _alike(call, one)][:8]
+    others = [other for other in trial.plan.of(kinds.SAMPLED, kinds.BLOCKS) if _alike(call, other)][:8]
     real = [observed(trial.operator.function, other) for other in (call, *others)]
     if real[0].error is not None:
         return
@@ -588,8 +592,8 @@ def _called(trial: Examination, call: Call, parts: Sequence[torch.Tensor]) -> li
 def _alike(call: Call, other: Call) -> bool:
     """Whether two calls differ in the sizes of their tensors only."""
 
-    def rest(one: Call) -> Any:
-        return map_leaves(dict(one.values), lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
+    def rest(call: Call) -> Any:
+        return map_leaves(dict(call.values), lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
 
     return call is not other and repr(rest(call)) == repr(rest(other))
 
@@ -660,7 +664,9 @@ def autocast(trial: Examination, call: Call) -> Iterator[Difference]:
         if want.error is None:
             # Results and inputs of the last side are of other dtypes than the call's inputs: only results count.
             left = compare(want, got, oracles={"structure", "dtype", "shape", "value", "error"})
-            left = [one for one in left if one.where.startswith(RESULT) or one.oracle == "error"]
+            left = [
+                difference for difference in left if difference.where.startswith(RESULT) or difference.oracle == "error"
+            ]
             if not left:
                 break
             first.append(left[0])

@@ -300,7 +300,7 @@ def _verdicts(
     position = {id(call): number for number, call in enumerate(calls)}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
         if check in by_check:
-            first = min(by_check[check], key=lambda one: position[id(one.call)])
+            first = min(by_check[check], key=lambda difference: position[id(difference.call)])
             yield Verdict(check, compared.get(check, 0), finding=first, others=len(by_check[check]) - 1)
         elif check in checks and check not in FATAL:
             yield _outcome(check, compared[check], late[check], reasons.get(check, ""))

@@ -46,7 +46,7 @@ MARKER = "# Functions that the script uses."
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    tensors = {_written(name): one for name, one in names_of_inputs(call.values).items()}
+    tensors = {_written(name): tensor for name, tensor in names_of_inputs(call.values).items()}
     named, args, kwargs = as_inputs(tensors, *call.arguments())
     try:
         storages, inputs = inputs_of(named)
@@ -137,7 +137,7 @@ def _keeps(call: Call, before: Call) -> bool:
 def smaller_lengths(program: Program) -> Iterator[Program]:
     """Yield the program with one length cut, or with two lengths halved, in all tensors and in tuples and lists of
     lengths alike. Two lengths may be multiples of each other."""
-    lengths = sorted({n for one in program.inputs for n in one.size if n > 1}, reverse=True)
+    lengths = sorted({n for input_ in program.inputs for n in input_.size if n > 1}, reverse=True)
     cuts = [
         {length: fewer}
         for length in lengths
@@ -145,7 +145,7 @@ def smaller_lengths(program: Program) -> Iterator[Program]:
         if fewer < length
     ]
     even = [length for length in lengths if not length % 2]
-    cuts += [{one: one // 2, other: other // 2} for one, other in itertools.combinations(even, 2)]
+    cuts += [{size: size // 2, other: other // 2} for size, other in itertools.combinations(even, 2)]
     for cut in cuts:
         if candidate := _cut(program, cut):
             yield candidate
@@ -160,7 +160,7 @@ def _cut(program: Program, cut: Mapping[int, int]) -> Program | None:
 
     def numbers(value: Json) -> Json:
         if isinstance(value, list):
-            return [cut.get(one, one) if type(one) is int else one for one in value]
+            return [cut.get(number, number) if type(number) is int else number for number in value]
         if isinstance(value, dict) and "tuple" in value:
             return {"tuple": numbers(value["tuple"])}
         return value
@@ -680,7 +680,7 @@ def script(trial: Examination, finding: Difference) -> str:
         return f"{about}\n# The inputs have no short form: {error}\n"
     (step,) = program.steps
     arguments = ", ".join([*map(render, step.args), *(f"{key}={render(value)}" for key, value in step.kwargs.items())])
-    floating = tuple(name for name, one in env.items() if one.is_floating_point() or one.is_complex())
+    floating = tuple(name for name, value in env.items() if value.is_floating_point() or value.is_complex())
     reference = trial.reference
     text = Text(trial.operator.text, reference.text, arguments, tuple(env), floating, finding)
     body = _batch(trial.batch)(text) if finding.check == "batch" else BODIES.get(finding.check, _value)(text)

@@ -136,18 +136,22 @@ def differentiated(
     """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
     their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
     it writes are results."""
-    leaves = {name: one for name, one in names_of_inputs(inputs).items() if one.requires_grad}
+    leaves = {name: tensor for name, tensor in names_of_inputs(inputs).items() if tensor.requires_grad}
     copies = map_leaves(dict(inputs), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
     result = plainly(function, call, copies)
     written = [
         tensor for tensor in tensors(copies) if version_of(tensor) and not any(tensor is two for two in tensors(result))
     ]
-    differentiable = [one for one in (*tensors(result), *written) if one.is_floating_point() or one.is_complex()]
-    outputs = [one for one in differentiable if one.requires_grad]
+    differentiable = [
+        tensor for tensor in (*tensors(result), *written) if tensor.is_floating_point() or tensor.is_complex()
+    ]
+    outputs = [tensor for tensor in differentiable if tensor.requires_grad]
     if not outputs:
         return {"requires_grad": False}
-    drawn = [(torch.randint(-8, 9, one.shape) / 8).to(one.dtype) for one in differentiable]
-    along = [lay(grad) if lay else grad for grad, one in zip(drawn, differentiable, strict=True) if one.requires_grad]
+    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.dtype) for tensor in differentiable]
+    along = [
+        lay(grad) if lay else grad for grad, tensor in zip(drawn, differentiable, strict=True) if tensor.requires_grad
+    ]
     grads = torch.autograd.grad(outputs, [*leaves.values()], along, allow_unused=True)
     gradients = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
     return {"requires_grad": True, **gradients}

@@ -41,7 +41,7 @@ def passing(
     capture = run.capture
     if run.last.error is not None or capture is None or capture.breaks or capture.ops < len(places):
         return set()
-    return {at for at, one in zip(places, run.outcome, strict=True) if right(at, one)}
+    return {at for at, result in zip(places, run.outcome, strict=True) if right(at, result)}
 
 
 class Batch:

@@ -113,7 +113,7 @@ def run_case(
                     continue
                 note(sample.index, "sampling")
                 drawn = True
-                for call in _made(op, case, sample, tally):
+                for call in _calls(op, case, sample, tally):
                     expected = _expected(case, target, call, tally, note)
                     waiting += [(call, expected)] if expected is not None else []
                     if len(waiting) == most:
@@ -175,7 +175,7 @@ def _outcome(tally: _Tally) -> Outcome:
     return Outcome.PASS if tally.compared else Outcome.SKIP
 
 
-def _made(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
+def _calls(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
     try:
         yield from VARIANTS[case.variant](op, sample)
     except Skip as reason:

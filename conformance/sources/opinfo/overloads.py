@@ -205,7 +205,7 @@ def calls_below(
                     leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
                 ]
                 if backward and differentiable:
-                    torch.autograd.backward(differentiable, [torch.ones_like(one) for one in differentiable])
+                    torch.autograd.backward(differentiable, [torch.ones_like(tensor) for tensor in differentiable])
             yield from recorder.calls[:CALLS_OF_A_SAMPLE]
 
 
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _copied(tree: Any) -> Any:
-    return tree_map(lambda one: one.detach().clone() if isinstance(one, torch.Tensor) else one, tree)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def fits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -286,8 +286,8 @@ def _outs(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
     result = functional(op)(*_copied(args), **_copied(kwargs))
     wanted = list(result) if isinstance(result, (tuple, list)) and len(names) > 1 else [result]
 
-    def sevens(one: Any) -> Any:
-        return torch.full_like(one, 7).to(one.dtype) if isinstance(one, torch.Tensor) else one
+    def sevens(value: Any) -> Any:
+        return torch.full_like(value, 7).to(value.dtype) if isinstance(value, torch.Tensor) else value
 
     return dict(zip(names, tree_map(sevens, wanted), strict=True))
 
@@ -299,7 +299,7 @@ def by_schema(op: Any, dtype: torch.dtype, most: int = 8) -> Iterator[Arguments]
     """Yield up to `most` calls with arguments of the schema's types; the sizes include an empty tensor and a scalar."""
     taken = 0
     for turn in range(4 * most):
-        args = tuple(_drawn(one, dtype, turn, place) for place, one in enumerate(_positional(op)))
+        args = tuple(_drawn(argument, dtype, turn, place) for place, argument in enumerate(_positional(op)))
         kwargs = _keywords(op, dtype, turn)
         if fits(op, args, kwargs):
             yield args, kwargs
@@ -323,7 +323,9 @@ def _positional(op: Any) -> list[Any]:
 def _keywords(op: Any, dtype: torch.dtype, turn: int) -> dict[str, Any]:
     """Return the required keyword arguments, and the device."""
     wanted = [argument for argument in op._schema.arguments if argument.kwarg_only and not argument.is_out]
-    needed = {one.name: one for one in wanted if not one.has_default_value() or one.name == "device"}
+    needed = {
+        argument.name: argument for argument in wanted if not argument.has_default_value() or argument.name == "device"
+    }
     return {
         name: MARKER if name == "device" else _drawn(one, dtype, turn, place)
         for place, (name, one) in enumerate(needed.items())

@@ -158,7 +158,7 @@ def asks_beside(selections: Iterable[Selection]) -> bool:
 
 def is_beside(*globs: str) -> bool:
     """Whether one of these names or globs starts like the names of entries outside op_db."""
-    return any(glob.startswith(tuple(one.rstrip("*") for one in BESIDE)) for glob in globs)
+    return any(glob.startswith(tuple(glob_beside.rstrip("*") for glob_beside in BESIDE)) for glob in globs)
 
 
 def matching(globs: Sequence[str], catalog: Sequence[Entry]) -> list[Entry]:

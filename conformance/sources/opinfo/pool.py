@@ -33,7 +33,7 @@ def _joined(result: Result, deaths: Sequence[Result]) -> Result:
     """Return a case's result with the failures of the samples that ended a worker."""
     if not deaths:
         return result
-    failures = (*(failure for one in deaths for failure in one.failures), *result.failures)
+    failures = (*(failure for death in deaths for failure in death.failures), *result.failures)
     outcome = result.outcome if result.outcome is Outcome.TIMEOUT else deaths[0].outcome
     samples, failed = result.samples + len(deaths), result.failed + len(deaths)
     return replace(result, outcome=outcome, failures=failures, reason="", samples=samples, failed=failed)
@@ -85,7 +85,7 @@ class Cases(PlacedPool):
                 return replace(task, args=(self.target, case, skipped, False))  # each call alone
             before = deaths.setdefault(case.id, [])
             before.append(self._lost(case, death))
-            late = sum(one.outcome is Outcome.TIMEOUT for one in before) == MOST_TIMEOUTS
+            late = sum(result.outcome is Outcome.TIMEOUT for result in before) == MOST_TIMEOUTS
             if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or death.note is None:
                 return before.pop(), 0.0
             skipped = tuple(failure.sample for result in before for failure in result.failures)

@@ -297,7 +297,7 @@ def check_names(file: Path, catalog: Sequence[plan.Entry]) -> list[str]:
     """
     names = [entry.name for entry in catalog]
     there = plan.is_beside(*names)
-    declarations = [one for one in read(file) if there or not plan.is_beside(*one.scope.op)]
+    declarations = [declaration for declaration in read(file) if there or not plan.is_beside(*declaration.scope.op)]
     refuse(check(declarations, CASES, expectations.WORDS | {"op": expectations.known_ops(names)}))
     return expectations.absent(declarations, names)
 

@@ -140,13 +140,13 @@ def _results(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     """Return the result tensors by name, and the ending of the step's kind. Raises Unwritable."""
     if isinstance(outcome, torch.Tensor):
         named, ending = {RESULT: outcome}, ""
-    elif isinstance(outcome, (tuple, list)) and outcome and all(isinstance(one, torch.Tensor) for one in outcome):
-        named, ending = {f"{RESULT}_{at}": one for at, one in enumerate(outcome)}, ".many"
+    elif isinstance(outcome, (tuple, list)) and outcome and all(isinstance(result, torch.Tensor) for result in outcome):
+        named, ending = {f"{RESULT}_{at}": result for at, result in enumerate(outcome)}, ".many"
     elif tensors(outcome):
         raise Unwritable("a result that is no tensor or row of tensors")
     else:
         named, ending = {}, ".query"
-    if any(one.layout is not torch.strided for one in named.values()):
+    if any(tensor.layout is not torch.strided for tensor in named.values()):
         raise Unwritable("a sparse result")
     return named, ending
 
@@ -155,8 +155,11 @@ def _backward(case: Case, names: _Names, call: Call, results: Mapping[str, torch
     """Return the steps that differentiate the results with the cotangents of the call's last run."""
     if case.variant not in BACKWARD:
         return ()
-    roots = [name for name, one in results.items() if one.requires_grad]
-    steps = [Step("backward", (tensor(name), tensor(names.name(one)))) for name, one in zip(roots, call.draws.last)]
+    roots = [name for name, result in results.items() if result.requires_grad]
+    steps = [
+        Step("backward", (tensor(name), tensor(names.name(cotangent))))
+        for name, cotangent in zip(roots, call.draws.last)
+    ]
     return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
 
 
@@ -194,14 +197,14 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     """Return the call's observation under the program's names. The cotangents, which no call observes, are the
     program's."""
     tensors = {
-        names[name]: replace(one, alias=names.get(one.alias, one.alias))
-        for name, one in seen.tensors.items()
+        names[name]: replace(tensor, alias=names.get(tensor.alias, tensor.alias))
+        for name, tensor in seen.tensors.items()
         if name in names
     }
-    others = {names[name]: one for name, one in seen.others.items() if names.get(name, "").startswith("step ")}
-    storages = {names[name]: one for name, one in seen.storages.items() if name in names}
-    grads = {names[name]: one for name, one in seen.grads.items() if name in names}
-    more = {name: one for name, one in program.tensors.items() if name not in tensors}
+    others = {names[name]: other for name, other in seen.others.items() if names.get(name, "").startswith("step ")}
+    storages = {names[name]: storage for name, storage in seen.storages.items() if name in names}
+    grads = {names[name]: grad for name, grad in seen.grads.items() if name in names}
+    more = {name: tensor for name, tensor in program.tensors.items() if name not in tensors}
     return replace(
         seen,
         tensors={**tensors, **more},
@@ -214,7 +217,9 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
 def _terms(case: Case, call: Call, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
     """Return the terms of the call, with the dtypes and names of its program."""
     dtypes = {
-        dtype_name(one.dtype) for one in answer.tensors.values() if one.dtype.is_floating_point or one.dtype.is_complex
+        dtype_name(tensor.dtype)
+        for tensor in answer.tensors.values()
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex
     }
     terms, undefined = JudgedCall(case, call).terms, list[str]()
     for beginning in terms.undefined:

@@ -71,7 +71,7 @@ class Minimizer:
         if start is NOTHING and not self.trials.progress.best:
             return self.reason
         distinct = undefined.needs_distinct(self.case.op)
-        passes = [one for one in SAMPLE_PASSES if not (distinct and one is plainer_values)]
+        passes = [reduction for reduction in SAMPLE_PASSES if not (distinct and reduction is plainer_values)]
         return self._failure(self.trials.smallest(start, TRIALS, passes))
 
     def _matches(self, program: Program, verdict: Verdict) -> bool:
@@ -79,11 +79,13 @@ class Minimizer:
             self.reason = f"the target does not take the program: {verdict.unsupported}"
         return any(self._alike(program, mismatch) for mismatch in verdict.mismatches)
 
-    def _alike(self, program: Program, one: Mismatch) -> bool:
+    def _alike(self, program: Program, mismatch: Mismatch) -> bool:
         other = self.failure
-        if shown_by(one) != shown_by(other) or not alike(one, other):
+        if shown_by(mismatch) != shown_by(other) or not alike(mismatch, other):
             return False
-        return one.oracle == "error" or self._of_result(program, one.where) == self._of_result(program, other.where)
+        return mismatch.oracle == "error" or self._of_result(program, mismatch.where) == self._of_result(
+            program, other.where
+        )
 
     def _of_result(self, program: Program, where: str) -> bool:
         """Whether a mismatch is about a result or a written operand, and not about another input. Names are those of

@@ -14,7 +14,9 @@ from conformance.engine.rules import FAULT, LARGE, REPEATED, RULES, SIGNED_ZEROS
 from conformance.record.names import CHANGED, TIERS
 from conformance.sources.opinfo.plan import Case
 
-DECLARATIONS = [one for one in read(Path(__file__).parent / "undefined.toml", (ANSWERS,)) if one.holds]
+DECLARATIONS = [
+    declaration for declaration in read(Path(__file__).parent / "undefined.toml", (ANSWERS,)) if declaration.holds
+]
 LARGE_TIERS = ("specials_extremes", "specials_large")
 """Tiers where torch CPU's own rounding, or an overflow on the way, may dominate a result."""
 
@@ -22,7 +24,14 @@ LARGE_TIERS = ("specials_extremes", "specials_large")
 def declared(case: Case, part: str) -> Declaration | None:
     """Return the declaration that this part of torch CPU's answer is undefined, if there is one."""
     where = [{"family": case.family, "variant": case.variant, "op": op} for op in (case.op, case.name)]
-    return next((one for one in DECLARATIONS if one.names(part) and any(map(one.scope.selects, where))), None)
+    return next(
+        (
+            declaration
+            for declaration in DECLARATIONS
+            if declaration.names(part) and any(map(declaration.scope.selects, where))
+        ),
+        None,
+    )
 
 
 def fault_of(case: Case) -> tuple[str, bool]:
@@ -37,7 +46,10 @@ def fault_of(case: Case) -> tuple[str, bool]:
 def faulty(op: str, variant: str) -> bool:
     """Whether torch CPU is known to be wrong, or to end the process, in calls of the op in this variant."""
     where = {"op": op, "variant": variant}
-    return any(one.names(FAULT) and one.scope.op and one.scope.selects(where) for one in DECLARATIONS)
+    return any(
+        declaration.names(FAULT) and declaration.scope.op and declaration.scope.selects(where)
+        for declaration in DECLARATIONS
+    )
 
 
 def rules_of(case: Case) -> tuple[str, ...]:
@@ -57,9 +69,9 @@ def needs_distinct(name: str) -> bool:
     unsorted boundaries.
     """
     parts = (SINGULAR, TIES, REPEATED)
-    return any(among(name, one.scope.op) for one in DECLARATIONS if any(map(one.names, parts)))
+    return any(among(name, declaration.scope.op) for declaration in DECLARATIONS if any(map(declaration.names, parts)))
 
 
 def needs_order(name: str) -> bool:
     """Whether the result of an entry contains the order of the elements of its input."""
-    return any(among(name, one.scope.op) for one in DECLARATIONS if one.names(TIES))
+    return any(among(name, declaration.scope.op) for declaration in DECLARATIONS if declaration.names(TIES))

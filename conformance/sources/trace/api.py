@@ -158,7 +158,7 @@ class Trace:
         return result
 
     def _result(self, name: str, phase: str, tally: Tally) -> Result:
-        faults = [one for one in self.mode.faults.ranked(phase) if (one.group or one.name) == name]
+        faults = [fault for fault in self.mode.faults.ranked(phase) if (fault.group or fault.name) == name]
         op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
         family = name.partition(".")[0] if _OVERLOAD.fullmatch(name) else ""
         result = Result(op, "", phase, TRACE, Outcome.PASS, overload, family, samples=tally.judged)

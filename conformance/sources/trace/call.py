@@ -79,7 +79,7 @@ class TracedCall(OneAnswer):
     @property
     def size(self) -> int:
         """Number of elements of the inputs."""
-        return sum(one.numel() for one in leaves_by_name(self.given_by_name()).values())
+        return sum(leaf.numel() for leaf in leaves_by_name(self.arguments_by_name()).values())
 
     @property
     def draws(self) -> bool:
@@ -104,22 +104,22 @@ class TracedCall(OneAnswer):
 
     @property
     def _dim(self) -> Any:
-        arguments = self.given_by_name()
+        arguments = self.arguments_by_name()
         return arguments.get("dim", -1)
 
-    def given_by_name(self) -> dict[str, Any]:
+    def arguments_by_name(self) -> dict[str, Any]:
         """Return the arguments by the names of the schema."""
         names = [argument.name for argument in self.func._schema.arguments]
         return {**dict(zip(names, self.args)), **self.kwargs}
 
     def names_of_inputs(self) -> Collection[str]:
         """Return the names of the arguments."""
-        return {*self.given_by_name()}
+        return {*self.arguments_by_name()}
 
     def arguments(self) -> Arguments:
         """Return the arguments of the call to which the rules apply."""
         first, *args = self.args or (None,)
-        leaves = [*leaves_by_name(self.given_by_name()).values()]
+        leaves = [*leaves_by_name(self.arguments_by_name()).values()]
         kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
         return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, leaves)
 
@@ -167,7 +167,7 @@ class TracedCall(OneAnswer):
         self, args: Tree, kwargs: Tree, result: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
     ) -> Observation:
         """Return the observation of results and written arguments, and of the storages of all arguments."""
-        inputs = leaves_by_name(TracedCall(self.func, args, kwargs).given_by_name())
+        inputs = leaves_by_name(TracedCall(self.func, args, kwargs).arguments_by_name())
         return observed(inputs, names_of(result, RESULT), self.written, not self.is_view, key, fetch)
 
 
@@ -228,7 +228,7 @@ def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target
         argument.name for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write
     )
     result = TracedCall(func, args, dict(kwargs), written=written)
-    leaves = leaves_by_name(result.given_by_name())
+    leaves = leaves_by_name(result.arguments_by_name())
     result.on_host = not leaves or any(leaf.device.type == "cpu" for leaf in leaves.values())
     result.on_host |= "cpu" in str(kwargs.get("device", ""))
     fetch = _empty_like if result.is_view else lambda tree: fetched(tree, target)

@@ -113,7 +113,7 @@ class GraphCall(OneAnswer):
                 results = names_of(graph(*args), RESULT)
         else:
             results = gradients(graph, named, self.wanted, cotangents)
-        leaves = {name: one for name, one in named.items() if isinstance(one, torch.Tensor)}
+        leaves = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
         inputs = leaves if cotangents is None else {}
         return Execution((observed(inputs, results, (), True, storage_key, lambda tree: tree),), outcome=results)
 
@@ -126,12 +126,12 @@ def gradients(
         leaves = {name: inputs[name].detach().requires_grad_() for name in inputs if name in wanted}
         inner = [leaves[name].clone() if name in leaves else value for name, value in inputs.items()]
         results = [*names_of(function(*inner), RESULT).values()]
-        pairs = [(one, by) for one, by in zip(results, cotangents) if by is not None and one.requires_grad]
+        pairs = [(result, by) for result, by in zip(results, cotangents) if by is not None and result.requires_grad]
         if not pairs or not leaves:
             return {}
         outputs, by = zip(*pairs)
         grads = torch.autograd.grad(outputs, [*leaves.values()], by, allow_unused=True)
-    return {f"gradient of {name}": one for name, one in zip(leaves, grads) if one is not None}
+    return {f"gradient of {name}": grad for name, grad in zip(leaves, grads) if grad is not None}
 
 
 @dataclass
@@ -216,7 +216,7 @@ class Compiled:
         inputs, seen = list(args), _Backward(self, graph, call)
         if torch.is_grad_enabled():
             with self.mode.paused():
-                inputs = [seen.watched(name, one) for name, one in zip(graph.names, args)]
+                inputs = [seen.watched(name, value) for name, value in zip(graph.names, args)]
         with self.mode.paused():
             result = compiled(*inputs)
             self._judge(graph, call, dict(zip(graph.names, args)), names_of(result, RESULT), FORWARD)
@@ -229,7 +229,7 @@ class Compiled:
         self, graph: Graph, call: GraphCall, values: Mapping[str, Any], results: Mapping[str, Any], phase: str
     ) -> None:
         tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
-        inputs = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
+        inputs = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         want = call.by_cpu()
         if want.last.error is not None:
             tally.unjudged[f"torch CPU raises {want.last.error.kind}: {want.last.error.text}"[:120]] += 1
@@ -271,11 +271,11 @@ class _Backward:
         self.outputs_of_graph: dict[str, torch.Tensor] = {}
         self.wanted: set[str] = set()
 
-    def watched(self, name: str, one: Any) -> Any:
+    def watched(self, name: str, value: Any) -> Any:
         """Return the input, or a view of it with a hook."""
-        if not isinstance(one, torch.Tensor) or not one.requires_grad:
-            return one
-        view = one.view_as(one)
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        view = value.view_as(value)
         self.wanted.add(name)
         view.register_hook(lambda grad: self._arrived(name, grad))
         return view
@@ -378,7 +378,7 @@ class Search:
         backward = self.fault.phase == BACKWARD
         copies = rebuild(map_tensors(list(args), torch.Tensor.detach), copied_to_host)
         differentiable = (isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
-        wanted = frozenset(name for name, one in zip(names, differentiable) if backward and one)
+        wanted = frozenset(name for name, tensor in zip(names, differentiable) if backward and tensor)
         call = GraphCall(right, copies, names, wanted)
         want = call.by_cpu()
         if want.last.error is not None or call.draws:
@@ -397,7 +397,7 @@ class Search:
             else:
                 with torch.no_grad():
                     results = names_of(compiled(*sent), RESULT)
-                inputs = {name: one for name, one in zip(names, sent) if isinstance(one, torch.Tensor)}
+                inputs = {name: value for name, value in zip(names, sent) if isinstance(value, torch.Tensor)}
             mismatches = call.judged(want, call.of(inputs, results, device), device).mismatches
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
@@ -414,10 +414,10 @@ def name_of(node: torch.fx.Node) -> str:
     return torch.overrides.resolve_name(node.target) or str(getattr(node.target, "__name__", node.target))
 
 
-def _cotangent(one: Any) -> Any:
-    if not isinstance(one, torch.Tensor) or not (one.is_floating_point() or one.is_complex()):
+def _cotangent(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return None
-    return (torch.arange(one.numel()) % 7 - 3).view(one.shape).to(one.dtype) / 4
+    return (torch.arange(value.numel()) % 7 - 3).view(value.shape).to(value.dtype) / 4
 
 
 def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
@@ -425,13 +425,13 @@ def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
 
 
 def _inputs_of(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> list[Any]:
-    return [values[one] for one in node.all_input_nodes]
+    return [values[operand] for operand in node.all_input_nodes]
 
 
 def _only(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.GraphModule:
     """Return a graph with this node alone, whose inputs are those of the node."""
     alone = torch.fx.Graph()
-    known = {one: alone.placeholder(one.name) for one in node.all_input_nodes}
+    known = {operand: alone.placeholder(operand.name) for operand in node.all_input_nodes}
     alone.output((alone.node_copy(node, known.__getitem__),))
     return torch.fx.GraphModule(graph, alone)
 

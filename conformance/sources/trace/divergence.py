@@ -107,30 +107,34 @@ class Divergence:
             return
         args, kwargs, outcome = device
         pairs = list(zip(leaves((args, dict(kwargs))), leaves((call.args, call.kwargs)), strict=True))
-        mine = {id(one): self._shadow(one, copy, call, target) for one, copy in pairs if _is_on(one, target)}
-        results = {name: one for name, one in names_of(outcome, RESULT).items() if isinstance(one, torch.Tensor)}
-        bound = max((one.bound for one in mine.values()), default=0.0)
+        mine = {
+            id(tensor): self._shadow(tensor, copy, call, target) for tensor, copy in pairs if _is_on(tensor, target)
+        }
+        results = {
+            name: tensor for name, tensor in names_of(outcome, RESULT).items() if isinstance(tensor, torch.Tensor)
+        }
+        bound = max((shadow.bound for shadow in mine.values()), default=0.0)
         if not call.is_view:
             free = call.draws or call.func.overloadpacket in UNWRITTEN
             sides = None if free else self._run(call, pairs, mine)
             self._keep(results, sides, got, target, mine)
-            inputs = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).given_by_name())
-            written = {name: one for name, one in inputs.items() if name.partition("[")[0] in call.written}
+            inputs = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).arguments_by_name())
+            written = {name: input_ for name, input_ in inputs.items() if name.partition("[")[0] in call.written}
             if sides is None:
                 self._follow_device(written, got)
             else:
                 self._compare({**results, **written}, got, bound, (call.name, phase, place), faults)
         if self.number % PURGED == 0:
-            self.shadows = {key: one for key, one in self.shadows.items() if not one.storage.expired()}
+            self.shadows = {key: shadow for key, shadow in self.shadows.items() if not shadow.storage.expired()}
 
-    def _shadow(self, one: torch.Tensor, copy: torch.Tensor, call: TracedCall, target: Target) -> Shadow:
+    def _shadow(self, tensor: torch.Tensor, copy: torch.Tensor, call: TracedCall, target: Target) -> Shadow:
         """Return the shadow of a tensor's storage; a new one has the device's content before the call."""
-        key = storage_key(one)
+        key = storage_key(tensor)
         known = self.shadows.get(key)
-        if known is not None and not known.storage.expired() and known.narrow.dtype is one.dtype:
+        if known is not None and not known.storage.expired() and known.narrow.dtype is tensor.dtype:
             return known
-        flat = whole_storage(fetched(one.detach(), target) if call.is_view else copy.detach()).clone()
-        result = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+        flat = whole_storage(fetched(tensor.detach(), target) if call.is_view else copy.detach()).clone()
+        result = Shadow(StorageWeakRef(tensor.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
         self.shadows[key] = result
         return result
 
@@ -156,13 +160,13 @@ class Divergence:
         got: Observation, target: Target, mine: Mapping[int, Shadow],
     ) -> None:  # fmt: skip
         """Give the new storages of the results their shadows."""
-        known = {id(one) for one in mine.values()}
-        for name, one in results.items():
-            key = storage_key(one)
-            if not _is_on(one, target) or (key in self.shadows and id(self.shadows[key]) in known):
+        known = {id(shadow) for shadow in mine.values()}
+        for name, result in results.items():
+            key = storage_key(result)
+            if not _is_on(result, target) or (key in self.shadows and id(self.shadows[key]) in known):
                 continue
             flat = whole_storage(got.tensors[name].value).clone()
-            shadow = Shadow(StorageWeakRef(one.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+            shadow = Shadow(StorageWeakRef(result.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
             if sides is not None:
                 for side, wide in zip(sides, (False, True)):
                     if isinstance(side.get(name), torch.Tensor):
@@ -197,8 +201,8 @@ class Divergence:
                 self.parting = self.parting or Parting(operator, name, phase, place, self.number, device, cpu, fault)
 
 
-def _is_on(one: Any, target: Target) -> bool:
-    return isinstance(one, torch.Tensor) and one.device.type == target.device.type
+def _is_on(value: Any, target: Target) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == target.device.type
 
 
 def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
@@ -208,12 +212,12 @@ def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
     return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
-def _error(one: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+def _error(tensor: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """Return the norm of the difference, and the same relative to the norm of the right tensor. Elements that are
     equal, or nan on both sides, differ by 0."""
     kind = torch.complex128 if right.is_complex() else torch.float64
-    one, right = one.detach().to(kind), right.detach().to(kind)
-    same = (one == right) | (one.isnan() & right.isnan())
-    off = float((one - right).masked_fill(same, 0.0).norm())
+    tensor, right = tensor.detach().to(kind), right.detach().to(kind)
+    same = (tensor == right) | (tensor.isnan() & right.isnan())
+    off = float((tensor - right).masked_fill(same, 0.0).norm())
     scale = float(right.nan_to_num(0.0, 0.0, 0.0).norm())
     return off, off / scale if scale else (0.0 if not off else float("inf"))

@@ -86,11 +86,13 @@ class Faults:
 
     def ranked(self, phase: str) -> list[Fault]:
         """Return the faults of a phase, the worst first."""
-        return sorted((one for one in self.by_key.values() if one.phase == phase), key=lambda one: one.rank(self.loss))
+        return sorted(
+            (fault for fault in self.by_key.values() if fault.phase == phase), key=lambda fault: fault.rank(self.loss)
+        )
 
     def all(self) -> list[Fault]:
         """Return all faults, by phase, the worst of each first."""
-        return [one for phase in PHASES for one in self.ranked(phase)]
+        return [fault for phase in PHASES for fault in self.ranked(phase)]
 
     def add(self, call: TracedCall, phase: str, place: Place, target: Target, mismatches: Iterable[Mismatch]) -> Fault:
         """Add a wrong call and return its fault."""

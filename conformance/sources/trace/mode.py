@@ -134,7 +134,7 @@ class Tracing(TorchDispatchMode):
         except Exception as error:
             tally.unjudged[_line(error)] += 1
             return result
-        there = leaves_by_name(TracedCall(func, args, dict(kwargs)).given_by_name())
+        there = leaves_by_name(TracedCall(func, args, dict(kwargs)).arguments_by_name())
         there |= {name: leaf for name, leaf in names_of(result, "result").items() if isinstance(leaf, torch.Tensor)}
         with without_modes():  # those of a device act on torch CPU, too
             try:

@@ -54,7 +54,7 @@ def scripted(fault: Fault) -> str:
 def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
     if isinstance(call, TracedCall):
-        leaves = leaves_by_name(call.given_by_name())
+        leaves = leaves_by_name(call.arguments_by_name())
     else:
         leaves = {f"x{at}": leaf for at, leaf in enumerate(tensors((call.args, call.kwargs)))}
     inputs, args, named = as_inputs(leaves, call.args, call.kwargs)
@@ -102,9 +102,12 @@ def _node_step(call: NodeCall, args: list[Json], kwargs: Mapping[str, Json]) -> 
 def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
     """Return inputs of the same geometry. Floating storages get drawn values; others keep theirs. Raises
     NotAnInput."""
-    small = {name: one for name, one in tensors.items() if not one.is_floating_point()}
+    small = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
     storages, inputs = inputs_of(small)
-    drawn, numbers = [*storages], {storage_key(one): by_name.storage for one, by_name in zip(small.values(), inputs)}
+    drawn, numbers = (
+        [*storages],
+        {storage_key(tensor): by_name.storage for tensor, by_name in zip(small.values(), inputs)},
+    )
     by_name = {tensor.name: tensor for tensor in inputs}
     for name, one in tensors.items():
         if name in small:

@@ -91,7 +91,10 @@ def _rounded(
     if error <= OF_CPU * max(of_cpu, torch.finfo(expected.dtype).eps * largest):
         return True
     moved = [_value(call.widened_by(Moved(seed)), name) for seed in range(MOVES)]
-    change = max((_largest(one - right) for one in moved if one is not None and one.shape == right.shape), default=0.0)
+    change = max(
+        (_largest(tensor - right) for tensor in moved if tensor is not None and tensor.shape == right.shape),
+        default=0.0,
+    )
     return error <= OF_INPUTS * change
 
 

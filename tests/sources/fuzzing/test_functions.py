@@ -76,6 +76,27 @@ def _accepts_numbers(mode, op, args, kwargs):
         raise
 
 
+WRAPPING = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
+DECIDING = (aten.floor_divide.default, aten.fmod.Scalar, aten.remainder.Scalar, aten.gt.Tensor, aten.lt.Tensor)
+
+
+def _wraps_late(mode, op, args, kwargs):
+    """A narrow integer is wrapped only when it is stored; divisions and comparisons use the sum before that."""
+    result = op(*args, **kwargs)
+    mode.kept = mode.kept or {}
+    if op in WRAPPING and result.dtype in (torch.int32, torch.int16, torch.int8):
+        wide = op(*(one.long() if isinstance(one, torch.Tensor) else one for one in args), **kwargs)
+        mode.kept[id(result)] = result, wide
+    if op in DECIDING and id(args[0]) in mode.kept:
+        return op(mode.kept[id(args[0])][1], *args[1:], **kwargs).to(result.dtype)
+    return result
+
+
+def _floors_quotients(mode, op, args, kwargs):
+    floors = op is aten.floor_divide.default or kwargs.get("rounding_mode") == "floor"
+    return torch.floor(args[0] / args[1]) if floors and args[0].is_floating_point() else op(*args, **kwargs)
+
+
 def _negative_indices(mode, op, args, kwargs):
     if op is aten.index_add.default and args[0].dim() and bool((args[2] < 0).any()):
         args = (*args[:2], args[2] % args[0].size(args[1]), *args[3:])
@@ -143,6 +164,8 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "a binary operator keeps the first dtype": (functions.PROMOTION, _keeps_the_first_dtype),
     "a scan of constants ignores dtype=": (functions.CONSTANTS, _ignores_dtype),
     "numbers beyond the dtype are accepted": (functions.SCALARS, _accepts_numbers),
+    "an integer wraps after it is compared": (functions.EXTREMES, _wraps_late),
+    "a floor division floors the quotient": (functions.EXTREMES, _floors_quotients),
     "index_add counts from the end": (functions.INDICES, _negative_indices),
     "a dtype without a kernel is computed": (functions.DTYPES, _computes_in_float),
     "the flip of a sum of products is lost": (functions.REARRANGED, _flips_nothing),

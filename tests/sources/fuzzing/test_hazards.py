@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from conformance.engine.target import Target
-from conformance.program.steps.hazards import CELLS, NAME, NEEDS
+from conformance.program.model import Program
+from conformance.program.steps.hazards import CELLS, FUNCTION_STEPS, NAME, NEEDS, PER_FUNCTION
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
 from conformance.program.verdict import judge_program
@@ -159,6 +163,53 @@ class ReturnsCopies(Target):
         return transformed
 
 
+class DropsClones(Target):
+    """Transform without the clones that `drops` selects, given the counts of reads by memory and the returned ones."""
+
+    name, transforms_program = "drops clones", True
+    oracles = frozenset({"value", "storage", "error"})
+
+    def __init__(self, drops: Callable[..., bool]) -> None:
+        super().__init__()
+        self.drops = drops
+
+    def transform(self, function):
+        def transformed(*inputs):
+            clones, reads, at = list[torch.Tensor](), Counter[int](), itertools.count()
+            saved = [value.untyped_storage().clone() for value in inputs]
+
+            def recorded(op, args, kwargs):
+                result = op(*args, **kwargs)
+                reads.update(_memories((args, kwargs)))
+                clones.extend([result] if op is aten.clone.default else [])
+                return result
+
+            with _Mode(recorded):
+                results = function(*inputs)
+            for value, before in zip(inputs, saved, strict=True):
+                value.untyped_storage().copy_(before)
+            returned = {*_memories(results)}
+            dropped = [self.drops(clone, reads, returned) for clone in clones]
+
+            def faulty(op, args, kwargs):
+                return args[0] if op is aten.clone.default and dropped[next(at)] else op(*args, **kwargs)
+
+            with _Mode(faulty):
+                return function(*inputs)
+
+        return transformed
+
+
+def _short_lived(clone, reads, returned):
+    (memory,) = _memories(clone)
+    return reads[memory] == 1 and memory not in returned and clone.dim() > 0 and clone.size(-1) % 16 == 0
+
+
+def _memories(tree):
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [leaf.untyped_storage().data_ptr() for leaf in leaves]
+
+
 def _equal_input(value, inputs):
     return next((one for one in inputs if one.shape == value.shape and one.equal(value)), value)
 
@@ -176,13 +227,27 @@ PROGRAMS = 400
 """Number of programs of an ordinary campaign. One in `HAZARDS_EVERY` has hazards."""
 
 
-def first_found(target: Target) -> int | None:
+def first_found(target: Target, compiled: bool = False) -> int | None:
     """Number of the first program of hazards, among the first `PROGRAMS` of seed 0, that fails."""
     for number in range(HAZARDS_AT, PROGRAMS, HAZARDS_EVERY):
-        program = Drawing().numbered(0, number)
+        program = Drawing(compiled=compiled).numbered(0, number)
         if not unsupported_reason(program, target) and judge_program(program, target, locate=False).mismatches:
             return number
     return None
+
+
+def _unconnected(program: Program) -> int:
+    """Number of groups of inputs that no step connects."""
+    groups = {one.name: {("storage", one.storage)} for one in program.inputs}
+    for step in program.steps:
+        joined = set().union(*(groups[name] for name in step.names() if name in groups))
+        for name in (*step.names(), *step.out):
+            groups[name] = joined
+    connected: list[set[tuple[str, int]]] = []
+    for group in groups.values():
+        meeting = [other for other in connected if other & group]
+        connected = [other for other in connected if other not in meeting] + [group.union(*meeting)]
+    return len(connected)
 
 
 class TestCells:
@@ -196,6 +261,17 @@ class TestCells:
         assert len(wanted) == len({*wanted}) == 2 * 200 // HAZARDS_EVERY
         assert tally.hazards.total() >= len(wanted) - 1
         assert {*tally.hazards} <= {"|".join(cell) for cell in CELLS}
+
+    def test_a_program_for_a_compiler_has_more(self):
+        """Such a program has the cells of four others, and no step mixes the inputs of two."""
+        tally, wanted, drawing = Tally(), list[tuple[str, ...]](), Drawing(compiled=True)
+        for number in range(HAZARDS_AT, 200, HAZARDS_EVERY):
+            wanted += drawing.hazard_cells(0, number)
+            program = drawing.numbered(0, number, tally)
+            assert len(program.steps) <= FUNCTION_STEPS
+            assert _unconnected(program) >= PER_FUNCTION
+        assert len(wanted) == len({*wanted}) == PER_FUNCTION * 200 // HAZARDS_EVERY
+        assert tally.hazards.total() >= 0.95 * len(wanted)
 
     @pytest.mark.slow
     def test_every_cell_is_reached(self, capsys):
@@ -236,7 +312,12 @@ class TestPower:
         """A result that is the input, or a view that is a copy, differs only after the caller wrote."""
         assert first_found(ReturnsCopies(returned)) is not None
 
+    def test_a_fault_that_a_second_use_hides_is_found(self):
+        """The plain hazards of programs for compilers have no uses beside those of the cell."""
+        assert first_found(DropsClones(_short_lived), compiled=True) is not None
+
     def test_without_a_fault_nothing_is_found(self):
         """The transforms of these tests pass if they change nothing."""
         assert first_found(Faulty(lambda op, args, kwargs: op(*args, **kwargs))) is None
         assert first_found(ReturnsCopies(lambda value, inputs: value)) is None
+        assert first_found(DropsClones(lambda clone, reads, returned: False), compiled=True) is None

@@ -15,7 +15,7 @@ from conformance.record.sentences import sentence
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Note, Task
 from conformance.run.script_process import Ended, Forks, run_alone
-from conformance.run.scripts import said_of
+from conformance.run.scripts import statement_about
 from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
@@ -76,14 +76,14 @@ class TestPlanted:
         assert len(own.splitlines()) <= LONGEST_LINES
         assert own.startswith(f'"""{sentence(first)[:90]}')
         ended = alone(first.script)
-        assert ended.code == 1 and said_of(result, ended, 60.0) == SHOWS, ended
+        assert ended.code == 1 and statement_about(result, ended, 60.0) == SHOWS, ended
 
     def test_crash(self, alone: Callable[[str], Ended]) -> None:
         """A crash is minimized by candidates that end their workers."""
         (result,) = results("atan").results
         assert result.outcome is Outcome.CRASH
         assert result.failures[0].call == "torch.atan(Tensor[] float32)"
-        assert said_of(result, alone(result.failures[0].script), 60.0) == SHOWS
+        assert statement_about(result, alone(result.failures[0].script), 60.0) == SHOWS
 
     def test_once_for_each_operator_and_pattern(self) -> None:
         """The cases of one operator and pattern are minimized once, with forward calls in OpInfo's layout first. The
@@ -97,7 +97,7 @@ class TestPlanted:
         (result,) = results("add", variants=["out"]).results
         assert result.failures[0].oracle == "alias"
         assert "result = torch.add(a, a, out=c)" in result.failures[0].script
-        assert said_of(result, alone(result.failures[0].script), 60.0) == SHOWS
+        assert statement_about(result, alone(result.failures[0].script), 60.0) == SHOWS
 
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
