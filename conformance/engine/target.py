@@ -104,6 +104,8 @@ class Target:
     behaviour only."""
     probed: bool = False
     """Whether a probe before the run finds the missing features. If False, the target's class declares them."""
+    saves_graphs: bool = False
+    """Whether later processes load compiled graphs."""
     lazy: bool = False
     """Whether the target computes only when a value is read. The kernels that it builds then depend on all steps since
     the last read."""
@@ -257,6 +259,10 @@ class Target:
     def reset_state(self) -> None:
         """Forget state that earlier subjects left in the device, if kernels of later subjects depend on it. Called
         before each subject."""
+
+    def saving_graphs(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that saves compiled graphs and loads its own."""
+        return contextlib.nullcontext()
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
         """Return a context around all work on the target, moves and observations included. If loading the device pushes

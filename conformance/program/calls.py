@@ -9,6 +9,7 @@ float64 run and the comparison of a call are those of a program with one call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from conformance.engine.executor import Executor, Watch
@@ -42,6 +43,7 @@ CHANGES = (
         "values",
         "arguments",
         "global state",
+        "process",
         "calls",
     ),
     KEPT,
@@ -64,6 +66,7 @@ def change_of(program: Program, number: int) -> str:
         words.discard("values")
     words |= {"arguments"} if call.arguments else set()
     words |= {"global state"} if call.under else set()
+    words |= {"process"} if call.restarted else set()
     return " and ".join(word for word in CHANGES if word in words) or "calls"
 
 
@@ -95,7 +98,8 @@ def judge_program(
     every, expected = references(program)
     if not _unwatched(program, expected):
         return Verdict(unsupported=WATCHED)
-    execution = Executor(target).run(CallsSubject(program), each=True, watch=watch)
+    with target.saving_graphs() if program.restarts else nullcontext():
+        execution = Executor(target).run(CallsSubject(program), each=True, watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     arbitrated, after = False, execution.capture.after if execution.capture else []
@@ -118,6 +122,8 @@ def unsupported_call(program: Program, target: Target) -> str:
     states = target.unsupported("state")
     for number in range(len(program.calls) + 1):
         under = program.calls[number - 1].under if number else ()
+        if number and program.calls[number - 1].restarted and not target.saves_graphs:
+            return "a new process with saved graphs"
         for name in under:
             if {name, name.partition(":")[0]} & states:
                 return f"under {name}"

@@ -26,6 +26,8 @@ MOST_NAMED = 3
 def compiler_culprit(program: Program, target: Layered, first: Mismatch) -> str:
     """Return the layer of a difference, with the part to blame if there is one: `AOTAutograd`, or
     `Inductor: pass remove_noop_ops`. Return "" if the program does not fail as `first` does."""
+    if program.restarts and isinstance(target, Target) and _shows(judge_program(program, target, locate=False), first):
+        return in_layer(target.layers()[-1][0], WITHOUT + "saved graphs")
     for name, layer in target.layers():
         if _shows(judge_program(program, layer, locate=False), first):
             return in_layer(name, _part(program, layer)) if isinstance(layer, Layered) else name

@@ -166,7 +166,9 @@ class TransformedProgram:
         self.count = len(calls) + (len(calls) > 1)
         self.device = target.device
         scope = functions(program, target.attempt, target.device)
+        self.restarts = [False, *(call.restarted for call in program.calls)]
         self.function, self.after = transform(scope["program"]), scope.get("after")
+        self.restart = lambda: transform(scope["program"])
         self.at = 0
 
     def signature(self, number: int) -> Hashable:
@@ -179,6 +181,8 @@ class TransformedProgram:
         if number <= len(self.calls):
             arguments = [decode(value, {}, self.device) for value in self.arguments[self.at].values()]
             inputs = self.calls[self.at].values()
+            if self.restarts[self.at]:
+                self.function = self.restart()
             result = within(self.states[self.at], self.device, lambda: self.function(*inputs, *arguments))
             self.outcomes.append(result if self.after is None else self.after(result, *self.calls[0].values()))
 
@@ -236,7 +240,7 @@ class CallsSubject:
             raise TypeError("only a target that transforms functions makes further calls")
         running = TransformedProgram(self.program, inputs, target, transform)
         if self.only:
-            running.states = [self.program.calls[self.only - 1].under]
+            running.restarts, running.states = [False], [self.program.calls[self.only - 1].under]
             running.arguments = [arguments_of(call_of(self.program, self.only))]
         return running
 

@@ -168,16 +168,19 @@ class Call:
       "values" of the input's storage; and "beside", an earlier input whose storage this input shares from now on, or
       "alone" for a storage of its own.
     - `arguments`: other values of the Python arguments, by name (the markers `{"arg": name, "value": v}` of the steps).
-    - `under`: global states around the call."""
+    - `under`: global states around the call.
+    - `restarted`: the function is compiled anew before the call, as in a new process that finds what the compiler saved
+      at the calls before."""
 
     inputs: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     arguments: Mapping[str, Json] = field(default_factory=dict)
     under: tuple[str, ...] = ()
+    restarted: bool = False
 
     def to_json(self) -> dict[str, Json]:
         """Return the call as JSON without its empty fields."""
         data: dict[str, Json] = {"inputs": {name: dict(changed) for name, changed in self.inputs.items()}}
-        data |= {"arguments": dict(self.arguments), "under": list(self.under)}
+        data |= {"arguments": dict(self.arguments), "under": list(self.under), "restarted": self.restarted}
         return {key: value for key, value in data.items() if value}
 
     @classmethod
@@ -289,6 +292,11 @@ class Program:
             raise ProgramError("a program with further calls has a step of its caller: it can have only one of both")
         for number in range(1, len(self.calls) + 1):
             call_of(self, number).check()
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a further call is made as in a new process."""
+        return any(call.restarted for call in self.calls)
 
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
         """Return a program with the same inputs and other steps."""

@@ -122,6 +122,8 @@ def _plainer_call(program: Program, call: Call) -> Iterator[Call]:
         geometry: dict[str, Any] = {key: tuple(changed[key]) for key in ("size", "stride") if key in changed}
         for plainer in plainer_input(replace(first, **geometry)) if geometry else ():
             yield replace(call, inputs={**others, name: {**changed, **_geometry(plainer)}})
+    if call.restarted:
+        yield replace(call, restarted=False)
     for name in call.arguments:
         yield replace(call, arguments={key: value for key, value in call.arguments.items() if key != name})
     for state in call.under:

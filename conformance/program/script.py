@@ -100,7 +100,13 @@ def script(
         text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)
     more = [*_earlier_calls(program, make, target.on), *([after + CALLED] if after else [])]
     bug = Bug(
-        [*["import numpy"] * ("numpy." in text + after), *map(bare, definitions_of(used)), *attempt, *more],
+        [
+            *["import numpy"] * ("numpy." in text + after),
+            *["import uuid"] * program.restarts,
+            *map(bare, definitions_of(used)),
+            *attempt,
+            *more,
+        ],
         make(called),
         [name for name in inputs if name not in also],
         text,
@@ -143,15 +149,22 @@ def _earlier_calls(program: Program, make: Callable[[Program], list[str]], on: s
     this device."""
     if not program.calls:
         return
-    lines = ["def after_other_calls(program):", "    torch.compiler.reset()", "    run = transform(program)"]
+    lines = ["def after_other_calls(program):"]
+    if program.restarts:
+        lines.append("    torch._functorch.config.enable_autograd_cache = True")
+        lines.append("    torch.compiler.config.cache_key_tag = uuid.uuid4().hex  # no graphs of earlier processes")
+    anew = ["    torch.compiler.reset()", "    run = transform(program)"]
+    lines += anew
+    as_restarted = [anew[0] + "  # as in a new process, which loads saved graphs", anew[1]]
     given, passed = ("", "") if on == "cpu" else ("device", "ON")
     for number in range(len(program.calls)):
         made = [f"    {line}" for line in make(call_of(program, number))]
         yield "\n".join([f"def inputs_{number + 1}({given}):", *made])
         states, _ = shown(program.calls[number - 1].under if number else ())
+        lines += as_restarted if number and program.calls[number - 1].restarted else []
         lines += [f"    with {states}:"] if states else []
         lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({passed}).values())"]
-    yield "\n".join([*lines, "    return run"])
+    yield "\n".join([*lines, *(as_restarted if program.calls[-1].restarted else []), "    return run"])
     states, _ = shown(program.calls[-1].under)
     if states:
         yield f"def call_under_states(run, given):\n    with {states}:\n        return run(*given.values())"

@@ -15,6 +15,7 @@ import importlib
 import logging
 import os
 import re
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -70,6 +71,7 @@ ON_USE: dict[str, str] = _since(
         "torch._inductor.virtualized": "V",
         "torch._logging": "set_logs",
         "torch._subclasses.fake_tensor": "FakeTensorMode",
+        "torch.compiler": "config.patch",
         "torch.fx.experimental.symbolic_shapes": "ShapeEnv",
         "torch.testing._internal.common_device_type": "precisionOverride toleranceOverride",
         "torch.testing._internal.common_methods_invocations": (
@@ -330,6 +332,22 @@ def omit_line_tables() -> None:
 
     with contextlib.suppress(AttributeError):  # a torch that has no such setting
         config.aot_inductor.enable_line_tables = False
+
+
+def load_no_graphs() -> None:
+    """Make AOTAutograd compile each function, whatever earlier processes compiled. A saved graph is found by a key that
+    lacks what the inputs share."""
+    from torch._functorch import config
+
+    config.enable_autograd_cache = False
+
+
+@contextlib.contextmanager
+def saved_graphs() -> Iterator[None]:
+    """Context in which compiled graphs are saved. Only graphs that were saved in the same context are loaded."""
+    of_autograd, of_caches = lookup("torch._functorch:config.patch"), lookup("torch.compiler:config.patch")
+    with of_autograd(enable_autograd_cache=True), of_caches(cache_key_tag=uuid.uuid4().hex):
+        yield
 
 
 @contextlib.contextmanager

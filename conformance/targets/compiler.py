@@ -139,6 +139,7 @@ class CompileTarget(Target):
                 )
             torch_compat.keep_eager_draws()
             torch_compat.omit_line_tables()
+            torch_compat.load_no_graphs()
         try:
             self._compile = torch_compat.compiler_backend(self.backend)
             self._attempt = torch_compat.run_eagerly(super().attempt)
@@ -232,6 +233,15 @@ class CompileTarget(Target):
         with torch_compat.compiler_settings(changed), torch_compat.bisected(skips):
             yield
 
+    @property
+    def saves_graphs(self) -> bool:  # type: ignore[override]
+        """Inductor, with the graphs of AOTAutograd."""
+        return self.backend == "inductor"
+
+    def saving_graphs(self) -> contextlib.AbstractContextManager[None]:
+        """Save the compiled graphs, and load those that were saved in this context."""
+        return torch_compat.saved_graphs()
+
     @contextlib.contextmanager
     def capture(self) -> Iterator[Capture]:
         """Count the graphs and ops that the backend receives, and Dynamo's graph breaks."""
@@ -246,7 +256,9 @@ class CompileTarget(Target):
         """Return the code that registers the backend, if any, and defines the transform."""
         lines = setup(self.module, self.function, self.profile.environment if self.profile else {})
         if self.backend == "inductor":
-            lines += "import torch._inductor.config\n\ntorch._inductor.config.fallback_random = True\n"
+            lines += "import torch._functorch.config, torch._inductor.config\n\n"
+            lines += "torch._inductor.config.fallback_random = True\n"
+            lines += "torch._functorch.config.enable_autograd_cache = False  # no graphs of earlier processes\n"
         lines += f"ON = {self.on!r}\n" * (self.on != "cpu")
         return lines + (
             f"DEVICE, transform = {self.backend!r}, torch.compile(backend={self.backend!r}, dynamic={self.dynamic})\n"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from conformance.engine.loading import load_target
 from conformance.program.calls import KEPT, change_of, has_meaning, judge_program, resolved
 from conformance.program.cause import cause_of
+from conformance.program.compiler_attribution import compiler_culprit
 from conformance.program.model import Call, Input, Program, ProgramError, Storage, arguments_of, call_of
 from conformance.program.reduce import reduce_program, settle
 from conformance.program.script import script
@@ -59,6 +62,33 @@ class Stale(FunctionalizeTarget):
         return call
 
 
+class SavesGraphs(FunctionalizeTarget):
+    """Functionalize with answers that are saved for later processes by a key of the shapes, which lacks the values."""
+
+    saves_graphs = True
+    saved: dict[Any, Any] | None = None
+
+    @contextmanager
+    def saving_graphs(self) -> Iterator[None]:
+        """Start with nothing saved."""
+        self.saved = {}
+        yield
+        self.saved = None
+
+    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, which loads what was saved before it was transformed."""
+        transformed, loaded = super().transform(function), dict(self.saved or {})
+
+        def call(*inputs: Any) -> Any:
+            key = tuple(value.shape for value in inputs if isinstance(value, torch.Tensor))
+            result = loaded[key] if key in loaded else transformed(*inputs)
+            if self.saved is not None:
+                self.saved[key] = result
+            return result
+
+        return call
+
+
 def only(*calls: Call) -> Program:
     return replace(CALLED, calls=calls)
 
@@ -66,6 +96,11 @@ def only(*calls: Call) -> Program:
 class TestTheData:
     def test_json_keeps_calls(self) -> None:
         assert Program.from_json(CALLED.to_json()) == CALLED
+
+    def test_json_keeps_a_restart(self) -> None:
+        restarted = only(replace(LARGER, restarted=True))
+        assert Program.from_json(restarted.to_json()) == restarted
+        assert "restarted" not in only(LARGER).to_json()["calls"][0]
 
     def test_a_program_without_calls_has_no_such_field(self) -> None:
         assert "calls" not in replace(CALLED, calls=()).to_json()
@@ -113,6 +148,8 @@ class TestTheData:
             (WITHOUT_GRAD, "global state"),
             (Call({"b": {"beside": "a", "offset": 1}}), "aliasing"),
             (Call({"a": {"dtype": "float64"}, "b": {"requires_grad": False}}), "dtype and requires_grad"),
+            (replace(LARGER, restarted=True), "shape and process"),
+            (Call(restarted=True), "process"),
             (Call(), "calls"),
         ],
     )
@@ -223,6 +260,18 @@ class TestTheVerdict:
 
         assert judge_program(replace(CALLED, calls=()), Spoiling()).bad_step == 0
 
+    def test_a_saved_graph_whose_key_lacks_a_property_is_found(self) -> None:
+        """A call as in a new process loads what the first call saved. Without the restart nothing is loaded."""
+        target = SavesGraphs()
+        verdict = judge_program(only(replace(OTHER_VALUES, restarted=True)), target)
+        assert (verdict.call, verdict.change) == (1, "values and process")
+        assert judge_program(only(replace(LARGER, restarted=True)), target).passed
+        assert judge_program(only(OTHER_VALUES), target).passed
+
+    def test_a_target_that_saves_nothing_has_no_such_calls(self) -> None:
+        restarted = only(replace(LARGER, restarted=True))
+        assert judge_program(restarted, FunctionalizeTarget()).unsupported == "a new process with saved graphs"
+
     def test_a_device_makes_the_first_call_only(self) -> None:
         assert judge_program(CALLED, load_target("cpu")).passed
 
@@ -244,6 +293,17 @@ class TestReducing:
         assert len(small.calls) == 1
         assert len(small.steps) == 1
         assert len(small.inputs) == 1
+
+    @pytest.mark.parametrize("target", [SavesGraphs(), Stale(lambda *inputs: inputs[1:1])])
+    def test_a_restart_stays_only_if_it_is_needed(self, target: FunctionalizeTarget) -> None:
+        target.saves_graphs = True  # type: ignore[attr-defined]
+
+        def fails(program: Program) -> bool:
+            return bool(judge_program(program, target, locate=False).call)
+
+        program = only(replace(OTHER_VALUES, restarted=True), OTHER_VALUES)
+        assert fails(program)
+        assert reduce_program(program, fails).restarts is isinstance(target, SavesGraphs)
 
     def test_an_input_of_a_call_goes_with_the_input(self) -> None:
         one = replace(CALLED, inputs=CALLED.inputs[:1], storages=CALLED.storages[:1], steps=CALLED.steps[:1])
@@ -284,6 +344,22 @@ DEVICE, transform = 'stale', stale
         assert ran.returncode == 1, ran.stdout + ran.stderr
         assert verdict.mismatches[0].oracle in ran.stdout
         assert f"in call {len(program.calls) + 1}" in path.read_text()
+
+    def test_the_script_of_a_restart(self, standalone: Any) -> None:
+        """Inductor loads the saved graph of separate inputs for inputs that share memory, and the script shows it."""
+        program = Program(
+            (Storage("float32", 1), Storage("float32", 3)),
+            (Input("a", 0, "float32", (1,), (1,)), Input("b", 1, "float32", (3,), (1,))),
+            (Step("add_", (tensor("b"), 1)), Step("mul", (tensor("a"), 2), out=("c",))),
+            calls=(Call({"b": {"beside": "a", "offset": 0}}, restarted=True),),
+        )
+        target = load_target("inductor")
+        verdict = judge_program(program, target)
+        assert (verdict.call, verdict.change) == (1, "aliasing and process")
+        assert compiler_culprit(program, target, verdict.mismatches[0]) == "Inductor: without saved graphs"
+        assert judge_program(call_of(program, 1), target).passed
+        ran = standalone(script(program, target, verdict.mismatches))
+        assert (ran.returncode, ran.stdout.splitlines()[:2]) == (1, ["cpu [2.0]", "inductor [0.0]"])
 
     def test_inputs_that_come_to_overlap_are_found_on_aot_eager(self) -> None:
         """The class of pytorch#139789: no guard says that two inputs do not overlap."""

@@ -220,6 +220,8 @@ def _copied(k: DrawContext, name: str, value: Json, free: str) -> Step:
 
 
 def _put(k: DrawContext, name: str, value: Json, free: str) -> Step:
+    if not k[name].dim():
+        raise Refused
     order = k.permutation(k[name].size(0))
     return Step("index_put_", (tensor(name), {"tuple": [tensor_of(order)]}, value))
 
@@ -227,6 +229,8 @@ def _put(k: DrawContext, name: str, value: Json, free: str) -> Step:
 def _scattered(k: DrawContext, name: str, value: Json, free: str) -> Step:
     """Scatter along the first dimension, in the first columns of a large tensor."""
     t = k[name]
+    if not t.dim():
+        raise Refused
     order = torch.tensor(k.permutation(t.size(0))).view(-1, *([1] * (t.dim() - 1)))
     size = [t.size(0), *(min(n, 4) for n in t.size()[1:])]
     return Step("scatter_", (tensor(name), 0, tensor_of(order.expand(size).tolist()), value))

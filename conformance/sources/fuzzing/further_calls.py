@@ -21,6 +21,10 @@ from conformance.program.steps.op import Json, Step, dtype_of, number, tensor
 CHANGED_EVERY = 3
 """One program in this many has a call with a changed property."""
 
+RESTARTED = 0.5
+"""Share of the calls with a changed property before which the function is compiled anew, as in a new process, on a
+target that saves graphs. What a saved graph depends on must be part of its key, as it must be guarded in a process."""
+
 TOPICS = ("shape", "argument", "aliasing", "stride", "requires_grad", "dtype", "none", "state", "rank", "flag")
 """The kinds of change. Each occurs once before any repeats."""
 
@@ -48,6 +52,8 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
         order = random.Random(f"{seed}:topics:{turn // len(TOPICS)}").sample(TOPICS, len(TOPICS))
         at = turn % len(TOPICS)
         changed = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
+    if changed is not None and target.saves_graphs and random.Random(f"{seed}:restart:{number}").random() < RESTARTED:
+        changed = replace(changed, calls=tuple(replace(call, restarted=True) for call in changed.calls))
     base, calls = (program, []) if changed is None else (replace(changed, calls=()), [*changed.calls])
     for call in usable:
         if len(calls) < 3 and has_meaning(replace(base, calls=(call,)), target):

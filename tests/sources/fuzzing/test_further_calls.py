@@ -52,6 +52,14 @@ def test_most_calls_change_nothing_that_a_guard_checks(drawn: list[tuple[Program
     assert COUNT / CHANGED_EVERY / 2 <= len(changed) <= COUNT / CHANGED_EVERY
 
 
+def test_some_changed_calls_are_made_as_in_a_new_process(drawn: list[tuple[Program, Program]]) -> None:
+    """Only on a target that saves graphs, where about half of the changed calls follow a restart."""
+    saving = describe_target("compile:inductor")
+    called = [(one, with_calls(before, 0, n, saving)) for n, (before, one) in enumerate(drawn)]
+    assert not any(one.restarts for _, one in drawn)
+    assert COUNT / CHANGED_EVERY / 4 <= sum(one.restarts for _, one in called) <= COUNT / CHANGED_EVERY * 3 / 4
+
+
 def test_calls_keep_the_steps_of_the_program(drawn: list[tuple[Program, Program]]) -> None:
     for before, after in drawn:
         ops = [step.op for step in after.steps]
