@@ -1,9 +1,10 @@
 """Write docs/notes/known-bugs.csv, the table of docs/notes/known-bugs.md, from runs of `conformance known-bugs`.
 
     conformance known-bugs --target inductor --programs 1000 -n 2
-    python -m scripts.known_bugs_table [RUN/known-bugs.json ...]
+    python -m scripts.known_bugs_table [--keep] [RUN/known-bugs.json ...]
 
-Without a file, the run is that in reports/. A run replaces the rows of the bugs that it measured on its target.
+Without a file, the run is that in reports/. A run replaces the rows of the bugs that it measured on its target; with
+`--keep`, only those of the bugs that it found and of those that no run found.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def row(bug: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str], table: Path = TABLE) -> int:
     """Write the table. Returns the exit code."""
-    rows = {}
+    rows, keep = {}, "--keep" in arguments
+    arguments = [word for word in arguments if word != "--keep"]
     if table.exists():
         with table.open(encoding="utf-8", newline="") as text:
             rows = {(cells[0], cells[2]): cells for cells in [*csv.reader(text)][1:]}
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str], table: Path = TABLE) -> int:
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"scripts.known_bugs_table: {file} is no result of conformance {STEM}: {error}", file=sys.stderr)
             return 2
-        rows |= {(cells[0], cells[2]): cells for cells in new}
+        named = {(cells[0], cells[2]): cells for cells in new}
+        rows |= {name: cells for name, cells in named.items() if not keep or cells[3] != MISSED or name not in rows}
     write(table, csv_text([HEAD, *(rows[name] for name in sorted(rows))]))
     return 0
 

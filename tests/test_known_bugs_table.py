@@ -36,6 +36,19 @@ def test_rows(tmp_path):
     assert written(tmp_path, replace(five, target="aot_eager"))[1] == other
 
 
+def test_kept(tmp_path: Path) -> None:
+    """With --keep, a bug that the last run does not find keeps its row, and one that it finds gets a new one."""
+    file, table = tmp_path / "known-bugs.json", tmp_path / "table.csv"
+    written(tmp_path, *ROWS)
+    later = (Row(5, "five", "inductor", FOUND, 3, 0.1, 1, "stride / neg"), Row(7, "seven", "inductor", MISSED))
+    file.write_text(json.dumps({"bugs": [*map(asdict, later)]}))
+    assert main(["--keep", str(file)], table) == 0
+    assert table.read_text().splitlines()[1:] == [
+        "#5,five,inductor,3,1,stride / neg",
+        "#7,seven,inductor,12,2,value / mul",
+    ]
+
+
 def test_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file of another kind is named in one sentence, and no table is written."""
     (tmp_path / "other.json").write_text("{}")

@@ -293,7 +293,8 @@ DIVISIONS: dict[str, dict[str, Json]] = {
 }
 """Keyword arguments by operator and kind."""
 
-EXACT = ("maximum", "minimum", "gt", "lt", "ge", "le", "eq", "ne", "copysign", "heaviside", "fmax", "fmin")
+COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne")
+EXACT = (*COMPARISONS, "maximum", "minimum", "copysign", "heaviside", "fmax", "fmin")
 """Operators with two operands that round nothing."""
 
 WRAPPING = ("add", "sub", "mul", "neg", "abs", "square", "bitwise_not", "bitwise_xor", "bitwise_left_shift")
@@ -303,7 +304,9 @@ WITH_ONE = ("neg", "abs", "square", "bitwise_not", "floor", "ceil", "trunc", "si
 
 
 def _extremes(d: Draw, known: Sequence[str]) -> list[Wanted]:
-    dtype, size = _dtype(d, NUMBERS, known), _plain_size(d)
+    """Draw two inputs. Half of them have few elements, which a compiler computes one by one and not as vectors."""
+    dtype = _dtype(d, (*NUMBERS, "int32", "int64"), known)
+    size = (d.choice((2, 1, 3)),) if d.chance(1, 2) else _plain_size(d)
     return [Wanted(dtype, size, {"special": d.integer(0, 99)}) for _ in range(2)]
 
 
@@ -318,7 +321,8 @@ def _divided(k: DrawContext, name: str, other: str) -> tuple[str, list[Json], di
 
 def _compared(k: DrawContext, name: str, other: str) -> tuple[str, list[Json], dict[str, Json]]:
     op = k.choice((*EXACT, *WITH_ONE))
-    return op, [tensor(name), *([] if op in WITH_ONE else [tensor(other)])], {}
+    operand = k.choice((tensor(other), 0, 1)) if op in COMPARISONS else tensor(other)
+    return op, [tensor(name), *([] if op in WITH_ONE else [operand])], {}
 
 
 def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
