@@ -118,25 +118,25 @@ def _to_inputs(inputs: list[Access], accesses: list[Access]) -> Iterator[str]:
 def _relations(accesses: list[Access]) -> Iterator[str]:
     """Yield the relation of each pair of accesses to one storage, one of them a write. A write to several elements at
     one place is `broadcast` by itself."""
-    for access in accesses:
-        if access.writes and _repeats(access):
+    for single in accesses:
+        if single.writes and _repeats(single):
             yield "broadcast"
-    for access, two in itertools.combinations(accesses, 2):
-        if access.storage == two.storage and (access.writes or two.writes):
-            yield _relation(access, two)
+    for left, right in itertools.combinations(accesses, 2):
+        if left.storage == right.storage and (left.writes or right.writes):
+            yield _relation(left, right)
 
 
-def _relation(access: Access, two: Access) -> str:
-    if access.last <= two.first or two.last <= access.first:
+def _relation(left: Access, right: Access) -> str:
+    if left.last <= right.first or right.last <= left.first:
         return "apart"
-    if access.dtype != two.dtype:
+    if left.dtype != right.dtype:
         return "dtype view"
-    if _repeats(access) or _repeats(two):
+    if _repeats(left) or _repeats(right):
         return "broadcast"
-    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (access, two)]
+    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (left, right)]
     if places[0] == places[1]:
-        same = (access.size, access.stride) == (two.size, two.stride)
-        return "transposed" if not same else "same" if access.first == two.first else "shifted"
+        same = (left.size, left.stride) == (right.size, right.stride)
+        return "transposed" if not same else "same" if left.first == right.first else "shifted"
     return "partial overlap"
 
 

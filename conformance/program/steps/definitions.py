@@ -383,9 +383,9 @@ def add_to_all(every: list[torch.Tensor], other: torch.Tensor) -> None:
         one.add_(other)
 
 
-def shares_memory(tensor: torch.Tensor, two: torch.Tensor) -> list[bool]:
+def shares_memory(first: torch.Tensor, second: torch.Tensor) -> list[bool]:
     """Return whether two names are one tensor, and whether they have one storage."""
-    return [tensor is two, tensor.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()]
+    return [first is second, first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()]
 
 
 def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:

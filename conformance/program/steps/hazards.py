@@ -320,8 +320,8 @@ class _Hazard:
     """The steps of one cell on the input `x`, offered to the shadow as they are drawn.
 
     `same` is another name of the input's memory, or the input, and `free` an input of the same size on other memory.
-    A plain hazard has no reads beside those of the cell: each use of a value can keep a compiler from the rewrite that
-    is wrong. The value between the accesses may be rewritten, and returned as a view."""
+    A plain hazard reads only what its cell reads, because a further use of a value can keep a compiler from a wrong
+    rewrite. The value between the accesses may be rewritten, and returned as a view."""
 
     def __init__(self, k: DrawContext, cell: Hazard, offer: Offer, x: str, same: str, free: str, plain: bool) -> None:
         self.k, self.offer, self.x, self.same, self.free, self.plain = k, offer, x, same, free, plain
