@@ -273,7 +273,10 @@ def plainer_inputs(program: Program) -> Iterator[Program]:
         if input_.dtype != "float32":
             for dtype in ("float32", "int64"):
                 storage = replace(program.storages[input_.storage], dtype=dtype)
-                inputs = (replace(two, dtype=dtype) if two.storage == input_.storage else two for two in program.inputs)
+                inputs = (
+                    replace(other, dtype=dtype) if other.storage == input_.storage else other
+                    for other in program.inputs
+                )
                 yield with_storage(replace(program, inputs=tuple(inputs)), input_.storage, storage)
 
 

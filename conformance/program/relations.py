@@ -257,13 +257,13 @@ def _exchanged(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     return steps
 
 
-def _independent(seen: Seen, two: Seen) -> bool:
+def _independent(left: Seen, right: Seen) -> bool:
     """Whether the second step neither reads a result of the first nor touches memory that either of both writes."""
-    movable = all(each.plain and not APART.search(each.step.op) for each in (seen, two))
-    names = [{*each.step.names(), *each.step.out} for each in (seen, two)]
-    if not movable or names[0] & {*two.step.out} or names[1] & {*seen.step.out}:
+    movable = all(each.plain and not APART.search(each.step.op) for each in (left, right))
+    names = [{*each.step.names(), *each.step.out} for each in (left, right)]
+    if not movable or names[0] & {*right.step.out} or names[1] & {*left.step.out}:
         return False
-    return not (seen.written & two.storages() or two.written & seen.storages())
+    return not (left.written & right.storages() or right.written & left.storages())
 
 
 def _without_unused(seen: Sequence[Seen]) -> list[tuple[int, Step]]:

@@ -171,7 +171,9 @@ def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> 
     except Exception:  # another form of the call may work
         return False
     again = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-    return len(again) == len(results) and all(_same(result, two) for result, two in zip(results, again, strict=True))
+    return len(again) == len(results) and all(
+        _same(result, second) for result, second in zip(results, again, strict=True)
+    )
 
 
 def tensor_for(operand: Operand) -> torch.Tensor:

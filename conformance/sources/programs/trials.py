@@ -37,11 +37,11 @@ def watching(program: Program, hang: Collection[str] = ()) -> Watch:
     return watch
 
 
-def alike(mismatch: Mismatch, two: Mismatch | Failure) -> bool:
+def alike(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
     """Whether two mismatches are about the same oracle, and for errors have the same type and text."""
-    if "error" not in (mismatch.oracle, two.oracle):
-        return mismatch.oracle == two.oracle
-    texts = ((each.oracle, each.expected, each.actual, gist(each.detail)) for each in (mismatch, two))
+    if "error" not in (mismatch.oracle, other.oracle):
+        return mismatch.oracle == other.oracle
+    texts = ((each.oracle, each.expected, each.actual, gist(each.detail)) for each in (mismatch, other))
     return next(texts) == next(texts)
 
 
