@@ -189,6 +189,8 @@ class Call:
         unknown = {name for changed in data.get("inputs", {}).values() for name in changed} - CHANGES
         if unknown:
             raise ProgramError(f"a call changes {min(unknown)!r} of an input: choose from {', '.join(sorted(CHANGES))}")
+        if not isinstance(data.get("restarted", False), bool):
+            raise ProgramError(f"'restarted' of a call is {data['restarted']!r}: write true or false")
         return cls(**{**data, "under": tuple(data.get("under", ()))})
 
 

@@ -102,6 +102,12 @@ class TestTheData:
         assert Program.from_json(restarted.to_json()) == restarted
         assert "restarted" not in only(LARGER).to_json()["calls"][0]
 
+    def test_json_with_a_restart_that_is_neither_true_nor_false(self) -> None:
+        damaged = CALLED.to_json()
+        damaged["calls"][0]["restarted"] = "false"
+        with pytest.raises(ProgramError, match="'restarted' of a call is 'false': write true or false"):
+            Program.from_json(damaged)
+
     def test_a_program_without_calls_has_no_such_field(self) -> None:
         assert "calls" not in replace(CALLED, calls=()).to_json()
         assert all("same" not in one for one in CALLED.to_json()["inputs"])
