@@ -21,7 +21,7 @@ from conformance.engine.target import Target
 from conformance.record.measurements import Measurements
 from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation, observe, out_of_memory
-from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare
+from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare, headline
 
 _PROCESSED = "processed"
 
@@ -125,9 +125,7 @@ def judge(
     else:
         mismatches += _misworded(terms, want, got) if not mismatches else []
         if want.error is None and out_of_memory(f"{got.error.kind}: {got.error.text}"):
-            mismatches.append(
-                Mismatch("memory", "the whole run", "no error", got.error.kind, first_line(got.error.text))
-            )
+            mismatches.append(Mismatch("memory", "the whole run", "no error", got.error.kind, headline(got.error.text)))
     # A call that raised did not write its inputs: the error is the cause, and comes first.
     mismatches.sort(key=lambda mismatch: FIRST.get(mismatch.oracle, len(FIRST)))
     return Judgement(mismatches, arbitrated and not mismatches)
@@ -207,7 +205,7 @@ def _misworded(terms: Terms, want: Observation, got: Observation) -> list[Mismat
         return []
     if not re.search(terms.message, want.error.text) or re.search(terms.message, got.error.text):
         return []
-    one, two = first_line(want.error.text), first_line(got.error.text)
+    one, two = headline(want.error.text), headline(got.error.text)
     return [Mismatch("message", "the error", one, two, f"OpInfo's pattern is {terms.message!r}")]
 
 
@@ -223,8 +221,3 @@ def _misplaced(subject: Judged, got: Observation, target: Target) -> list[Mismat
 
 def _root(name: str) -> str:
     return name.partition("[")[0]
-
-
-def first_line(text: str) -> str:
-    """Return the first line of an error's text, at most 300 characters."""
-    return text.strip().partition("\n")[0][:300]

@@ -10,6 +10,7 @@ implemented" never equals anything. This module does not depend on programs, OpI
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -182,8 +183,8 @@ def _came_to(facts: Facts, name: str) -> bool:
 def _error(name: str, want: Raised | None, got: Raised | None) -> list[Mismatch]:
     one, two = (raised.kind if raised else "no error" for raised in (want, got))
     if got is not None and got.not_implemented and not (want is not None and all(map(_without_kernel, (want, got)))):
-        return [Mismatch("error", name, one, two, f"not implemented is never a pass: {_line(got.text)}")]
-    text = " | ".join(_line(raised.text) for raised in (want, got) if raised)
+        return [Mismatch("error", name, one, two, f"not implemented is never a pass: {headline(got.text)}")]
+    text = " | ".join(headline(raised.text) for raised in (want, got) if raised)
     return [] if one == two else [Mismatch("error", name, one, two, text)]
 
 
@@ -194,8 +195,12 @@ def _without_kernel(raised: Raised) -> bool:
     )
 
 
-def _line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+def headline(text: str) -> str:
+    """Return the first line of an error's text, at most 300 characters. If the text contains the output of a C++
+    compiler, the compiler's first error follows: the first line alone would be equal for all of them."""
+    first = text.strip().partition("\n")[0]
+    diagnosed = re.search(r"^\S+:\d+:(?:\d+:)? (?:fatal )?error: (.+)$", text, re.MULTILINE)
+    return (f"{first}: {diagnosed[1]}" if diagnosed else first)[:300]
 
 
 def _significant(facts: Facts, name: str) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ IMPORTS = {
     "math.": "import math",
     "itertools.": "import itertools",
     "random.Random(": "import random",
+    "re.search(": "import re",
     "@dataclass": "from dataclasses import dataclass",
     "field(default": "from dataclasses import field",
     "zlib.crc": "import zlib",

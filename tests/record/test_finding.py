@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.record.finding import FLAKY, PROPERTIES, Finding, from_signature, from_title, property_of, severity_of
+from conformance.record.finding import (
+    FLAKY,
+    PROPERTIES,
+    Finding,
+    from_signature,
+    from_title,
+    gist,
+    property_of,
+    severity_of,
+)
 from conformance.record.names import ORACLES
 from conformance.record.result import severity
 from tests.report.runs import fuzz_finding
@@ -34,6 +43,10 @@ class TestProperty:
     def test_of_a_difference(self, seen: tuple[str, ...], wrong: str) -> None:
         """The oracle `error` covers four properties."""
         assert property_of(*seen) == wrong
+
+    @pytest.mark.parametrize("quoted", ["'to'", '"to"', "‘to’"])
+    def test_the_gist_of_an_error_has_no_quoted_names(self, quoted: str) -> None:
+        assert gist(f"C++ compile error: no member {quoted} in line 3") == "C compile error no member in line"
 
     def test_every_oracle_has_one(self) -> None:
         """The severity table has a property for each oracle of a result."""

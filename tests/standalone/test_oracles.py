@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.standalone.observation import Raised, observe
-from conformance.standalone.oracles import compare
+from conformance.standalone.oracles import compare, headline
 
 
 def seen_by(want, got, **rules):
@@ -174,6 +174,14 @@ class TestErrors:
         assert [m.oracle for m in compare(value, index)] == ["error"]
         assert [m.oracle for m in compare(value, observe(1))] == ["error"]
         assert [m.oracle for m in compare(observe(1), value)] == ["error"]
+
+    def test_an_error_of_a_cpp_compiler_names_the_first_diagnostic(self):
+        """All errors of generated C++ have one first line, so three bugs of Inductor were one pattern."""
+        said = "C++ compile error\n\nx.cpp: In function ‘f’:\nx.cpp:21:42: error: no ‘to’\n   21 |"
+        [mismatch] = compare(observe(1), observe(error=RuntimeError(said)), oracles={"error"})
+        assert mismatch.detail == "C++ compile error: no ‘to’"
+        assert headline("x.cpp:3: note: error: none\nx.cpp:4:1: error: late") == "x.cpp:3: note: error: none: late"
+        assert headline(" one\ntwo: error: three") == "one"
 
     def test_what_was_not_come_to_is_no_missing_error(self):
         """If a device fails in step 1, a missing error in step 2 is not reported. Regression test: it was, in half of

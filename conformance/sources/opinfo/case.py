@@ -19,7 +19,7 @@ import torch
 
 from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor
-from conformance.engine.judge import bounded, exceeding, first_line, judge
+from conformance.engine.judge import bounded, exceeding, judge
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.loading import reference
 from conformance.engine.rules import LaidOut
@@ -41,7 +41,7 @@ from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import WHOLE, Mismatch
+from conformance.standalone.oracles import WHOLE, Mismatch, headline
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, op_db_unseeded
 
 
@@ -234,7 +234,7 @@ def _left_out(case: Case, call: Call, expected: Execution) -> tuple[str, bool] |
     run can be compared."""
     error = expected.last.error
     if error is not None and error.not_implemented:
-        return f"the CPU does not implement it either: {first_line(error.text)}", case.variant in CHANGED
+        return f"the CPU does not implement it either: {headline(error.text)}", case.variant in CHANGED
     if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
         return "it writes to an expanded input, which is undefined", False
     return ACCEPTED.get(case.variant) if error is None else None
@@ -316,7 +316,7 @@ def _run_related(case: Case, target: Target, call: Call, tally: _Tally, note: No
             and Executor(target).run(LaidOut(call, "contiguous")).last.error is None
         ):
             tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
-            detail = f"{first_line(error.text)}; {BROKEN.format(LAYOUT)}"
+            detail = f"{headline(error.text)}; {BROKEN.format(LAYOUT)}"
             wrong = Mismatch("error", WHOLE, "no error", error.kind, detail)
             return tally.fail(failure_of(case, target, call, wrong, Observation(), run.last))
     try:
