@@ -249,7 +249,7 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
             keys = {(key, name) for key, names in zip(NAMES, lists, strict=True) for name in names}
         else:
             every = itertools.product(one.property, *(some or (ANY,) for some in lists))
-            keys = {(*each, one.scope.options) for each in every}
+            keys = {(*where, one.scope.options) for where in every}
         problems += [f"{one.where}: {one} is declared twice."] if keys & seen else []
         seen |= keys
     return problems

@@ -88,7 +88,7 @@ class Profile:
     def remedy(self, key: str, name: str) -> str:
         """Return the instruction for a part that is supported after all: the entry or name to delete."""
         one = self.unsupported(key)[name]
-        alone = sum(len(getattr(one.scope, each)) for each in ("feature", "dtype", "op", "step")) == 1
+        alone = sum(len(getattr(one.scope, kind)) for kind in ("feature", "dtype", "op", "step")) == 1
         return f"{one.where}: delete {'' if alone else f'{name!r} from '}that [[declare]] entry"
 
     @property
@@ -203,8 +203,8 @@ def of(spec: str) -> Profile | None:
 def limit(spec: str, name: str, wanted: float | None, usual: float) -> float:
     """Return a limit of a command: the given value, else the profile's, else the default. Raises TargetError."""
     profile = of(spec)
-    said = getattr(profile, name) if profile is not None else None
-    return wanted if wanted is not None else said if said is not None else usual
+    declared = getattr(profile, name) if profile is not None else None
+    return wanted if wanted is not None else declared if declared is not None else usual
 
 
 def load(path: Path | str) -> Profile:

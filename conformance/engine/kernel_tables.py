@@ -53,7 +53,7 @@ def kernel_of(operator: str, key: str) -> Kernel | None:
     if operator.endswith(OVERRIDEABLE):
         return Kernel.NONE
     composite = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return Kernel.COMPOSITE if any(torch_compat.has_kernel(operator, each) for each in composite) else Kernel.NONE
+    return Kernel.COMPOSITE if any(torch_compat.has_kernel(operator, other) for other in composite) else Kernel.NONE
 
 
 @functools.lru_cache

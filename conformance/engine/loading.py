@@ -129,8 +129,8 @@ def _check(spec: str, target: Target) -> None:
         )
     unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
     if unknown or not target.oracles:
-        said = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"
-        raise TargetError(f"target {spec!r} names {said}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
+        problem = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"
+        raise TargetError(f"target {spec!r} names {problem}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
     for dtype in target.dtypes or ():
         if not isinstance(dtype, torch.dtype):
             raise TargetError(

@@ -236,8 +236,8 @@ def trial(target: Target, name: str) -> Row:
     except Differs as error:
         return Row(name, Answer.WRONG, str(error))
     except Exception as error:
-        said = " ".join(str(error).split())
-        return Row(name, Answer.NO, f"{type(error).__name__}: {said}"[:200])
+        text = " ".join(str(error).split())
+        return Row(name, Answer.NO, f"{type(error).__name__}: {text}"[:200])
     return Row(name, Answer.YES)
 
 

@@ -24,8 +24,8 @@ def options(target: str, argument: str, known: Collection[str], form: str) -> tu
     settings = dict(part.partition("=")[::2] for part in parts)
     for key, value in settings.items():
         if key not in known or not value:
-            said = f"its option {key!r} has no value" if key in known else f"it has no option {key!r}"
-            raise TargetError(f"target '{target}:{argument}' is not understood ({said}): write {form}")
+            problem = f"its option {key!r} has no value" if key in known else f"it has no option {key!r}"
+            raise TargetError(f"target '{target}:{argument}' is not understood ({problem}): write {form}")
     if not name:
         raise TargetError(f"target '{target}:{argument}' is not understood: write {form}")
     return name, settings

@@ -34,8 +34,8 @@ def attempt(name: str, subject: Subject, target: Target) -> Trial:
     """Run the subject once on torch CPU and then on the target. The subject's last step is the one on trial under this
     name."""
     begin = time.monotonic()
-    outcome, operator, said = _attempt(subject, target)
-    return Trial(name, outcome, operator, said, time.monotonic() - begin)
+    outcome, operator, text = _attempt(subject, target)
+    return Trial(name, outcome, operator, text, time.monotonic() - begin)
 
 
 def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:

@@ -66,7 +66,7 @@ def _joined(one: Result, two: Result) -> Result:
     order, steps = list(Outcome), (one.finding.steps or 0, two.finding.steps or 0)
     least, worst = one if steps[0] <= steps[1] else two, min(one, two, key=lambda result: order.index(result.outcome))
     firsts = [number for number in (one.finding.first, two.finding.first) if number is not None]
-    named = {signature for each in (one.finding, two.finding) for signature in (each.signature, *each.signatures)}
+    named = {signature for part in (one.finding, two.finding) for signature in (part.signature, *part.signatures)}
     finding = dataclasses.replace(
         least.finding or one.finding,
         count=one.finding.count + two.finding.count,

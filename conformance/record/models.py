@@ -59,9 +59,9 @@ def _named(operators: Mapping[str, int]) -> str:
 def sentence(rows: Sequence[ModelRow]) -> str:
     """Return how many models run, are stopped, and are wrong."""
     run, stopped, wrong = (sum(bool(getattr(row, of)) for row in rows) for of in ("runs", "stopped", "wrong"))
-    said = f"{run} of {len(rows)} models run, {stopped} stopped, {wrong} wrong"
+    text = f"{run} of {len(rows)} models run, {stopped} stopped, {wrong} wrong"
     partly, left = sum(row.partial for row in rows), sum(not row.compared for row in rows)
-    return said + (f", {partly} compared in part" if partly else "") + (f", {left} not run" if left else "")
+    return text + (f", {partly} compared in part" if partly else "") + (f", {left} not run" if left else "")
 
 
 def merged(parts: Iterable[Sequence[ModelRow]]) -> tuple[ModelRow, ...]:

@@ -96,8 +96,8 @@ class Failure:
     @classmethod
     def of_harness(cls, error: Exception | None) -> Failure:
         """Return the failure that an error of the harness itself is."""
-        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        return cls("harness", "the harness itself", "no error", said)
+        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        return cls("harness", "the harness itself", "no error", text)
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -199,7 +199,7 @@ class Result(Named):
     @property
     def remark(self) -> str:
         """The reason, the mark of the script, and the other torch versions that show the result or do not."""
-        versions = (f"{version}: {said}" for version, said in self.also_on.items())
+        versions = (f"{version}: {ending}" for version, ending in self.also_on.items())
         return "; ".join(filter(None, (self.reason, self.script_mark, *versions)))
 
     def without_backend(self, layer: str, fails: bool) -> Result:

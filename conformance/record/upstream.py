@@ -119,7 +119,7 @@ class Bug:
 def _each_in(wanted: Iterable[str], names: Iterable[str], base: Callable[[str], str] = str) -> list[bool]:
     """Whether each of the wanted names, in one of its alternatives between slashes, is among the names."""
     known = {*map(base, names)}
-    return [any(base(alternative) in known for alternative in each.split("/")) for each in wanted]
+    return [any(base(alternative) in known for alternative in alternatives.split("/")) for alternatives in wanted]
 
 
 @functools.cache

@@ -77,10 +77,10 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     for r in results:
         texts = (r.name, r.family, r.dtype, r.variant, r.layout)
         counts = (r.samples, r.skipped, r.failed, r.arbitrated)
-        said = (names(", ".join(r.oracles)), names(r.remark))
+        words = (names(", ".join(r.oracles)), names(r.remark))
         old = before[r.id].measurements if r.id in before and before[r.id].samples == r.samples else Measurements()
         measured = [[r.measurements.get(name), r.measurements.most.get(name), old.get(name)] for name in measures]
-        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *said, measured])
+        rows.append([*map(names, texts), order[r.outcome], *counts, round(r.seconds * 1000), *words, measured])
     whole = run.table in WHOLE
     usual = f"conformance {run.table}" if run.table else "python -m conformance.opinfo_runner"
     again = run.command if whole else f"{usual} --target {run.target}"

@@ -76,13 +76,13 @@ DEATHS = ("crash", "timeout", "memory", "device")
 def answer_of(failure: Failure) -> Answer:
     """A failure as an answer. For aliasing and for the end of a process, both answers become sentences, since the
     observed values are not."""
-    said = sentence(failure)
+    text = sentence(failure)
     if failure.oracle == "alias":
         cpu, target = (_shared(failure.where, owner) for owner in (failure.expected, failure.actual))
-        return Answer(said, cpu, target)
+        return Answer(text, cpu, target)
     if failure.oracle in DEATHS:
-        return Answer(said, "runs to its end", with_signal_number(failure.actual))
-    return Answer(said, failure.expected, failure.actual)
+        return Answer(text, "runs to its end", with_signal_number(failure.actual))
+    return Answer(text, failure.expected, failure.actual)
 
 
 def _shared(name: str, owner: str) -> str:
@@ -95,8 +95,8 @@ def issue(finding: str, run: Path = RUN) -> str:
     """The Markdown of a finding: a JSON file that the fuzzer saved, or the id of a case in the file `run`. Raises
     ReportError."""
     source = of_program(Path(finding)) if finding.endswith(".json") else of_case(finding, run)
-    own, said = own_part(source.script), with_backend(environment(), source.loaded)
-    text = rendered("issue.md.j2", **vars(source), own_part=own, environment=said, longest=LONGEST)
+    own, facts = own_part(source.script), with_backend(environment(), source.loaded)
+    text = rendered("issue.md.j2", **vars(source), own_part=own, environment=facts, longest=LONGEST)
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 

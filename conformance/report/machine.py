@@ -144,7 +144,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         word=run.table.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
         summary=summary_line(run),
         campaign=campaign,
-        verdict=next((each.sentence for each in summary.verdicts(campaign) if each.half == "fuzz"), ""),
+        verdict=next((spoken.sentence for spoken in summary.verdicts(campaign) if spoken.half == "fuzz"), ""),
         listed=LISTED_FINDINGS,
         headline=headline,
         legend=legend(*(result.finding.title() for result in campaign.listed[:LISTED_FINDINGS] if result.finding))

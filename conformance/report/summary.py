@@ -100,9 +100,9 @@ def at_inputs(run: Run, stopped: Result) -> str:
     programs = run.drawn.compared if run.drawn else 0
     first = stopped.failures[0]
     text = f"{first.actual}: {first.detail}".removesuffix(": ") if first.oracle == "error" else sentence(first)
-    said = " ".join(text.split())[:300]
+    cause = " ".join(text.split())[:300]
     every = f"All {programs:,} programs fail" if programs > 1 else "The one program fails"
-    return f"{every} at {MOVE}, before the first step, so that nothing else was compared: {said}"
+    return f"{every} at {MOVE}, before the first step, so that nothing else was compared: {cause}"
 
 
 def known(run: Run) -> list[str]:
@@ -110,7 +110,7 @@ def known(run: Run) -> list[str]:
     known = (result for result in run.findings if result.outcome is Outcome.XFAIL and not result.layer)
     findings = [result.finding for result in known if result.finding]
     apart = any(result.layer for result in run.findings)  # `known_programs` counts these too
-    programs = counted(sum(each.count for each in findings) if apart else run.known_programs, "program")
+    programs = counted(sum(finding.count for finding in findings) if apart else run.known_programs, "program")
     return (
         [f"{counted(len(findings), 'known finding')} in {programs}, declared in {run.expectations}"] if findings else []
     )
@@ -158,8 +158,8 @@ def known_cases(run: Run) -> list[str]:
 
 def scripts(run: Run) -> list[str]:
     """`3 of 3 scripts show their headline` and `2 scripts not run`, each if there are any."""
-    said = [result.alone for result in run.results if result.alone]
-    ended, left = [text for text in said if not text.startswith(NOT_RUN)], said.count(NOT_RUN)
+    endings = [result.alone for result in run.results if result.alone]
+    ended, left = [text for text in endings if not text.startswith(NOT_RUN)], endings.count(NOT_RUN)
     verb = "show their headline" if len(ended) > 1 else "shows its headline"
     lines = [f"{ended.count(SHOWS)} of {counted(len(ended), 'script')} {verb}"] if ended else []
     hint = "--check-scripts gives them more seconds"
@@ -168,7 +168,7 @@ def scripts(run: Run) -> list[str]:
 
 def without_backend(run: Run) -> list[str]:
     """`2 findings also fail without your backend`; empty if there are none."""
-    cases, findings = (sum(bool(result.layer) for result in each) for each in (run.cases, run.findings))
+    cases, findings = (sum(bool(result.layer) for result in results) for results in (run.cases, run.findings))
     counts = [(cases, "case"), (findings, "finding")]
     singular = WITHOUT_BACKEND.replace("fails", "fail")
     return [

@@ -192,14 +192,14 @@ class Pool(Protocol):
 
 def unusable(target: str, death: Death) -> TargetError:
     """Return the error for a target that ends the workers that load it."""
-    said = death.said if death.reason is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
-    return TargetError(f"target {target!r} {said}; load it by hand, with python -X faulthandler, to see why")
+    problem = death.said if death.reason is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
+    return TargetError(f"target {target!r} {problem}; load it by hand, with python -X faulthandler, to see why")
 
 
 def exit_in_words(code: int) -> str:
     """`killed its process with SIGSEGV`, or `ended its process with exit code 3`."""
     if code >= 0:
         return f"ended its process with exit code {code}"
-    names = {each.value: each.name for each in signal.Signals}
+    names = {number.value: number.name for number in signal.Signals}
     name = names.get(-code, f"signal {-code}")
     return f"killed its process with {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

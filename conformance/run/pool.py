@@ -335,7 +335,7 @@ class LocalPool(Pool):
     def _census(self) -> int:
         """Count the workers that are ready and alive, and delete the marks of dead ones."""
         ready = 0
-        marks = [each for each in self._path.iterdir() if each.suffix in (f".{worker.STARTING}", f".{worker.READY}")]
+        marks = [path for path in self._path.iterdir() if path.suffix in (f".{worker.STARTING}", f".{worker.READY}")]
         self._pids.update(mark.stem for mark in marks)
         self.counters.started = len(self._pids)
         for mark in self._path.glob(f"*.{worker.READY}"):

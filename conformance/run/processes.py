@@ -166,7 +166,7 @@ class Forking(SpawnContext):
 
     def Process(self, *, target: Main, args: tuple[Any, ...], **_: Any) -> _Forked:  # type: ignore[override]
         """Return a worker that is not started yet."""
-        self._workers = [each for each in self._workers if each.exitcode is None]
+        self._workers = [worker for worker in self._workers if worker.exitcode is None]
         self._workers.append(_Forked(self, target, args))
         return self._workers[-1]
 
@@ -193,10 +193,10 @@ class Forking(SpawnContext):
 
     def close(self) -> None:
         """End the workers. The server stays ready for the next pool."""
-        for each in self._workers:
-            each.terminate()
-        for each in self._workers:
-            each.join(LONGEST_END)
+        for worker in self._workers:
+            worker.terminate()
+        for worker in self._workers:
+            worker.join(LONGEST_END)
         server, self._server = self._server, None
         if server is not None:
             server.users -= 1
@@ -248,16 +248,16 @@ class _Server:
         self._process = SpawnProcess(target=serve, args=(theirs, preload), daemon=True)
         with theirs, signals.sigint_blocked(), _hashes_fixed():
             self._process.start()
-        said = ""
+        answer = ""
         try:
             while not wait([self._control], LOOK):
                 signals.check()
-            said = self._control.recv(4096).decode()
+            answer = self._control.recv(4096).decode()
         finally:
-            if said != "ready":
+            if answer != "ready":
                 self.end(0.0)
         if self.ended:
-            raise OSError(said)
+            raise OSError(answer)
 
     def fork(self, line: Connection, target: Main, args: tuple[Any, ...]) -> None:
         """Request a worker. Raises OSError."""
@@ -396,8 +396,8 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             wake.close()
             wakes.close()
-            for each in (line, *lines.values()):
-                each.close()
+            for connection in (line, *lines.values()):
+                connection.close()
             return data, descriptors
         for fd in descriptors[1:]:
             os.close(fd)

@@ -112,11 +112,11 @@ def contradictions(
     with PlacedPool(session.place, spec, session.limits, 1, [plainest.__module__, *MODULES]) as pool:
         pool.ask_first(os.getpid)  # the time counts from when the target is loaded
         tried = list(trials(pool, tasks, seconds))
-    for one in tried:
-        if one.outcome in words:
-            said = f" ({one.said})" if one.said else ""
-            remedy = profile.remedy(key, one.name)
-            there[one.name] = f"declared lacking, and {words[one.outcome]}{said}: {remedy}"
+    for answer in tried:
+        if answer.outcome in words:
+            detail = f" ({answer.said})" if answer.said else ""
+            remedy = profile.remedy(key, answer.name)
+            there[answer.name] = f"declared lacking, and {words[answer.outcome]}{detail}: {remedy}"
     untried = sum(result.outcome is Outcome.UNTRIED for result in tried)
     if untried:
         notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]

@@ -64,7 +64,7 @@ def _sources(name: str) -> Iterator[Path]:
     spec = find_spec(name)
     origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
-    if origin is None or any(origin.is_relative_to(each) for each in installed) or name == "conformance":
+    if origin is None or any(origin.is_relative_to(folder) for folder in installed) or name == "conformance":
         return
     yield origin.parent if origin.name == "__init__.py" else origin
 

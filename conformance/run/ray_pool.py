@@ -288,9 +288,9 @@ class RayPool(Pool):
         self._seats.clear()  # ray would wait for the head until it ends this process
         atexit.unregister(ray.shutdown)
         atexit.register(_leave)
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         return PoolLost(
-            f"the cluster at --pool {self._place.address} no longer answers ({said}): what was found is on disk, and "
+            f"the cluster at --pool {self._place.address} no longer answers ({reason}): what was found is on disk, and "
             "--resume goes on from there"
         )
 
@@ -370,8 +370,8 @@ class RayPool(Pool):
         if {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= set(self._left_out):
             raise UsageError(f"no node at --pool {self._place.address} can be used: {why}")
         seat.task = task
-        for each in [each for each in self._seats if each.node == seat.node]:
-            self._give_up(each)
+        for other in [other for other in self._seats if other.node == seat.node]:
+            self._give_up(other)
 
     def _lose(self, seat: _Seat, why: str) -> None:
         """Report a lost actor and submit its task again, unless the task lost `ATTEMPTS` workers."""

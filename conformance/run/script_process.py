@@ -160,8 +160,8 @@ class Forks:
         with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
             path = Path(folder) / "path.py"
             path.write_text("import sys\nprint(*sys.path, sep='\\0')", encoding="utf-8")
-            said = subprocess.run([sys.executable, str(path)], stdout=subprocess.PIPE, check=True, text=True).stdout
-            own, entries = os.path.realpath(folder), said.removesuffix("\n").split("\0")
+            printed = subprocess.run([sys.executable, str(path)], stdout=subprocess.PIPE, check=True, text=True).stdout
+            own, entries = os.path.realpath(folder), printed.removesuffix("\n").split("\0")
             return ["" if os.path.realpath(entry) == own else entry for entry in entries]
 
     def close(self) -> None:

@@ -69,9 +69,9 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
         try:
             while left:
                 done, left = wait(left, 0.5, FIRST_COMPLETED)
-                for result, said in [each.result() for each in done]:
-                    if said:
-                        known[result.id] = said
+                for result, verdict in [future.result() for future in done]:
+                    if verdict:
+                        known[result.id] = verdict
                     else:  # behind all scripts that have not run yet
                         left.add(pool.submit(shown, result, None))
                 signals.check()
@@ -89,12 +89,12 @@ def torch_of(pythons: Iterable[str]) -> dict[str, str]:
     for python in dict.fromkeys(pythons):
         words = [python, "-W", "ignore", "-c", "import torch; print(torch.__version__)"]
         try:
-            said = subprocess.run(words, capture_output=True, text=True, timeout=STARTING * 2, check=False)
+            process = subprocess.run(words, capture_output=True, text=True, timeout=STARTING * 2, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UsageError(f"--also-on {python}: it cannot be started ({error}); give a Python with torch") from None
-        lines = said.stdout.split() if said.returncode == 0 else []
+        lines = process.stdout.split() if process.returncode == 0 else []
         if not lines:
-            why = (said.stderr.strip().splitlines() or ["it prints nothing"])[-1]
+            why = (process.stderr.strip().splitlines() or ["it prints nothing"])[-1]
             raise UsageError(f"--also-on {python}: it does not import torch ({why}); give a Python with torch")
         known[python] = lines[-1]
     return known
@@ -110,10 +110,10 @@ def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) 
         assert first is not None  # a result whose script has run
         for python, version in pythons.items():
             if time.monotonic() >= until:
-                said = NOT_RUN
+                statement = NOT_RUN
             else:
-                said = statement_about(result, run_alone(first.script, limit + STARTING, python=python), limit)
-            shown.setdefault(result.id, {})[f"torch {version}"] = said
+                statement = statement_about(result, run_alone(first.script, limit + STARTING, python=python), limit)
+            shown.setdefault(result.id, {})[f"torch {version}"] = statement
     run.seconds += time.monotonic() - began
     run.results = [result.replace(also_on=shown.get(result.id, {})) for result in run.results]
 
@@ -131,8 +131,8 @@ def _in_order(results: Iterable[Result]) -> Iterator[Result]:
     new, others = list[Result](), list[Result]()
     for result in results:
         (new if result.outcome in UNEXPECTED else others).append(result)
-    for each in new, others:
-        for examples in itertools.zip_longest(*(cause.results for cause in causes_of(each))):
+    for group in new, others:
+        for examples in itertools.zip_longest(*(cause.results for cause in causes_of(group))):
             yield from (example for example in examples if example is not None)
 
 
@@ -145,8 +145,8 @@ def _verdict(result: Result, limit: float, ending: threading.Event, forks: Forks
     assert first is not None  # checked by the caller
     if forks is not None and first.oracle == "timeout":
         return ""
-    said = statement_about(result, run_alone(first.script, limit + STARTING, ending.is_set, forks), limit)
-    return said if forks is None or said == SHOWS else ""
+    statement = statement_about(result, run_alone(first.script, limit + STARTING, ending.is_set, forks), limit)
+    return statement if forks is None or statement == SHOWS else ""
 
 
 def statement_about(result: Result, ended: Ended, limit: float) -> str:
@@ -167,8 +167,8 @@ def statement_about(result: Result, ended: Ended, limit: float) -> str:
         return f"it {exit_in_words(ended.code)}"
     if ended.code == 1 and ended.reported:
         return f"it reports another difference: {ended.reported[0][:200]}"
-    said = ended.last[-1][:200] if ended.last else "nothing is printed"
-    return f"it ends with exit code {ended.code}: {said}"
+    last = ended.last[-1][:200] if ended.last else "nothing is printed"
+    return f"it ends with exit code {ended.code}: {last}"
 
 
 def _loses(line: str, headline: Failure) -> bool:

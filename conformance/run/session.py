@@ -295,6 +295,6 @@ def main(
         print(f"{parser.prog}: interrupted; nothing was changed", file=sys.stderr)
         return 128 + signals.signal_number()
     except OSError as error:
-        said = f"{error.filename or args.reports} cannot be written or read ({error.strerror})"
-        print(f"{parser.prog}: {said}; make room or choose another --reports", file=sys.stderr)
+        problem = f"{error.filename or args.reports} cannot be written or read ({error.strerror})"
+        print(f"{parser.prog}: {problem}; make room or choose another --reports", file=sys.stderr)
         return 2

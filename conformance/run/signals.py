@@ -35,14 +35,14 @@ def ends_imports(command: str) -> None:
         os.write(2, f"{command}: interrupted\n".encode())
         os._exit(128 + (_received[0] if _received else number))
 
-    for each in SIGNALS:
-        signal.signal(each, leave)
+    for number in SIGNALS:
+        signal.signal(number, leave)
     atexit.register(_ignore)
 
 
 def _ignore() -> None:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -57,12 +57,12 @@ def deferred() -> Iterator[None]:
         _ignore()
 
     _received.clear()
-    before = {each: signal.signal(each, ask) for each in SIGNALS}
+    before = {signum: signal.signal(signum, ask) for signum in SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def check() -> None:

@@ -40,8 +40,8 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
     except SystemExit as stop:
         if stop.code in (None, 0):
             return ""
-        said = f": {_short(stop.code)}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
-        return f"{script} ends itself{said}"
+        ending = f": {_short(stop.code)}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
+        return f"{script} ends itself{ending}"
     except Exception as error:
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
         at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
@@ -51,8 +51,8 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
     return ""
 
 
-def _short(said: object) -> str:
-    return " ".join(str(said).split())[:200]
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:200]
 
 
 @contextlib.contextmanager

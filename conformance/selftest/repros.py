@@ -65,7 +65,7 @@ def shows(names: Mapping[str, Any], spec: str, part: str = "") -> int:
         other = target.transform(program) if target.transforms_program else program
         inputs = _calls(names)
         if target.device.type != "cpu":
-            inputs = [[tensor.to(target.device) for tensor in each] for each in inputs]
+            inputs = [[tensor.to(target.device) for tensor in row] for row in inputs]
         return _code(_same(seen, _answers(other, inputs, names), values="value" in target.oracles))
 
 

@@ -206,9 +206,9 @@ def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
             by_mean = have.error <= limit(want.error)
             of, usual = (have.rms, want.rms) if by_mean else (have.error, want.error)
             index, right, number = have.worst
-            said = f"torch CPU {usual:.3g} ulp; element {index} is {number!r}, exact {right!r}"
+            detail = f"torch CPU {usual:.3g} ulp; element {index} is {number!r}, exact {right!r}"
             most_ulp = f"at most {limit(usual):.3g} ulp{' in the mean' * by_mean}"
-            result.append(("accuracy", name, most_ulp, f"{of:.3g} ulp", said))
+            result.append(("accuracy", name, most_ulp, f"{of:.3g} ulp", detail))
     if got.peak > most:
         held = f"{cpu.held >> 20} MiB are held, torch CPU's peak is {cpu.peak >> 20} MiB"
         result.append(("memory", "the call", f"at most {most >> 20} MiB", f"{got.peak >> 20} MiB", held))
@@ -221,11 +221,11 @@ def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, s
     if not wrong:
         return []
     count, first = math.prod(want.shape), wrong[0] * CHUNK
-    said = (
+    detail = (
         f"{len(wrong)} of {len(want.chunks)} chunks differ, first elements {first} to {min(first + CHUNK, count) - 1}"
     )
     seen = next((at for at, number in want.edges.items() if have.edges.get(at) != number), None)
     if seen is not None:
-        return [("value", name, str(want.edges[seen]), str(have.edges[seen]), f"element {seen}; {said}")]
+        return [("value", name, str(want.edges[seen]), str(have.edges[seen]), f"element {seen}; {detail}")]
     one, two = want.chunks[wrong[0]], have.chunks[wrong[0]]
-    return [("value", name, f"checksum {one[0]:#x}", f"checksum {two[0]:#x}", said)]
+    return [("value", name, f"checksum {one[0]:#x}", f"checksum {two[0]:#x}", detail)]
