@@ -243,14 +243,14 @@ def check(declarations: Iterable[Declaration], subject: str, known: Mapping[str,
     checked = [declaration for declaration in declarations if declaration.subject is subject and declaration.holds]
     problems = unknown(checked, known)
     seen: set[tuple[str, ...]] = set()
-    for one in checked:
-        lists = [getattr(one.scope, key) for key in NAMES]
+    for declaration in checked:
+        lists = [getattr(declaration.scope, key) for key in NAMES]
         if subject is PARTS_OF_TARGET:
             keys = {(key, name) for key, names in zip(NAMES, lists, strict=True) for name in names}
         else:
-            every = itertools.product(one.property, *(some or (ANY,) for some in lists))
-            keys = {(*where, one.scope.options) for where in every}
-        problems += [f"{one.where}: {one} is declared twice."] if keys & seen else []
+            every = itertools.product(declaration.property, *(some or (ANY,) for some in lists))
+            keys = {(*where, declaration.scope.options) for where in every}
+        problems += [f"{declaration.where}: {declaration} is declared twice."] if keys & seen else []
         seen |= keys
     return problems
 
@@ -354,10 +354,10 @@ def _declaration(path: Path, lines: list[str], head: int, table: dict[str, Any])
     known_keys(path, lines, head, scope, [item.name for item in fields(Scope)])
     rest = {key: table[key] for key in KEYS[2:] if key in table}
     properties = _list(where, "property", table.get("property"))
-    one = Declaration(Scope(**(scope | values)), properties, **rest, file=str(path), line=head)
-    _check_subject(one, scope)
-    _check_versions(one)
-    return one
+    declaration = Declaration(Scope(**(scope | values)), properties, **rest, file=str(path), line=head)
+    _check_subject(declaration, scope)
+    _check_versions(declaration)
+    return declaration
 
 
 def _list(where: str, key: str, value: Any) -> Names:

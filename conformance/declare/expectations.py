@@ -213,10 +213,10 @@ def _grouped(declarations: Iterable[Declaration]) -> list[Declaration]:
     result = list(dict.fromkeys(declarations))
     for name in ("dtype", "layout"):
         groups: dict[Declaration, list[Scope]] = {}
-        for one in result:
+        for declaration in result:
             alike: Any = {name: (), "samples": 0}
-            key = dataclasses.replace(one, scope=dataclasses.replace(one.scope, **alike))
-            groups.setdefault(key, []).append(one.scope)
+            key = dataclasses.replace(declaration, scope=dataclasses.replace(declaration.scope, **alike))
+            groups.setdefault(key, []).append(declaration.scope)
         result = []
         for key, scopes in groups.items():
             listed = tuple(dict.fromkeys(item for scope in scopes for item in getattr(scope, name)))
@@ -284,12 +284,14 @@ def without_cases(declarations: Sequence[Declaration], catalog: Sequence[Any]) -
     """Return one sentence for each declaration whose names exist but which covers no case of op_db. An op may have lost
     a dtype or a variant. `catalog` is a list of the planner's entries."""
     problems = []
-    for one in (declaration for declaration in declarations if declaration.holds and declaration.subject is CASES):
-        for glob in one.scope.op:
+    for declaration in declarations:
+        if not declaration.holds or declaration.subject is not CASES:
+            continue
+        for glob in declaration.scope.op:
             ops = [op for op in catalog if among(op.name, (glob,))]
-            if ops and not any(_has_case(op, one.scope) for op in ops):
-                what = " ".join(",".join(part) for part in (one.scope.variant, one.scope.dtype) if part)
-                problems.append(f"{one.where}: {glob!r} has no case {what} in op_db; take it out.")
+            if ops and not any(_has_case(op, declaration.scope) for op in ops):
+                what = " ".join(",".join(part) for part in (declaration.scope.variant, declaration.scope.dtype) if part)
+                problems.append(f"{declaration.where}: {glob!r} has no case {what} in op_db; take it out.")
     return problems
 
 

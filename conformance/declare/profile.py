@@ -87,9 +87,9 @@ class Profile:
 
     def remedy(self, key: str, name: str) -> str:
         """Return the instruction for a part that is supported after all: the entry or name to delete."""
-        one = self.unsupported(key)[name]
-        alone = sum(len(getattr(one.scope, kind)) for kind in ("feature", "dtype", "op", "step")) == 1
-        return f"{one.where}: delete {'' if alone else f'{name!r} from '}that [[declare]] entry"
+        entry = self.unsupported(key)[name]
+        alone = sum(len(getattr(entry.scope, kind)) for kind in ("feature", "dtype", "op", "step")) == 1
+        return f"{entry.where}: delete {'' if alone else f'{name!r} from '}that [[declare]] entry"
 
     @property
     def tried(self) -> tuple[str, ...]:
@@ -142,15 +142,15 @@ class Profile:
         op_db cases removed, by OpInfo. `families` maps each step to its family; it is empty if the run draws no steps.
         `entries` lists the op_db entries not drawn, by operator."""
         rows = []
-        for operator, one in self.unsupported("operator").items():
-            steps = one.scope.step if families else ()
+        for operator, entry in self.unsupported("operator").items():
+            steps = entry.scope.step if families else ()
             row = MissingOperator(
                 operator,
-                sum(cases.get(name, 0) for name in one.scope.op),
+                sum(cases.get(name, 0) for name in entry.scope.op),
                 steps,
                 *usage_of(operator),
                 entries=tuple(
-                    sorted({*(name for name in one.scope.op if cases.get(name)), *entries.get(operator, ())})
+                    sorted({*(name for name in entry.scope.op if cases.get(name)), *entries.get(operator, ())})
                 ),
                 families=tuple(sorted({families[name] for name in steps if name in families})),
             )

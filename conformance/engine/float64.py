@@ -96,9 +96,9 @@ class _Moving(TorchDispatchMode):
         if any(result.alias_info is not None and not result.alias_info.is_write for result in returns):
             return result
         if any(result.alias_info is not None for result in returns):
-            for one in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(one, torch.Tensor):
-                    one.copy_(self.target.rounded(one))
+            for output in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(output, torch.Tensor):
+                    output.copy_(self.target.rounded(output))
             return result
         if isinstance(result, (tuple, list)):
             return type(result)(map(self.target.rounded, result))

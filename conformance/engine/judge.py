@@ -205,8 +205,8 @@ def _misworded(terms: Terms, want: Observation, got: Observation) -> list[Mismat
         return []
     if not re.search(terms.message, want.error.text) or re.search(terms.message, got.error.text):
         return []
-    one, two = headline(want.error.text), headline(got.error.text)
-    return [Mismatch("message", "the error", one, two, f"OpInfo's pattern is {terms.message!r}")]
+    expected, actual = headline(want.error.text), headline(got.error.text)
+    return [Mismatch("message", "the error", expected, actual, f"OpInfo's pattern is {terms.message!r}")]
 
 
 def _misplaced(subject: Judged, got: Observation, target: Target) -> list[Mismatch]:

@@ -120,13 +120,13 @@ def _unfold(target: Target) -> None:
 
 def _storages(target: Target) -> None:
     flat, other = _flat(target), _flat(target)
-    one, two = flat.untyped_storage(), flat[2:].untyped_storage()
-    if storage_id(one) != storage_id(two):
+    whole, part = flat.untyped_storage(), flat[2:].untyped_storage()
+    if storage_id(whole) != storage_id(part):
         raise Differs("a view says that it has another storage than its base")
-    if storage_id(one) == storage_id(other.untyped_storage()):
+    if storage_id(whole) == storage_id(other.untyped_storage()):
         raise Differs("two tensors say that they have the same storage")
-    if one.nbytes() != 24:
-        raise Differs(f"six float32 have a storage of {one.nbytes()} bytes")
+    if whole.nbytes() != 24:
+        raise Differs(f"six float32 have a storage of {whole.nbytes()} bytes")
     with torch.no_grad():
         for view in (flat[2:4], flat.view(2, 3)[1]):
             _same(target.flatten(view), [0, 1, 2, 3, 4, 5], "a whole storage, read through a view")

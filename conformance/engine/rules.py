@@ -207,9 +207,9 @@ def _tied(answers: Answers) -> torch.Tensor:
     indices = [side if side.dim() == x.dim() else side.unsqueeze(dim) for side in (want, answers.got)]
     if any(bool(((index < 0) | (index >= x.shape[dim])).any()) for index in indices):
         return answers.mask()
-    one, two = (x.detach().gather(dim, index) for index in indices)
+    expected, actual = (x.detach().gather(dim, index) for index in indices)
     twice = (indices[1].sort(dim).values.diff(dim=dim) == 0).any(dim, keepdim=True)
-    return (((one == two) | (one.isnan() & two.isnan())) & ~twice).view(want.shape)
+    return (((expected == actual) | (expected.isnan() & actual.isnan())) & ~twice).view(want.shape)
 
 
 def _as_frequent(answers: Answers) -> torch.Tensor:
@@ -222,8 +222,8 @@ def _as_frequent(answers: Answers) -> torch.Tensor:
         if any(bool(((index < 0) | (index >= x.shape[dim])).any()) for index in sides):
             return answers.mask()
         sides = [x.gather(dim, index) for index in sides]
-    one, two = ((x == side).sum(dim, keepdim=True) for side in sides)
-    return ((one == two) & (one > 0)).view(answers.want.shape)
+    expected, actual = ((x == side).sum(dim, keepdim=True) for side in sides)
+    return ((expected == actual) & (expected > 0)).view(answers.want.shape)
 
 
 def _unordered(answers: Answers) -> torch.Tensor:

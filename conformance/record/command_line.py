@@ -47,4 +47,4 @@ class Parser(argparse.ArgumentParser):
     def _flags(self) -> list[str]:
         """Return the long flags of the command and of its subcommands."""
         mine = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        return [*mine, *(name for one in self._choices().values() for name in one._flags())]
+        return [*mine, *(name for choice in self._choices().values() for name in choice._flags())]

@@ -187,14 +187,14 @@ def layer_and_part(culprit: str) -> tuple[str, str]:
     return layer, part
 
 
-def with_signal_number(said: str) -> str:
+def with_signal_number(answer: str) -> str:
     """Add its number to each signal named in a text about a process's end: `SIGSEGV (signal 11)`."""
 
     def numbered(match: re.Match[str]) -> str:
         number = getattr(signal, match[0], None)
         return match[0] if number is None else f"{match[0]} (signal {int(number)})"
 
-    return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, said)
+    return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, answer)
 
 
 def from_signature(signature: str, kind: str = "") -> Finding:

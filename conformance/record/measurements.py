@@ -63,9 +63,9 @@ def total(every: Iterable[Measurements]) -> Measurements:
     counts: dict[str, int] = {}
     most: dict[str, int] = {}
     parts: dict[str, dict[str, int]] = {}
-    for one in every:
-        of_parts = ((parts.setdefault(name, {}), part) for name, part in one.parts.items())
-        for sums, more in ((counts, one.counts), (most, one.most), *of_parts):
+    for measured in every:
+        of_parts = ((parts.setdefault(name, {}), part) for name, part in measured.parts.items())
+        for sums, more in ((counts, measured.counts), (most, measured.most), *of_parts):
             for name, count in more.items():
                 sums[name] = sums.get(name, 0) + count
     return Measurements(counts, most, parts)

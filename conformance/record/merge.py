@@ -60,18 +60,19 @@ def merge(runs: Iterable[Run]) -> Run:
     )
 
 
-def _joined(one: Result, two: Result) -> Result:
+def _joined(first: Result, second: Result) -> Result:
     """Join the same finding of two campaigns, with the worse of the two outcomes."""
-    assert one.finding is not None and two.finding is not None  # op cases are never joined
-    order, steps = list(Outcome), (one.finding.steps or 0, two.finding.steps or 0)
-    least, worst = one if steps[0] <= steps[1] else two, min(one, two, key=lambda result: order.index(result.outcome))
-    firsts = [number for number in (one.finding.first, two.finding.first) if number is not None]
-    named = {signature for part in (one.finding, two.finding) for signature in (part.signature, *part.signatures)}
+    assert first.finding is not None and second.finding is not None  # op cases are never joined
+    order, steps = list(Outcome), (first.finding.steps or 0, second.finding.steps or 0)
+    least = first if steps[0] <= steps[1] else second
+    worst = min(first, second, key=lambda result: order.index(result.outcome))
+    firsts = [number for number in (first.finding.first, second.finding.first) if number is not None]
+    named = {signature for part in (first.finding, second.finding) for signature in (part.signature, *part.signatures)}
     finding = dataclasses.replace(
-        least.finding or one.finding,
-        count=one.finding.count + two.finding.count,
+        least.finding or first.finding,
+        count=first.finding.count + second.finding.count,
         first=min(firsts, default=None),
-        saved=tuple(dict.fromkeys((*one.finding.saved, *two.finding.saved))),
+        saved=tuple(dict.fromkeys((*first.finding.saved, *second.finding.saved))),
         signatures=tuple(sorted(named - {least.finding.signature if least.finding else ""})),
     )
     return least.replace(finding=finding, outcome=worst.outcome, reason=worst.reason, declared=worst.declared)

@@ -100,5 +100,5 @@ def removed(rows: Sequence[MissingOperator]) -> str:
     return ", ".join(filter(None, parts)) or "nothing"
 
 
-def _united(one: tuple[str, ...], two: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({*one, *two}))
+def _united(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*first, *second}))

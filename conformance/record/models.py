@@ -70,8 +70,8 @@ def merged(parts: Iterable[Sequence[ModelRow]]) -> tuple[ModelRow, ...]:
     for row in (row for part in parts for row in part):
         other = rows.get(row.name, ModelRow(row.name, row.calls, 0))
         stopped, wrong = (
-            dict((Counter(one) + Counter(two)).most_common())
-            for one, two in ((row.stopped, other.stopped), (row.wrong, other.wrong))
+            dict((Counter(mine) + Counter(others)).most_common())
+            for mine, others in ((row.stopped, other.stopped), (row.wrong, other.wrong))
         )
         rows[row.name] = ModelRow(row.name, row.calls, row.compared + other.compared, stopped, wrong)
     return tuple(rows.values())

@@ -101,5 +101,5 @@ def join(drawn: Sequence[ProgramStats]) -> ProgramStats | None:
     if len(drawn) < 2:
         return drawn[0] if drawn else None
     return ProgramStats(
-        **{item.name: joined([getattr(each, item.name) for each in drawn]) for item in fields(ProgramStats)}
+        **{item.name: joined([getattr(stats, item.name) for stats in drawn]) for item in fields(ProgramStats)}
     )

@@ -56,7 +56,7 @@ def load(kind: Any, data: Any, name: str = "the data") -> Any:
     if args:  # a list or tuple
         _checked(list, data, name)
         kinds = args[:1] * len(data) if ... in args or origin is list else args
-        return origin(load(each, item, name) for each, item in zip(kinds, data, strict=True))
+        return origin(load(item_type, item, name) for item_type, item in zip(kinds, data, strict=True))
     return _checked(origin, data, name)
 
 

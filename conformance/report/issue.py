@@ -140,7 +140,7 @@ def of_case(name: str, path: Path) -> Issue:
     return Issue(title, target, text, [*map(answer_of, failures)], run.target, failed[name].script_mark)
 
 
-def with_backend(said: str, spec: str) -> str:
+def with_backend(facts: str, spec: str) -> str:
     """The versions, with the distributions of the target's module added if they are missing. A module in a plain folder
     has no distribution."""
     profile = None
@@ -149,7 +149,7 @@ def with_backend(said: str, spec: str) -> str:
     module = MODULE.search(profile.spec if profile else spec)
     names = importlib.metadata.packages_distributions().get(module[1] or module[2], ()) if module else ()
     lines = [f"{name}: {importlib.metadata.version(name)}" for name in dict.fromkeys(names)]
-    return "\n".join([said, *(line for line in lines if line.replace(": ", "==") not in said)])
+    return "\n".join([facts, *(line for line in lines if line.replace(": ", "==") not in facts)])
 
 
 def environment() -> str:

@@ -100,9 +100,9 @@ def causes(folder: Path) -> list[Cause]:
     groups: dict[tuple[str, str], list[tuple[int, Path, int]]] = {}
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            one = json.loads(path.read_text(encoding="utf-8"))
-            key = (str(one["kind"]), f"{one['property']} / {one['op']}")
-            groups.setdefault(key, []).append((int(one["number"]), path, len(one["numbers"])))
+            data = json.loads(path.read_text(encoding="utf-8"))
+            key = (str(data["kind"]), f"{data['property']} / {data['op']}")
+            groups.setdefault(key, []).append((int(data["number"]), path, len(data["numbers"])))
     rows = []
     for (kind, name), members in groups.items():
         first = min(members)[1].with_suffix(".py").relative_to(folder.parent)
@@ -115,8 +115,8 @@ def page(target: str, samples: Sequence[Sample], now: float, groups: Sequence[Ca
     last = samples[-1]
     thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]
     thin = list(samples) if len(samples) <= POINTS else thin
-    pairs = [(one, two) for one, two in zip(thin, thin[1:]) if two.seconds > one.seconds]
-    rates = tuple((two.programs - one.programs) / (two.seconds - one.seconds) for one, two in pairs)
+    pairs = [(earlier, later) for earlier, later in zip(thin, thin[1:]) if later.seconds > earlier.seconds]
+    rates = tuple((later.programs - earlier.programs) / (later.seconds - earlier.seconds) for earlier, later in pairs)
     lines = [Trend("programs/s", rates, 0)] if len(rates) > 1 else []
     for label, name in (("cells of coverage", "cells"), ("distinct causes", "causes"), ("workers", "workers")):
         values = tuple(float(getattr(moment, name)) for moment in thin)

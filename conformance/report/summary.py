@@ -194,7 +194,7 @@ def facts(run: Run) -> list[str]:
         lines.append(f"{counted(len(run.lacking), 'operator')} declared lacking: {removed(run.lacking)} not run")
     over = Counter(", ".join(result.oracles) for result in run.results if result.only_measured)
     lines += [f"{count} XFAIL for their {names} only" for names, count in over.items()]
-    lines += [f"{count:,} of {all_of:,} {said}" for _, count, all_of, said in measured(run)]
+    lines += [f"{count:,} of {all_of:,} {fact}" for _, count, all_of, fact in measured(run)]
     unexplained = [r for r in run.results if r.outcome is Outcome.XFAIL and UNEXPLAINED in r.reason]
     if unexplained:
         where = f" in {run.expectations}" if run.expectations else ""

@@ -348,18 +348,18 @@ class RayPool(Pool):
         self._failed.pop(id(task), None)
         self._ended.append((task, answer))
 
-    def _started(self, seat: _Seat, said: Death | str) -> None:
+    def _started(self, seat: _Seat, answer: Death | str) -> None:
         seat.reference = None
-        if not said:
+        if not answer:
             seat.ready, self._unstarted = True, 0
             self.workers[seat.node] = self.workers.get(seat.node, 0) + 1
             return
-        if isinstance(said, Death) and not self.workers:
+        if isinstance(answer, Death) and not self.workers:
             self._give_up(seat)
             if self._waiting:
-                self._ended.append((self._waiting.popleft(), said))
+                self._ended.append((self._waiting.popleft(), answer))
             return
-        self._leave_out(seat, None, said.said if isinstance(said, Death) else said)
+        self._leave_out(seat, None, answer.said if isinstance(answer, Death) else answer)
 
     def _leave_out(self, seat: _Seat, task: Task | None, why: object) -> None:
         """Exclude this node from now on, and run its tasks elsewhere. Raises UsageError if no node is left."""
@@ -398,6 +398,6 @@ class RayPool(Pool):
         if seat.task is not None:
             self._waiting.appendleft(seat.task)
 
-    def _tell(self, said: str) -> None:
-        self.lost.append(said)
-        print(f"conformance: {said}", file=sys.stderr)
+    def _tell(self, event: str) -> None:
+        self.lost.append(event)
+        print(f"conformance: {event}", file=sys.stderr)

@@ -106,12 +106,12 @@ def _kept(value: Any) -> Any:
     return (value.detach().clone(), value.stride()) if isinstance(value, torch.Tensor) else value
 
 
-def _same(value: Any, two: Any, values: bool = True) -> bool:
-    if isinstance(value, torch.Tensor) and isinstance(two, torch.Tensor):
-        if (value.dtype, value.shape) != (two.dtype, two.shape) or not values:
-            return (value.dtype, value.shape) == (two.dtype, two.shape)
+def _same(value: Any, other: Any, values: bool = True) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (value.dtype, value.shape) != (other.dtype, other.shape) or not values:
+            return (value.dtype, value.shape) == (other.dtype, other.shape)
         rtol = 1e-2 if value.dtype in (torch.float16, torch.bfloat16) else 1e-3
-        return torch.allclose(value, two, rtol, 1e-5, equal_nan=True)
-    if isinstance(value, (list, tuple)) and type(value) is type(two) and len(value) == len(two):
-        return all(_same(a, b, values) for a, b in zip(value, two, strict=True))
-    return type(value) is type(two) and bool(value == two)
+        return torch.allclose(value, other, rtol, 1e-5, equal_nan=True)
+    if isinstance(value, (list, tuple)) and type(value) is type(other) and len(value) == len(other):
+        return all(_same(a, b, values) for a, b in zip(value, other, strict=True))
+    return type(value) is type(other) and bool(value == other)

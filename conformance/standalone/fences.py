@@ -76,12 +76,12 @@ def fenced(
         if not used.numel():
             continue
         first = int(used.min()) // 16 * 16
-        flat, one = fence(int(used.max()) + 1 - first, at_end, protection, fill)
+        flat, region = fence(int(used.max()) + 1 - first, at_end, protection, fill)
         whole = torch.empty(0, dtype=torch.uint8).set_(group[0].detach().untyped_storage())
-        gaps = torch.ones(one.size, dtype=torch.bool).index_fill_(0, used - first, False).nonzero().flatten()
-        flat.copy_(whole[first : first + one.size]).index_fill_(0, gaps, fill)
+        gaps = torch.ones(region.size, dtype=torch.bool).index_fill_(0, used - first, False).nonzero().flatten()
+        flat.copy_(whole[first : first + region.size]).index_fill_(0, gaps, fill)
         places[key] = flat.untyped_storage(), first
-        fences.append(one._replace(gaps=gaps))
+        fences.append(region._replace(gaps=gaps))
     return [_on_fence(tensor, places) for tensor in tensors], fences
 
 
@@ -126,6 +126,6 @@ class Fresh(TorchDispatchMode):
         if name.partition("_")[0] != "empty" or not result.numel() or result.layout is not torch.strided:
             return result
         fill = self.fill & 1 if result.dtype is torch.bool else self.fill
-        flat, one = fence(result.untyped_storage().nbytes(), self.at_end, self.protection, fill)
-        self.fences.append(one)
+        flat, region = fence(result.untyped_storage().nbytes(), self.at_end, self.protection, fill)
+        self.fences.append(region)
         return torch.empty(0, dtype=result.dtype).set_(flat.untyped_storage(), 0, result.shape, result.stride())

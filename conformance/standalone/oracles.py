@@ -120,43 +120,44 @@ def differences(
     raised = {name for oracle, name in (*want, *got) if oracle == "error"}
     mismatches = []
     for oracle, name in dict.fromkeys((*want, *got)):
-        one: Any = want.get((oracle, name))
-        two: Any = got.get((oracle, name))
-        if one.__class__ in PLAIN and one == two:
+        expected: Any = want.get((oracle, name))
+        actual: Any = got.get((oracle, name))
+        if expected.__class__ in PLAIN and expected == actual:
             continue
         both = (oracle, name) in want and (oracle, name) in got
-        both &= oracle != "version" or None not in (one, two)  # a device may not count writes
+        both &= oracle != "version" or None not in (expected, actual)  # a device may not count writes
         strided = oracle == "stride" and SIGNIFICANT_STRIDE in oracles
         if (oracle not in oracles and not strided) or (name in raised and oracle in ("structure", "value")):
             continue
         if oracle == "error":
             if name == WHOLE or WHOLE not in raised or (_came_to(want, name) and _came_to(got, name)):
-                mismatches += _error(name, one, two)
+                mismatches += _error(name, expected, actual)
         elif oracle == "structure":
-            if one != two and (both or WHOLE not in raised):
-                mismatches.append(Mismatch(oracle, name, str(one or "nothing"), str(two or "nothing")))
+            if expected != actual and (both or WHOLE not in raised):
+                mismatches.append(Mismatch(oracle, name, str(expected or "nothing"), str(actual or "nothing")))
         elif not both or (strided and _significant(want, name) == _significant(got, name)):
             continue
         elif oracle == "storage_offset" and SIGNIFICANT_STRIDE in oracles and 0 in want["shape", name]:
             continue  # the start of an empty narrow depends on a stride without meaning
-        elif isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        elif isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
             bits = oracle != "grad" and (exact if isinstance(exact, bool) else name in exact)
-            if (one.dtype, one.shape) != (two.dtype, two.shape):  # for values, dtype and shape are separate facts
-                left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (one, two))
+            if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+                left, right = (f"{side.dtype} {tuple(side.shape)}" for side in (expected, actual))
+                # Of a value, dtype and shape are separate facts.
                 mismatches += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
             elif oracle != "grad" or "value" in oracles:
-                mismatches += _values(oracle, name, one, two, bits, tolerance)
+                mismatches += _values(oracle, name, expected, actual, bits, tolerance)
         elif oracle == "value":
-            if want["structure", name] == got["structure", name] and not _same_plain(one, two):
-                mismatches.append(Mismatch(oracle, name, repr(one), repr(two)))
-        elif oracle == "grad" and (one is None or two is None):
-            if one is not two:
+            if want["structure", name] == got["structure", name] and not _same_plain(expected, actual):
+                mismatches.append(Mismatch(oracle, name, repr(expected), repr(actual)))
+        elif oracle == "grad" and (expected is None or actual is None):
+            if expected is not actual:
                 mismatches.append(
-                    Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (one, two)))
+                    Mismatch(oracle, name, *("none" if grad is None else show(grad) for grad in (expected, actual)))
                 )
         # Without values nothing is computed, and whether a result requires grad depends on its decomposition.
-        elif one != two and (oracle != "grad" or "value" in oracles):
-            mismatches.append(Mismatch(oracle, name, str(one), str(two), DETAIL.get(oracle, "")))
+        elif expected != actual and (oracle != "grad" or "value" in oracles):
+            mismatches.append(Mismatch(oracle, name, str(expected), str(actual), DETAIL.get(oracle, "")))
     return sorted(mismatches, key=lambda mismatch: ORACLES.index(mismatch.oracle))
 
 
@@ -181,11 +182,11 @@ def _came_to(facts: Facts, name: str) -> bool:
 
 
 def _error(name: str, want: Raised | None, got: Raised | None) -> list[Mismatch]:
-    one, two = (raised.kind if raised else "no error" for raised in (want, got))
+    expected, actual = (raised.kind if raised else "no error" for raised in (want, got))
     if got is not None and got.not_implemented and not (want is not None and all(map(_without_kernel, (want, got)))):
-        return [Mismatch("error", name, one, two, f"not implemented is never a pass: {headline(got.text)}")]
+        return [Mismatch("error", name, expected, actual, f"not implemented is never a pass: {headline(got.text)}")]
     text = " | ".join(headline(raised.text) for raised in (want, got) if raised)
-    return [] if one == two else [Mismatch("error", name, one, two, text)]
+    return [] if expected == actual else [Mismatch("error", name, expected, actual, text)]
 
 
 def _without_kernel(raised: Raised) -> bool:
@@ -211,8 +212,8 @@ def _significant(facts: Facts, name: str) -> tuple[int, ...]:
 
 def _same_plain(want: Any, got: Any) -> bool:
     if isinstance(want, (float, complex)):
-        one, two = (torch.tensor(number, dtype=torch.complex128) for number in (want, got))
-        return not differing(one, two, False, {"complex128": default_tolerances(torch.float32)}).any()
+        expected, actual = (torch.tensor(number, dtype=torch.complex128) for number in (want, got))
+        return not differing(expected, actual, False, {"complex128": default_tolerances(torch.float32)}).any()
     return bool(want == got)
 
 

@@ -214,13 +214,13 @@ def _registers(line: ast.stmt) -> bool:
 def _tried(lines: Sequence[str]) -> str:
     """Return these lines under a `try`. Modules are also found in the current folder, as with the installed command. If
     a line fails, the script prints one sentence and exits with code 2, which differs from the code of a difference."""
-    said = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
+    text = "f'device {DEVICE!r} cannot be loaded: {type(error).__name__}: {error}'"
     return "\n".join(
         [
             "try:",
             f"    sys.path.append(''); {'; '.join(lines)}",
             "except Exception as error:",
-            f"    print({said}, file=sys.stderr)",
+            f"    print({text}, file=sys.stderr)",
             "    sys.exit(2)",
         ]
     )

@@ -173,14 +173,14 @@ def compare(
     """
     if related is None:
         with without_modes():  # a device may have pushed modes permanently
-            want, before, one = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
+            want, before, expected = facts_of_run(inputs, program, "cpu", call, apart, oracles, True)
     else:
         with mode or contextlib.nullcontext():
             run, at = (raising_inner(transform(related)), on) if transform else (related, device)
-            want, before, one = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
+            want, before, expected = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
     with mode or contextlib.nullcontext():
         run, at = (raising_inner(transform(program)), on) if transform else (program, device)
-        got, _, two = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
+        got, _, actual = facts_of_run(inputs, run, at, call, apart, oracles, by_set)
     if related is not None:  # it may leave out results
         missing = {name for kind, name in got.keys() - want.keys() if kind == "structure"}
         got = {key: fact for key, fact in got.items() if key[1] not in missing}
@@ -199,7 +199,7 @@ def compare(
         group = {name: place for name, place in before.items() if place[-1] == storage}
         print(f"where the elements of {', '.join(group)} lie in their storage before the first step:\n{picture(group)}")
     for name in dict.fromkeys(mismatch.where for mismatch in result):
-        if name in one and name in two and one[name][:-1] != two[name][:-1]:
-            rows = {"cpu": one[name], "target": two[name]}
+        if name in expected and name in actual and expected[name][:-1] != actual[name][:-1]:
+            rows = {"cpu": expected[name], "target": actual[name]}
             print(f"where the elements of {name} lie at the end:\n{picture(rows)}")
     return result

@@ -217,7 +217,8 @@ def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
 
 def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, str, str, str, str]]:
     """Return a list with the first chunk of an exact answer that differs, or an empty list."""
-    wrong = [number for number, (chunk, two) in enumerate(zip(want.chunks, have.chunks, strict=True)) if chunk != two]
+    pairs = zip(want.chunks, have.chunks, strict=True)
+    wrong = [number for number, (expected, actual) in enumerate(pairs) if expected != actual]
     if not wrong:
         return []
     count, first = math.prod(want.shape), wrong[0] * CHUNK
@@ -227,5 +228,5 @@ def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, s
     seen = next((at for at, number in want.edges.items() if have.edges.get(at) != number), None)
     if seen is not None:
         return [("value", name, str(want.edges[seen]), str(have.edges[seen]), f"element {seen}; {detail}")]
-    one, two = want.chunks[wrong[0]], have.chunks[wrong[0]]
-    return [("value", name, f"checksum {one[0]:#x}", f"checksum {two[0]:#x}", detail)]
+    expected, actual = want.chunks[wrong[0]], have.chunks[wrong[0]]
+    return [("value", name, f"checksum {expected[0]:#x}", f"checksum {actual[0]:#x}", detail)]

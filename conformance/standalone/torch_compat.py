@@ -474,10 +474,10 @@ def out_form(operator: str) -> str:
     packet = getattr(torch.ops.aten, operator.removeprefix("aten::").partition(".")[0].rstrip("_"), None)
     overload = operator.partition(".")[2] or "default"
     own = getattr(packet, overload, None)
-    kinds = None if own is None else [str(each.type) for each in own._schema.arguments if not each.is_out]
+    kinds = None if own is None else [str(argument.type) for argument in own._schema.arguments if not argument.is_out]
     for name in packet.overloads() if packet is not None and kinds is not None else ():
         schema = getattr(packet, name)._schema
-        taken = [str(each.type) for each in schema.arguments if not each.is_out]
+        taken = [str(argument.type) for argument in schema.arguments if not argument.is_out]
         if taken == kinds and len(taken) < len(schema.arguments):
             return f"{schema.name}.{schema.overload_name}"
     return ""

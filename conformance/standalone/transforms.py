@@ -293,8 +293,8 @@ def by_vjp(function: Any, inputs: Any, numbers: list[int]) -> tuple[Any, Any]:
                 real.copy_(value)
     by_number, left = dict(zip(numbers, results)), iter(rest)
     every = [
-        by_number[at] if at in by_number else next(left) if isinstance(one, torch.Tensor) else one
-        for at, one in enumerate(flat(kept[0]))
+        by_number[at] if at in by_number else next(left) if isinstance(leaf, torch.Tensor) else leaf
+        for at, leaf in enumerate(flat(kept[0]))
     ]
     substitutes = iter(every)
     return map_leaves(kept[0], lambda _: next(substitutes)), lambda known: pull(tuple(known[at] for at in numbers))

@@ -227,8 +227,8 @@ class CompileTarget(Target):
         """Compile without these parts of one kind."""
         changed = {key: value for name in names for key, value in SETTINGS[name].items()} if kind == SETTING else {}
 
-        def skips(one: str, name: str) -> bool:
-            return one == kind and name in names
+        def skips(kind_of_part: str, name: str) -> bool:
+            return kind_of_part == kind and name in names
 
         with torch_compat.compiler_settings(changed), torch_compat.bisected(skips):
             yield
