@@ -298,15 +298,15 @@ def seeded(kind: str, seed: int, device: Any) -> list[bool]:
 
 def generated(seed: int, device: Any) -> list[bool]:
     """Return the same checks for the device's own generator, including saving and restoring its state."""
-    one, two = torch.Generator(device=device), torch.Generator(device=device)
+    first, second = torch.Generator(device=device), torch.Generator(device=device)
 
     def draw(generator: Any) -> list[float]:
         return torch.rand(64, generator=generator, device=device).tolist()
 
-    first, second = draw(one.manual_seed(seed)), draw(two.manual_seed(seed))
-    state, other = one.get_state(), draw(one)
-    one.set_state(state)
-    return [first == second, first != other, draw(one) == other, one.initial_seed() == seed]
+    drawn, repeated = draw(first.manual_seed(seed)), draw(second.manual_seed(seed))
+    state, other = first.get_state(), draw(first)
+    first.set_state(state)
+    return [drawn == repeated, drawn != other, draw(first) == other, first.initial_seed() == seed]
 
 
 def warned(kind: str, device: Any) -> list[str]:
@@ -379,8 +379,8 @@ def exchange(pair: list[torch.Tensor]) -> None:
 )
 def add_to_all(every: list[torch.Tensor], other: torch.Tensor) -> None:
     """Add to each tensor of a list: a custom operator that mutates a list, and reads a tensor."""
-    for one in every:
-        one.add_(other)
+    for tensor in every:
+        tensor.add_(other)
 
 
 def shares_memory(first: torch.Tensor, second: torch.Tensor) -> list[bool]:

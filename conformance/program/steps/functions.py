@@ -140,8 +140,8 @@ def _plain(d: Draw, known: Sequence[str]) -> list[Wanted]:
 
 def _special(d: Draw, known: Sequence[str]) -> list[Wanted]:
     """Draw an input that holds nan, infinities or the ends of its dtype in half of the cases."""
-    (one,) = _plain(d, known)
-    return [one._replace(values={"special": d.integer(0, 99)}) if d.chance(1, 2) else one]
+    (source,) = _plain(d, known)
+    return [source._replace(values={"special": d.integer(0, 99)}) if d.chance(1, 2) else source]
 
 
 def _fresh(k: DrawContext, local: bool = False) -> tuple[str, ...]:

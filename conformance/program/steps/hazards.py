@@ -94,8 +94,8 @@ class Place(NamedTuple):
 
 def _ends(k: DrawContext, parts: Sequence[Json], x: str, dim: int) -> tuple[Place, Place]:
     """Return two slices of a dimension, in a drawn order."""
-    one, two = parts if k.chance(1, 2) else reversed(parts)
-    return Place(x, index_of(dim, one)), Place(x, index_of(dim, two))
+    written, read = parts if k.chance(1, 2) else reversed(parts)
+    return Place(x, index_of(dim, written)), Place(x, index_of(dim, read))
 
 
 def _long(k: DrawContext, t: torch.Tensor) -> int:

@@ -61,11 +61,11 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return len(set(cells)) < len(cells)
 
 
-def overlap(tensor: torch.Tensor, two: torch.Tensor) -> bool:
+def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two tensors share a byte."""
-    if storage_key(tensor) != storage_key(two) or not tensor.numel() or not two.numel():
+    if storage_key(first) != storage_key(second) or not first.numel() or not second.numel():
         return False
-    return bool(_bytes(tensor) & _bytes(two))
+    return bool(_bytes(first) & _bytes(second))
 
 
 def _bytes(tensor: torch.Tensor) -> set[int]:

@@ -155,8 +155,8 @@ def _narrow(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _diagonal(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    one, two, *_ = k.permutation(t.dim())
-    return [k.choice((0, 1, -1, 2)), one, two]
+    first, second, *_ = k.permutation(t.dim())
+    return [k.choice((0, 1, -1, 2)), first, second]
 
 
 def _unflatten(k: DrawContext, t: torch.Tensor) -> list[Json] | None:

@@ -94,9 +94,11 @@ def measure(case: Case, target: Target, watch: Watch = lambda number, builds: No
     kinds: dict[str, slice] = {"": slice(None)}
     if row.exact:
         drawn = reference.points(row, dtype, SEED)
-        bounds = numpy.cumsum([0, *(len(each[0]) for each in drawn.values())]).tolist()
+        bounds = numpy.cumsum([0, *(len(operands[0]) for operands in drawn.values())]).tolist()
         kinds = {kind: slice(*ends) for kind, ends in zip(drawn, zip(bounds, bounds[1:]), strict=True)}
-        columns = {name: torch.cat([each[n] for each in drawn.values()]) for n, name in enumerate(row.arguments)}
+        columns = {
+            name: torch.cat([operands[n] for operands in drawn.values()]) for n, name in enumerate(row.arguments)
+        }
     else:
         columns = widened_inputs(inputs(), dtype)
     subject = Measured(case, columns, program)
@@ -168,8 +170,8 @@ def _compared(
     index = int(where[worst])
     at = [float(x[index]) for x in arguments]
     label = f"{name}, {kind}" if kind else name
-    said = ", ".join(f"{n} = {v!r}" for n, v in zip(case.row.arguments, at)) if each else f"element {index}"
+    place = ", ".join(f"{n} = {v!r}" for n, v in zip(case.row.arguments, at)) if each else f"element {index}"
     errors_found = (float(off.max()), float(usual.max()), rms(off), rms(usual))
-    accuracy = Accuracy(label, *errors_found, said, len(where))
+    accuracy = Accuracy(label, *errors_found, place, len(where))
     numbers = (float(high[worst]), float(low[worst])), float(cpu[worst]), float(got[worst])
     yield Part(accuracy, name, subject.wanted, index, tuple(at), *numbers)

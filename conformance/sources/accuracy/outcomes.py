@@ -50,8 +50,8 @@ def _of_the_host(error: Raised) -> bool:
 
 def raised_on_cpu(error: Exception) -> Unmeasured:
     """Return the Unmeasured of a case for which torch CPU itself raises."""
-    said = f"torch CPU raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
-    return Unmeasured(f"{SHORT} {memory_limit() or 0:g}: {said}" if memory_limit() and out_of_memory(said) else said)
+    text = f"torch CPU raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+    return Unmeasured(f"{SHORT} {memory_limit() or 0:g}: {text}" if memory_limit() and out_of_memory(text) else text)
 
 
 def require_answer(execution: Execution, short: str = "") -> None:

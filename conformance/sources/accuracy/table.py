@@ -123,8 +123,8 @@ def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -
     for glob in ops:
         if not any(fnmatch.fnmatchcase(row.name, glob) for row in rows):
             why = next((reason for reason, names in reasons.items() if glob in names), "")
-            said = f" ({why})" if why else nearest(glob, [row.name for row in rows])
-            raise UsageError(f"no op in the table of accuracy matches {glob!r}{said}")
+            hint = f" ({why})" if why else nearest(glob, [row.name for row in rows])
+            raise UsageError(f"no op in the table of accuracy matches {glob!r}{hint}")
     cases = [
         Case(row, dtype, variant)
         for row in rows

@@ -67,9 +67,9 @@ class Investigation:
         declarations = _of_probe(self.probe) if self.probe else []
         for operator, kinds in sorted(by_operator.items()):
             names = {kind: tuple(sorted(trial.name for trial in trials)) for kind, trials in kinds.items()}
-            said = next(trial.said for trials in kinds.values() for trial in trials)
+            text = next(trial.said for trials in kinds.values() for trial in trials)
             scope = Scope(operator=(operator,), op=names["opinfos"], step=names["steps"])
-            declarations.append(Declaration(scope, (UNSUPPORTED,), said or "it has no kernel of the device"))
+            declarations.append(Declaration(scope, (UNSUPPORTED,), text or "it has no kernel of the device"))
         kind, _, argument = self.spec.partition(":")
         name, *parts = argument.split(",") if kind in ("device", "compile") else [argument]
         settings = dict(part.partition("=")[::2] for part in parts)
