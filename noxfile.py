@@ -55,6 +55,7 @@ def environment(session: nox.Session) -> str:
             session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
             stamp.write_text(wanted)
     session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes use all cores
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""  # hundreds of processes import the package; each would compile it
     return str(python)
 
 

@@ -75,7 +75,7 @@ class Storage:
         """Return the content as Python numbers. The dtype represents all generated numbers exactly."""
         dtype = dtype_of(self.dtype)
         if isinstance(self.values, list):
-            return [decode(value, {}, torch.device("cpu")) for value in self.values]
+            return list(decode(self.values, {}, torch.device("cpu")))
         if isinstance(self.values, dict) and "random" in self.values:
             return self.make().tolist()
         if self.values == "arange":

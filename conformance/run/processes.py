@@ -277,7 +277,7 @@ class _Server:
 
 
 _standing: dict[tuple[Any, tuple[str, ...]], _Server] = {}
-"""Fork servers of this process, by inherited environment and imports."""
+"""Fork servers of this process, by inherited environment and imports. The last used one is the last."""
 _starting = threading.Lock()
 
 ASKS_FOR_ACCELERATORS = {"torch.testing._internal.common_methods_invocations"}
@@ -291,17 +291,21 @@ UNREAD = {"PYTEST_CURRENT_TEST"}
 
 def _server(preload: Sequence[str]) -> _Server:
     """Return a server that has imported these modules in the current environment: an existing one, or else a new one.
-    Before a new one starts, idle servers of other environments end.
+    Before a new one starts, the idle servers of other environments end, except the last used one: an environment often
+    changes for a while only.
     """
     with _starting:
         with _environment:
             variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
         environment = (os.getpid(), variables)
         key = (environment, tuple(preload))
-        if (result := _standing.get(key)) is None or result.ended:
-            for other in [other for other, server in _standing.items() if not server.users and other[0] != environment]:
+        result = _standing.pop(key, None)
+        if result is None or result.ended:
+            others = [other for other, server in _standing.items() if not server.users and other[0] != environment]
+            for other in others[:-1]:
                 _standing.pop(other).end()
-            result = _standing[key] = _Server(preload)
+            result = _Server(preload)
+        _standing[key] = result
         result.users += 1
         return result
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import conformance.backend  # noqa: F401 - registers the device
+from tests.run_script import Standalone
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
 
@@ -101,7 +99,7 @@ class TestAutograd:
             torch.testing.assert_close(mine, reference)
 
 
-def test_two_devices() -> None:
+def test_two_devices(standalone: Standalone) -> None:
     """With TINY_DEVICES=2, transfers and device contexts work, and mixing devices raises torch's error."""
     program = """
 import torch, conformance.backend
@@ -125,10 +123,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("no error")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "TINY_DEVICES": "2"}, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+    done = standalone(program, environment={"TINY_DEVICES": "2"})
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -21,6 +21,7 @@ from conformance.record.patterns import LESS_PRECISE
 from conformance.selftest.mutants import MutantTarget
 from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
+from tests.run_script import Standalone
 
 PLANTED = Path(__file__).parents[1] / "planted"
 CELLS = Storage("float32", 6, [-1.0, 2.0, -3.0, 4.0, -5.0, 6.0])
@@ -36,15 +37,16 @@ PROGRAMS = {
 }
 """Programs on the toy device. With both faults, the first three are wrong by `copy_`, `relu` by itself."""
 
-SCRIPT = """
+SCRIPT = f"""
 import json, sys
+sys.path[:0] = {[str(PLANTED.parents[1]), str(PLANTED)]!r}
 from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
 from conformance.program.model import Program
 from conformance.program.verdict import judge_program
-target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), {}
+target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), dict()
 import toy_device
-for name, program in json.load(sys.stdin).items():
+for name, program in json.loads(sys.argv[1]).items():
     toy_device.lost.clear()
     program = Program.from_json(program)
     wrong = judge_program(program, target).mismatches
@@ -53,23 +55,13 @@ print(json.dumps(found))
 """
 
 
-def on_toy_device(*words: str, stdin: str = "", faults: str = "lost_copy_,relu") -> subprocess.CompletedProcess[str]:
-    """Run Python with the toy device, which by default loses some copies and has a leaky relu."""
-    folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "TOY_FAULTS": faults, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    return subprocess.run(
-        [sys.executable, *words], input=stdin, text=True, capture_output=True, check=False, env=environment,
-        cwd=PLANTED.parent.parent,
-    )  # fmt: skip
-
-
 class TestCulprit:
     @pytest.mark.parametrize("memory", ["", ",lucky_memory", ",no_fill_"], ids=["", "lucky", "no_fill_"])
-    def test_inside_other_operators(self, memory: str) -> None:
+    def test_inside_other_operators(self, memory: str, standalone: Standalone) -> None:
         """`copy_` is to blame where clone, to and rot90 call it, and relu where it is called by itself. Regression
         test: a lost `copy_` leaves the memory of a run before, which may hold the right values."""
         saved = json.dumps({name: program.to_json() for name, program in PROGRAMS.items()})
-        said = on_toy_device("-c", SCRIPT, stdin=saved, faults=f"lost_copy_,relu{memory}")
+        said = standalone(SCRIPT, words=[saved], environment={"TOY_FAULTS": f"lost_copy_,relu{memory}"})
         assert json.loads(said.stdout or said.stderr) == {
             "clone": "copy_", "to": "copy_", "rot90": "copy_", "neg": "right", "relu": "relu",
         }  # fmt: skip
@@ -115,9 +107,14 @@ class TestCampaign:
         (tmp_path / "corpus").mkdir()
         for name in ("clone", "to", "rot90", "relu"):
             (tmp_path / "corpus" / f"{name}.json").write_text(dump(PROGRAMS[name]))
-        words = ["-m", "conformance.fuzz", "--target", "device:toy,import=toy_device", "--programs", "0", "--corpus"]
-        words += [str(tmp_path / "corpus"), "--check-scripts", "0", "--reports", str(tmp_path)]
-        said = on_toy_device(*words)
+        words = [sys.executable, "-m", "conformance.fuzz", "--target", "device:toy,import=toy_device"]
+        words += ["--programs", "0", "--corpus", str(tmp_path / "corpus"), "--check-scripts", "0"]
+        words += ["--reports", str(tmp_path)]
+        folders = [str(PLANTED), os.environ.get("PYTHONPATH", "")]
+        faults = {"TOY_FAULTS": "lost_copy_,relu", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        said = subprocess.run(
+            words, text=True, capture_output=True, check=False, env=os.environ | faults, cwd=PLANTED.parents[1]
+        )
         assert said.returncode == 1, said.stderr
         causes = causes_of(model.load(tmp_path / "fuzz.json").unexpected)
         assert {cause.pattern: len(cause.results) for cause in causes} == {"value of copy": 3, "value of relu": 1}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +21,7 @@ from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import signature
 from conformance.targets.functionalize import FunctionalizeTarget
+from tests.run_script import Standalone
 
 NUMBER = {"arg": "arg_1", "value": 2}
 MOVED = Call({"a": {"offset": 1}})
@@ -325,7 +324,7 @@ class TestReducing:
 class TestTheScript:
     @pytest.mark.parametrize("calls", [(OTHER_NUMBER, LARGER), (WITHOUT_GRAD,)])
     def test_a_script_makes_the_calls_and_shows_the_difference(
-        self, calls: tuple[Call, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+        self, calls: tuple[Call, ...], standalone: Standalone
     ) -> None:
         key = "tuple(inputs[:0])"
         setup = f"""
@@ -344,14 +343,13 @@ DEVICE, transform = 'stale', stale
         program = only(*calls)
         verdict = judge_program(program, target)
         program, verdict = resolved(program, verdict, target)
-        path = tmp_path / "script.py"
-        path.write_text(script(program, target, verdict.mismatches))
-        ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        text = script(program, target, verdict.mismatches)
+        ran = standalone(text)
         assert ran.returncode == 1, ran.stdout + ran.stderr
         assert verdict.mismatches[0].oracle in ran.stdout
-        assert f"in call {len(program.calls) + 1}" in path.read_text()
+        assert f"in call {len(program.calls) + 1}" in text
 
-    def test_the_script_of_a_restart(self, standalone: Any) -> None:
+    def test_the_script_of_a_restart(self, standalone: Standalone) -> None:
         """Inductor loads the saved graph of separate inputs for inputs that share memory, and the script shows it."""
         program = Program(
             (Storage("float32", 1), Storage("float32", 3)),

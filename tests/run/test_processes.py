@@ -87,6 +87,25 @@ class TestForks:
             assert pool.ask(os.getppid) == os.getpid()
             assert "has ended" in pool.counters.lost
 
+    def test_the_environment_changes_and_changes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last idle server of another environment stays ready, and an older one ends."""
+        monkeypatch.setattr(processes, "_standing", standing := {})
+
+        def used(setting: str) -> processes._Server:
+            monkeypatch.setenv("CONFORMANCE_OTHER", setting)
+            server = processes._server(["json"])
+            server.users -= 1
+            return server
+
+        try:
+            first, second = used("1"), used("2")
+            assert used("1") is first is not second
+            third = used("3")
+            assert (first.ended, second.ended, third.ended) == (False, True, False)
+        finally:
+            for server in standing.values():
+                server.end()
+
     def test_a_backend_that_torch_loads_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A backend that torch loads automatically may not survive a fork. Each worker is then a new process, unless
         the environment disables automatic loading."""

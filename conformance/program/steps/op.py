@@ -198,7 +198,7 @@ DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
 def decode(value: Json, env: Env, device: torch.device, i: int = 0) -> Any:
     """Return the Python value of a JSON argument; `i` is the turn of a loop. Raises StepError if it is invalid."""
     if isinstance(value, list):
-        return [decode(part, env, device, i) for part in value]
+        return [decode(part, env, device, i) if isinstance(part, (list, dict)) else part for part in value]
     if not isinstance(value, dict):
         return value
     for key, rule in DECODE.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +14,7 @@ from tinygrad.uop.ops import UOp
 
 import conformance.backend  # noqa: F401 - applies the patches
 from conformance.backend.tinygrad_patches import c_source, gpu_source
+from tests.run_script import Standalone
 
 DIVIDES = """
 import conformance.backend, torch
@@ -31,10 +29,9 @@ def test_a_quotient_rounds_once(renderer):
     assert c_source.TABLES[renderer].code_for_op[Ops.FDIV]("a", "b", dtypes.float32) == "(a/b)"
 
 
-def test_a_device_apart_from_the_host():
+def test_a_device_apart_from_the_host(standalone: Standalone) -> None:
     """tinygrad renders a division for a device with separate memory. Its device NULL renders kernels but runs none."""
-    environment = {**os.environ, "DEV": "NULL", "NULL_ALLOW_COPYOUT": "1"}
-    done = subprocess.run([sys.executable, "-c", DIVIDES], env=environment, capture_output=True, text=True, check=False)
+    done = standalone(DIVIDES, environment={"DEV": "NULL", "NULL_ALLOW_COPYOUT": "1"})
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 import conformance.backend  # noqa: F401 - applies the patches
 from conformance.backend.tinygrad_patches import PATCHES, Patch, PatchError
 from conformance.backend.tinygrad_patches.patch import RulePatch, arguments
+from tests.run_script import Standalone
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,10 +54,10 @@ def test_a_rule_that_is_gone_is_one_sentence() -> None:
             RulePatch("tinygrad.uop.symbolic:symbolic", "of a test", "A fault.", "none", arguments(*names))
 
 
-def test_the_device_refuses_a_tinygrad_without_a_site() -> None:
+def test_the_device_refuses_a_tinygrad_without_a_site(standalone: Standalone) -> None:
     """Importing the device ends in that sentence before the device is registered."""
     planted = "import tinygrad.codegen.late.coalesce as c; del c.uop_given_valid; import conformance.backend"
-    run = subprocess.run([sys.executable, "-c", planted], capture_output=True, text=True, check=False, cwd=ROOT)
+    run = standalone(planted)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1].startswith(
         "conformance.backend.tinygrad_patches.patch.PatchError: tiny: tinygrad"

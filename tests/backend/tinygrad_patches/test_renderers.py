@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from conformance.record.errors import TargetError
 from conformance.targets.tiny import require_llvm
+from tests.run_script import Standalone
 
 CHECKS = """
 import torch, conformance.backend
@@ -45,14 +42,12 @@ same("signed", lambda x: 1 / (x + -0.0), torch.tensor([-0.0, 0.0]))
 
 
 @pytest.mark.parametrize("device", ["CPU:X86", "CPU:LLVM", pytest.param("PYTHON", marks=pytest.mark.slow)])
-def test_agrees_with_cpu(device):
+def test_agrees_with_cpu(device: str, standalone: Standalone) -> None:
     """Rounding, conversions, wrap-around, alignment and division agree with the CPU in a separate process."""
     if device == "CPU:LLVM":
         try:
             require_llvm()
         except TargetError as error:
             pytest.skip(str(error))
-    run = subprocess.run(
-        [sys.executable, "-c", CHECKS], env={**os.environ, "DEV": device}, capture_output=True, text=True, check=False
-    )
+    run = standalone(CHECKS, environment={"DEV": device})
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +12,7 @@ from tinygrad.helpers import Context
 from tinygrad.renderer.cstyle import ClangRenderer
 
 import conformance.backend  # noqa: F401 - registers the device
+from tests.run_script import Standalone
 
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 INTEGERS = [torch.uint8, *SIGNED, torch.uint16, torch.uint32, torch.uint64]
@@ -186,7 +185,7 @@ def test_what_lies_beyond_a_padding_is_stored(dtype, length):
     agrees(program, torch.arange(length).to(dtype))
 
 
-def test_an_index_is_loaded_only_where_it_is_used():
+def test_an_index_is_loaded_only_where_it_is_used(standalone: Standalone) -> None:
     """An index is loaded only where it is used. For a view of 8 elements in a storage of 9, the kernel formerly loaded
     an unused index beyond the end. tinygrad's interpreter, which checks, runs in a separate process."""
     script = """
@@ -196,9 +195,7 @@ view = whole.as_strided((2, 4), (4, 1))
 view[torch.tensor([0, 0], device="tiny")] = torch.tensor([[2, 3, 4, 5], [6, 7, 8, 9]], device="tiny")
 print(whole.tolist())
 """
-    run = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "DEV": "PYTHON"}, capture_output=True, text=True, check=False
-    )
+    run = standalone(script, environment={"DEV": "PYTHON"})
     assert run.stdout.strip() == "[6, 7, 8, 9, 4, 5, 6, 7, 8]", run.stderr[-500:]
 
 
