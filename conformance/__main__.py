@@ -11,9 +11,7 @@ import runpy
 import sys
 
 from conformance import __version__
-from conformance.record import versions
-from conformance.record.errors import UserError
-from conformance.record.names import nearest
+from conformance.run import signals
 
 JOBS = {
     "test": ("conformance.sources.whole", "test a target completely within a time: one page, one exit code"),
@@ -43,6 +41,7 @@ def main() -> int:
     """Run the job that the first argument names, with the other arguments. Returns its exit code, 2 for an unknown job,
     and 130 at Ctrl-C.
     """
+    signals.ends_imports("conformance")
     job, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if job in ("-h", "--help"):
         print("usage: conformance JOB [options]        (conformance JOB --help says more)\n")
@@ -50,6 +49,9 @@ def main() -> int:
             print(f"  {name:<14}{purpose}")
         return 0
     if job == "--version":
+        from conformance.record import versions
+        from conformance.record.errors import UserError
+
         try:
             print(f"conformance {__version__}, torch {versions.installed()}")
         except UserError as error:
@@ -57,6 +59,8 @@ def main() -> int:
             return 2
         return 0
     if job not in JOBS:
+        from conformance.record.names import nearest
+
         hint = nearest(job, JOBS) or f"; choose one of {', '.join(JOBS)}"
         print(f"conformance: no job {job!r}{hint}", file=sys.stderr)
         return 2
