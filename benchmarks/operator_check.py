@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
-from conformance.sources.operator.checks import CHECKS
 from conformance.sources.operator.examine import Request, examination, verdicts
-from conformance.sources.operator.finding import minimized, script
+from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.forks import processor_time
+from conformance.sources.operator.script import script
+from conformance.sources.operator.table import CHECKS
 from tests.planted.kernels import CORRECT, LIES
 
 

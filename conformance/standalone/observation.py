@@ -89,6 +89,16 @@ def names_of(tree: Any, root: str) -> dict[str, Any]:
     return {name: leaf for key, part in parts for name, leaf in names_of(part, f"{root}[{key!r}]").items()}
 
 
+def tensors_by_name(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a call's arguments by name: `x`, `x[0]`."""
+    return {
+        name: leaf
+        for key, value in inputs.items()
+        for name, leaf in names_of(value, key).items()
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
 class Side(Protocol):
     """The part of a target that an observation needs."""
 

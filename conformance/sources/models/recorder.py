@@ -65,23 +65,23 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "profiler":  # it marks a range of calls, and computes nothing
             return func(*args, **kwargs)
-        packet = func.overloadpacket.__name__
-        if func.namespace != "aten" or any(part in packet for part in OF_CPU):
-            own = "torch CPU alone" if func.namespace == "aten" else func.namespace
-            self.calls.excluded[f"an operator of {own}"] += 1
-            return func(*args, **kwargs)
-        try:
+        call = None
+        with self._excluded():
             call = noted(func, args, kwargs)
-        except Unwritable as reason:
-            self.calls.excluded[str(reason)] += 1
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        self.calls.made[self.name] += 1
+        if call is not None:
+            self.calls.made[self.name] += 1
+            with self._excluded():
+                self._add(replace(call, results=letters(func, kwargs, result), models=(self.at,)))
+        return result
+
+    @contextlib.contextmanager
+    def _excluded(self) -> Iterator[None]:
+        """Exclude a call that no program can hold, and count the reason."""
         try:
-            self._add(replace(call, results=letters(func, kwargs, result), models=(self.at,)))
+            yield
         except Unwritable as reason:
             self.calls.excluded[str(reason)] += 1
-        return result
 
     def _add(self, call: Call) -> None:
         """Add a call if it is new; else note that the model makes it, too."""
@@ -123,6 +123,10 @@ def fault_of(call: Call) -> str:
 
 def noted(func: Any, args: Any, kwargs: Any) -> Call:
     """Return a call without its results. Raises Unwritable."""
+    if func.namespace != "aten":
+        raise Unwritable(f"an operator of {func.namespace}")
+    if any(part in func.overloadpacket.__name__ for part in OF_CPU):
+        raise Unwritable("an operator of torch CPU alone")
     names, inputs = fresh_names({}), list[tuple[int, str, tuple[int, ...], tuple[int, ...], int]]()
     known: dict[int, str] = {}
     groups: dict[int, list[torch.Tensor]] = {}

@@ -21,12 +21,12 @@ from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import Job, MeasuredCases
 from conformance.sources.operator import worker
-from conformance.sources.operator.names import CHECKS, NAMED
+from conformance.sources.operator.table import CHECKS, usual
 from conformance.sources.operator.worker import Case, Subject
 
 FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "check-scripts",
          "reports", *options.PLACE)  # fmt: skip
-WITHOUT = {"target", "minutes", "compile-limit", "update-expectations", "expectations"}
+WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations")
 """Flags of a session that the command does not offer: it judges an operator on torch CPU."""
 
 
@@ -41,8 +41,7 @@ class Operators(MeasuredCases):
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
-        usual = [name for name in CHECKS if name not in NAMED or (name == "batch" and batch)]
-        names = options.chosen(args.checks or usual, CHECKS, "check")
+        names = options.chosen(args.checks or usual(batch), CHECKS, "check")
         options.chosen(exclude or ["all"], CHECKS, "check")
         if bool(args.like) == bool(args.reference):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
@@ -112,11 +111,12 @@ def _description(file: Path) -> dict[str, object]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     about = "Judge an operator of your own on torch CPU, against a reference."
-    usual = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
-             "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {', '.join(NAMED)}"}  # fmt: skip
-    parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, usual)
+    others = ", ".join(name for name, check in CHECKS.items() if not check.usual)
+    values = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
+              "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {others}"}  # fmt: skip
+    parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, values)
     parser.add_argument("operator", metavar="OPERATOR", help="MODULE:NAME, or torch.ops.LIBRARY.NAME")
-    parser.set_defaults(**options.defaults(WITHOUT - {"target"}), target="cpu")
+    parser.set_defaults(**options.defaults(WITHOUT), target="cpu")
     return run_command(parser, arguments, lambda args: [Operators()])
 
 

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.sources.operator.checks import CHECKS
 from conformance.sources.operator.examine import (
     BUDGET,
     SECONDS,
@@ -19,10 +18,9 @@ from conformance.sources.operator.examine import (
     verdicts,
 )
 from conformance.sources.operator.finding import SECONDS as LONGEST
-from conformance.sources.operator.finding import headline, minimized, script
-
-FIRST = ("crash", "hang", "memory")
-"""Checks whose difference explains all others."""
+from conformance.sources.operator.finding import minimized
+from conformance.sources.operator.script import headline, script
+from conformance.sources.operator.table import CHECKS, FATAL
 
 SHORTEST = 3.0
 """Time to shrink a difference if the budget is spent, in seconds."""
@@ -72,30 +70,14 @@ def check(
         near,
         budget,
     )
-    result = judged(request)
+    trial, left = examination(request), Budget.of(request)
+    result = [*verdicts(trial, request, left)]
+    by_check = {each.check: each.finding for each in reversed(result) if each.finding}
+    if by_check:
+        first, *others = sorted(by_check, key=[*FATAL, *CHECKS].index)
+        text = script(trial, minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST)))
+        also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
+        raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))
     if text := unfinished(result):
         warnings.warn(f"{text}; budget={budget:g} limits it, in seconds", stacklevel=2)
     return result
-
-
-def judged(request: Request) -> list[Verdict]:
-    """Carry out a request; see `check`."""
-    __tracebackhide__ = True
-    trial, budget = examination(request), Budget.of(request)
-    result = [*verdicts(trial, request, budget)]
-    wrong = sorted(
-        (outcome for outcome in result if outcome.finding),
-        key=lambda outcome: (outcome.check not in FIRST, [*CHECKS].index(outcome.check)),
-    )
-    if not wrong:
-        return result
-    first = wrong[0].finding
-    assert first is not None
-    text = script(trial, minimized(trial, first, min(max(budget.left, SHORTEST), LONGEST)))
-    others = {
-        mismatch.check: mismatch.finding
-        for mismatch in reversed(wrong)
-        if mismatch.finding and mismatch.check != first.check
-    }
-    also = [f"# Also {headline(others[name])}" for name in CHECKS if name in others]
-    raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))

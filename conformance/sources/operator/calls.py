@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -54,7 +53,7 @@ class Call:
     were made, and `rtol` and `atol` are the tolerances (None: torch.testing's)."""
 
     kind: str
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     positional: int
     note: str = ""
     rtol: float | None = None
@@ -65,25 +64,43 @@ class Call:
         items = [*(self.values if values is None else values).items()]
         return [value for _, value in items[: self.positional]], dict(items[self.positional :])
 
-    def on(self, values: Mapping[str, Any], **changes: Any) -> Call:
+    def on(self, values: dict[str, Any], **changes: Any) -> Call:
         """Return the same call on other inputs."""
         return replace(self, values=values, **changes)
+
+    @property
+    def coarsest(self) -> torch.dtype | None:
+        """The least precise floating dtype of the inputs; None if there is none."""
+        dtypes = [tensor.dtype for tensor in tensors(self.values) if tensor.is_floating_point()]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether a tensor among the inputs has no elements."""
+        return any(not tensor.numel() for tensor in tensors(self.values))
 
 
 @dataclass
 class Plan:
-    """The calls, and counts of those that are missing, by reason."""
+    """The calls. `accepts` says whether the reference answers a call."""
 
+    accepts: Callable[[Call], bool]
     calls: list[Call] = field(default_factory=list)
-    missing: Counter[str] = field(default_factory=Counter)
 
     def of(self, *kinds: str) -> list[Call]:
         """Return the calls of these kinds."""
         return [call for call in self.calls if call.kind in kinds]
 
-
-Accepts = Callable[[Call], bool]
-"""Whether the reference accepts a call."""
+    def add(self, call: Call) -> None:
+        """Add a call that the reference accepts, up to the limit of its kind. Calls of one kind for empty tensors or
+        for sizes have different notes."""
+        known = self.of(call.kind)
+        if len(known) >= MOST.get(call.kind, 12) or (call.kind == EMPTY and not call.has_empty):
+            return
+        if call.kind in (EMPTY, BLOCKS) and call.note and any(call.note == other.note for other in known):
+            return
+        if sum(tensor.numel() for tensor in tensors(call.values)) <= LARGEST and self.accepts(call):
+            self.calls.append(call)
 
 
 def entry_of(like: Any) -> Any:
@@ -108,46 +125,44 @@ def entry_of(like: Any) -> Any:
     raise UsageError(f"op_db has no operator that calls {name or like!r}; give reference= and inputs= instead")
 
 
-def from_op_db(entry: Any, operator: Operator, accepts: Accepts, dtypes: Iterable[str], limit: int) -> Plan:
+def from_op_db(
+    entry: Any, operator: Operator, accepts: Callable[[Call], bool], dtypes: Iterable[str], limit: int
+) -> Plan:
     """Return calls on the samples of an entry of op_db, in these dtypes. Raises UsageError if the operator takes the
     arguments of no sample."""
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
 
-    plan, refused = Plan(), ""
+    plan, refused = Plan(accepts), ""
     for name in dtypes:
         dtype = getattr(torch, name)
         if dtype not in entry.dtypes:
             raise UsageError(f"op_db has no samples of {entry.name} in {name}")
-        rtol, atol = catalog.tolerances(entry, dtype).get(str(dtype).removeprefix("torch."), (None, None))
-
-        def add(variant: str, kind: str, count: int, dtype: torch.dtype = dtype, tol: Any = (rtol, atol)) -> None:
-            nonlocal refused
-            for sample in samples(entry, variant, dtype, "as_sampled", count):
+        tolerances = catalog.tolerances(entry, dtype).get(str(dtype).removeprefix("torch."), (None, None))
+        for variant in ("forward", *TIERS):
+            is_special = variant != "forward"
+            for sample in samples(entry, variant, dtype, "as_sampled", 2 if is_special else limit):
                 args, kwargs = (sample.input, *sample.args), sample.kwargs
                 bound = operator.bound(args, kwargs)
                 if bound is None:
                     refused = refused or f"{len(args)} positional arguments" + "".join(f", {key}=" for key in kwargs)
-                    plan.missing["the operator does not take the arguments"] += 1
-                    continue
-                if any(not _usable(leaf) for leaf in leaves(bound)):
-                    plan.missing["an argument that is sparse, or a device"] += 1
-                    continue
-                inputs = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
-                if variant != "forward" and not sample.changed:
-                    continue
-                call = Call(kind, inputs, len(args), "" if variant == "forward" else variant, *tol)
-                _add(plan, call if kind != SAMPLED else _sorted(call), accepts)
-
-        add("forward", SAMPLED, limit)
-        for tier in TIERS:
-            add(tier, SPECIAL, 2)
+                elif all(map(_usable, leaves(bound))) and (sample.changed or not is_special):
+                    inputs = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+                    kind, note = (SPECIAL, variant) if is_special else (SAMPLED, "")
+                    call = Call(kind, inputs, len(args), note, *tolerances)
+                    plan.add(call if is_special else _by_size(call))
     if not plan.calls:
         raise UsageError(
             f"{operator.name} takes the arguments of no sample of {entry.name}, which are {refused or 'not tensors'}: "
             "wrap the operator in a function with the signature of the reference"
         )
-    _vary(plan, accepts, entry)
+    base = plan.of(SAMPLED) or plan.calls[:]
+    _vary_layouts(plan, base)
+    for size, call in itertools.product((0, *SIZES), _shapes(base)):
+        stretched = _stretched(call, size)
+        if stretched is not None:
+            plan.add(stretched)
+    _vary_dtypes(plan, base)
     return plan
 
 
@@ -157,54 +172,29 @@ def _usable(leaf: Any) -> bool:
     return not isinstance(leaf, (torch.device, torch.Generator))
 
 
-def _any_empty(call: Call) -> bool:
-    return any(not tensor.numel() for tensor in tensors(call.values))
-
-
-def _sorted(call: Call) -> Call:
+def _by_size(call: Call) -> Call:
     """Return a sampled call under the kind that its sizes say."""
-    inputs = tensors(call.values)
-    kind = EMPTY if _any_empty(call) else SCALARS if any(not tensor.dim() for tensor in inputs) else ""
-    return replace(call, kind=kind or SAMPLED)
+    has_scalar = any(not tensor.dim() for tensor in tensors(call.values))
+    return replace(call, kind=EMPTY if call.has_empty else SCALARS if has_scalar else SAMPLED)
 
 
-def _add(plan: Plan, call: Call, accepts: Accepts) -> bool:
-    """Add a call that the reference accepts, up to the limit of its kind."""
-    if len(plan.of(call.kind)) >= MOST.get(call.kind, 12) or (call.kind == EMPTY and not _any_empty(call)):
-        return False
-    if any(call.note == other.note for other in plan.of(call.kind) if call.note and call.kind in (EMPTY, BLOCKS)):
-        return False
-    if sum(tensor.numel() for tensor in tensors(call.values)) > LARGEST or not accepts(call):
-        return False
-    plan.calls.append(call)
-    return True
-
-
-def _vary(plan: Plan, accepts: Accepts, entry: Any = None) -> None:
-    """Add calls that differ from sampled ones in layout, size or dtype."""
-    base = plan.of(SAMPLED) or plan.calls[:]
+def _vary_layouts(plan: Plan, base: Sequence[Call]) -> None:
+    """Add calls with other strides and offsets."""
     for call in _shapes(base):
         for layout in LAYOUTS:
             if layout != "as_sampled":
-                _add(plan, _laid(call, layout), accepts)
-    if entry is not None:
-        for size, call in itertools.product((0, *SIZES), _shapes(base)):
-            stretched = _stretched(call, size)
-            if stretched is not None:
-                _add(plan, stretched, accepts)
+                plan.add(call.on(laid(call.values, layout), kind=STRIDED, note=f"{layout} inputs"))
+
+
+def _vary_dtypes(plan: Plan, base: Sequence[Call]) -> None:
+    """Add calls with one argument in another dtype than the other ones."""
     for call in _shapes(base):
-        for name, other in ((name, other) for name, value in call.values.items() for other in _others(value)):
-            changed = {**call.values, name: call.values[name].to(other)}
-            if len(tensors(changed)) > 1:
-                _add(
-                    plan,
-                    call.on(changed, kind=MIXED, note=f"{name} in {str(other)[6:]}", rtol=None, atol=None),
-                    accepts,
-                )
-
-
-def _others(value: Any) -> tuple[torch.dtype, ...]:
-    return OTHERS.get(value.dtype, ()) if isinstance(value, torch.Tensor) else ()
+        for name, value in call.values.items():
+            for dtype in OTHERS.get(value.dtype, ()) if isinstance(value, torch.Tensor) else ():
+                changed = {**call.values, name: value.to(dtype)}
+                if len(tensors(changed)) > 1:
+                    note = f"{name} in {str(dtype)[6:]}"
+                    plan.add(call.on(changed, kind=MIXED, note=note, rtol=None, atol=None))
 
 
 def _shapes(calls: Iterable[Call]) -> list[Call]:
@@ -215,10 +205,11 @@ def _shapes(calls: Iterable[Call]) -> list[Call]:
     return [*by_dims.values()][:3]
 
 
-def _laid(call: Call, layout: str) -> Call:
+def laid(values: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Return inputs in a layout. A tensor that occurs twice remains one object."""
     copies: dict[int, Any] = {}
-    inputs = map_leaves(dict(call.values), lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, layout)))
-    return call.on(inputs, kind=STRIDED, note=f"{layout} inputs")
+    inputs: dict[str, Any] = map_leaves(values, lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, layout)))
+    return inputs
 
 
 def _stretched(call: Call, size: int) -> Call | None:
@@ -248,49 +239,49 @@ def _stretched(call: Call, size: int) -> Call | None:
     )
 
 
-def from_description(description: Description, operator: Operator, accepts: Accepts, tolerances: Any) -> Plan:
+def from_description(
+    description: Description,
+    operator: Operator,
+    accepts: Callable[[Call], bool],
+    tolerances: tuple[float | None, float | None],
+) -> Plan:
     """Return calls on drawn inputs. Raises UsageError if the operator has other arguments, or the reference accepts
     none of the calls."""
-    plan = Plan()
-    names = [*description.arguments]
-    if operator.signature is not None:
-        parameters = operator.signature.parameters
-        unknown = [name for name in names if name not in parameters]
-        if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            known = ", ".join(parameters)
-            raise UsageError(f"{operator.name} has no argument {unknown[0]!r}: its arguments are {known}")
-        names.sort(key=lambda name: [*parameters].index(name) if name in parameters else len(parameters))
-        plain = [
-            name for name in names if name in parameters and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
-        ]
-        needed = [
-            parameter.name
-            for parameter in parameters.values()
-            if parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL
-        ]
-        if missing := [name for name in needed if name not in names]:
-            raise UsageError(f"{operator.name} needs the argument {missing[0]!r}, which the inputs do not describe")
-        gap = next((at for at, name in enumerate(parameters) if at >= len(plain) or name != plain[at]), len(plain))
-        positional = min(gap, len(plain))
-    else:
-        positional = len(names)
+    plan, (names, positional) = Plan(accepts), _passed([*description.arguments], operator)
     for kind, sizes, choice, tier in _draws(description):
         values = _drawn(description, names, sizes, choice, random.Random(f"{kind} {sizes} {choice}"))
         if values is None:
             continue
-        call = Call(
-            kind, values, positional, ", ".join(f"{name} = {size}" for name, size in sizes.items()), *tolerances
-        )
-        if tier:
-            special = _special(call, description, tier)
-            if special is None:
-                continue
-            call = special
-        _add(plan, _sorted(call) if kind == SAMPLED else call, accepts)
+        note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        call = Call(kind, values, positional, note, *tolerances)
+        if kind != SPECIAL:
+            plan.add(_by_size(call) if kind == SAMPLED else call)
+        elif special := _special(call, description, tier):
+            plan.add(special)
     if not plan.calls:
         raise UsageError("the reference raises on every call that the inputs describe; run it by hand on one of them")
-    _vary(plan, accepts)
+    base = plan.of(SAMPLED) or plan.calls[:]
+    _vary_layouts(plan, base)
+    _vary_dtypes(plan, base)
     return plan
+
+
+def _passed(names: list[str], operator: Operator) -> tuple[list[str], int]:
+    """Return the names of described arguments in the order of the operator, and how many of them are passed by
+    position. Raises UsageError if the operator has other arguments."""
+    if operator.signature is None:
+        return names, len(names)
+    parameters = operator.signature.parameters
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    unknown = [name for name in names if name not in kinds]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
+        raise UsageError(f"{operator.name} has no argument {unknown[0]!r}: its arguments are {', '.join(kinds)}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL and name not in names:
+            raise UsageError(f"{operator.name} needs the argument {name!r}, which the inputs do not describe")
+    names = sorted(names, key=lambda name: [*kinds].index(name) if name in kinds else len(kinds))
+    plain = [name for name in names if name in kinds and kinds[name] is not inspect.Parameter.KEYWORD_ONLY]
+    return names, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(plain, kinds)))
 
 
 Sizes = dict[str, int]
@@ -299,33 +290,33 @@ Sizes = dict[str, int]
 def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
     """Yield the kind, the sizes, the number of the choice of alternatives, and the tier of special values."""
     rng = random.Random(0)
-    most = max((len(argument) for argument in description.arguments.values()), default=1)
+
+    def small(low: int, high: int) -> int:
+        return rng.randint(max(low, min(high, 2)), max(low, min(high, 12)))
+
     if not description.sizes:
+        most = max((len(argument) for argument in description.arguments.values()), default=1)
         yield from ((SAMPLED, {}, choice, "") for choice in range(2 * max(most, 2)))
-    for choice in range(MOST[SAMPLED] if description.sizes else 0):
-        yield (
-            SAMPLED,
-            _sized(description, lambda low, high: rng.randint(max(low, min(high, 2)), max(low, min(high, 12)))),
-            choice,
-            "",
-        )
+    else:
+        yield from ((SAMPLED, _sized(description, small), choice, "") for choice in range(MOST[SAMPLED]))
     for name in description.sizes:
         yield EMPTY, _sized(description, lambda low, high: min(high, 5), {name: 0}), 0, ""
-    for size in SIZES if description.sizes else ():
-        for name in description.sizes:
-            yield BLOCKS, _sized(description, lambda low, high: min(high, 4), {name: size}), size, ""
+    for size, name in itertools.product(SIZES, description.sizes):
+        yield BLOCKS, _sized(description, lambda low, high: min(high, 4), {name: size}), size, ""
     for choice, tier in itertools.product(range(2), TIERS):
         yield SPECIAL, _sized(description, lambda low, high: min(high, 7)), choice, tier
 
 
-def _sized(description: Description, chosen: Callable[[int, int], int], wanted: Sizes | None = None) -> Sizes:
+def _sized(
+    description: Description, chosen: Callable[[int, int], int], wanted: Mapping[str, int] = MappingProxyType({})
+) -> Sizes:
     """Return sizes in their ranges; those in `wanted` are as near to that number as the range allows."""
     sizes: Sizes = {}
     for name, one in description.sizes.items():
         low, high = (int(end) for end in one.within(sizes))
         low = max(low, 0)
         high = max(high, low)
-        size = min(max((wanted or {}).get(name, -1), low), high) if name in (wanted or {}) else chosen(low, high)
+        size = wanted[name] if name in wanted else chosen(low, high)
         sizes[name] = low + (min(max(size, low), high) - low) // one.step * one.step
     return sizes
 

@@ -1,18 +1,18 @@
-"""The table of checks of an operator, and the procedures that carry them out.
+"""The procedures that carry out the checks of an operator.
 
-Defines `CHECKS`, `PROCEDURES`, `Examination` and `Difference`. A procedure runs two sides on one call and yields
-differences, each under the name of a check; several checks may share a procedure. A refusal that names a missing part
-of the operator, such as a derivative, is no difference: the check is then not judged, with the operator's own reason.
+Defines `PROCEDURES` and `Examination`. A procedure runs two sides on one call and yields differences, each under the
+name of a check of `table.py`; several checks may share a procedure. A refusal that names a missing part of the
+operator, such as a derivative, is no difference: the check is then not judged, with the operator's own reason.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,113 +21,54 @@ from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference, Swayed
 from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.loading import reference
+from conformance.engine.target import Target
 from conformance.record.accuracy import TIMES, limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.calls import Call, Plan
+from conformance.sources.operator.calls import Call, Plan, laid
 from conformance.sources.operator.sides import (
+    Around,
     Guarded,
     along,
     differentiated,
     execution,
+    is_differentiable,
     looped,
     mapped,
-    names_of_inputs,
     observed,
     plainly,
     split,
     stacked,
     target_of,
     under_autocast,
+    with_tensors,
 )
 from conformance.sources.operator.subject import Operator
 from conformance.standalone import torch_compat
 from conformance.standalone.accuracy import beyond, errors
 from conformance.standalone.fences import READ_ONLY
-from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
-from conformance.standalone.observation import Observation, Raised, out_of_memory
+from conformance.standalone.observation import Observation, Raised, out_of_memory, tensors_by_name
 from conformance.standalone.oracles import Mismatch, Tolerance, compare, differing, show
 
 RESULT = "result"
+
+ANSWER = frozenset({"structure", "dtype", "shape", "value", "error"})
+"""Oracles that ignore strides and memory."""
 
 SWAYS = 8
 """Pairs of runs whose spread is the error that rounding explains. They move results by up to twice the factor of the
 accuracy rule, so by that factor on average."""
 
-
-@dataclass(frozen=True)
-class Check:
-    """A row of the table: the name, the property that the operator must have, and the procedure that judges it. Checks
-    that are not `usual` run only if they are named."""
-
-    name: str
-    about: str
-    procedure: str
-    usual: bool = True
-
-
-CHECKS: Mapping[str, Check] = {
-    one.name: one
-    for one in (
-        Check("values", "the results are those of the reference", "compare"),
-        Check("layouts", "so are they for strided, offset and expanded inputs", "compare"),
-        Check("empty", "and for tensors without elements", "compare"),
-        Check("scalars", "and for 0-dim tensors", "compare"),
-        Check("blocks", "and for sizes around vector widths and blocks", "compare"),
-        Check("specials", "and for infinities, nan, and zeros of both signs", "compare"),
-        Check("mixed", "and for inputs of several dtypes, unless the operator refuses them", "compare"),
-        Check("structure", "the number and kinds of the results", "compare"),
-        Check("dtype", "the dtypes of the results", "compare"),
-        Check("shape", "the shapes of the results", "compare"),
-        Check("strides", "the strides of the results", "compare", usual=False),
-        Check(
-            "aliasing", "results share memory only as the schema declares, else only as the reference's do", "compare"
-        ),
-        Check("mutation", "only inputs that the schema declares, else that the reference writes, change", "compare"),
-        Check("version", "each write to an input raises its version counter, which autograd relies on", "compare"),
-        Check("accuracy", "errors in ulp are at most 4 times torch CPU's, for operators with such a rule", "accuracy"),
-        Check("writes", "no byte outside of the operands changes", "guard"),
-        Check("reads", "no byte outside of the operands is read", "guard"),
-        Check("unwritten", "every element of a result is written", "fill"),
-        Check("repetition", "the same call gives the same bits", "repeat"),
-        Check("batch", "each entry of a batch gives the same bits alone", "batch", usual=False),
-        Check("gradients", "gradients are those of the reference", "gradients"),
-        Check("cotangents", "they do not depend on the strides of the gradient of the result", "cotangents"),
-        Check("gradcheck", "gradients agree with finite differences, if the reference has none", "gradcheck"),
-        Check("fake", "the fake kernel gives the metadata of the real results", "fake"),
-        Check("symbolic", "the same with symbolic sizes, also at other sizes", "symbolic"),
-        Check("compile", "torch.compile changes nothing", "compile"),
-        Check("dynamic", "torch.compile with dynamic sizes changes nothing", "dynamic"),
-        Check("inductor", "torch.compile with Inductor changes nothing", "inductor", usual=False),
-        Check("vmap", "vmap gives the results of a loop", "vmap"),
-        Check("autocast", "results under autocast follow the operator or the reference", "autocast"),
-        Check("refusals", "calls that the reference refuses raise", "refusals", usual=False),
-        Check("crash", "the process survives", "compare"),
-        Check("hang", "the call ends", "compare"),
-        Check("memory", "the call needs no more memory than there is", "compare"),
-    )
-}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference under the name of a check, in a call of the plan."""
-
-    check: str
-    mismatch: Mismatch
-    call: Call
+Found = tuple[str, Mismatch]
+"""The name of a check, and a difference that it finds."""
 
 
 class NotJudged(Exception):
     """A check without a judgement. The message is the reason."""
 
 
-Note = Callable[[str], None]
-"""Receives the name of the check that a death of the process would concern."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Examination:
     """An operator, its reference, and the calls. `batch` are the dimensions that the check `batch` splits, by argument.
     `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none)."""
@@ -135,30 +76,53 @@ class Examination:
     operator: Operator
     reference: Operator
     plan: Plan
-    entry: Any = None
     batch: Mapping[str, int] = field(default_factory=dict)
     exact: bool | None = None
-    note: Note = lambda check: None
 
-    def written(self, call: Call) -> frozenset[str]:
-        """Return the inputs that may be written: the schema's, or the ones that the reference writes."""
-        if self.operator.written is not None:
-            return self.operator.written
-        return frozenset(changed_inputs(observed(self.reference.function, call), call))
+    def expected(self, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
+        """Return the observation of the reference on a target, torch CPU by default."""
+        return observed(self.reference.function, call, target, around)
+
+    def actual(self, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
+        """Return the observation of the operator on a target, torch CPU by default."""
+        return observed(self.operator.function, call, target, around)
+
+    def written(self, want: Observation, call: Call) -> Collection[str]:
+        """Return the inputs that may change: the schema declares them. Without a schema, the reference changes them in
+        its observation `want`."""
+        return changed_inputs(want, call) if self.operator.written is None else self.operator.written
 
 
 def changed_inputs(seen: Observation, call: Call) -> list[str]:
     """Return the inputs whose elements a run has changed."""
-    before = names_of_inputs(call.values)
-    return [
-        name for name, one in before.items() if name in seen.tensors and not _same_bits(one, seen.tensors[name].value)
-    ]
+    before = tensors_by_name(call.values)
+    return [name for name, one in before.items() if name in seen.tensors and _differs(one, seen.tensors[name].value)]
 
 
-def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return (
-        tensor.shape == other.shape and tensor.dtype == other.dtype and not bool(differing(tensor, other, True).any())
-    )
+def _differs(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors differ in a bit, in the shape or in the dtype."""
+    alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return not alike or bool(differing(tensor, other, True).any())
+
+
+def of_results(mismatches: Iterable[Mismatch]) -> list[Mismatch]:
+    """Return the differences of results, and of errors; inputs do not count."""
+    return [one for one in mismatches if one.where.startswith(RESULT) or one.oracle == "error"]
+
+
+def under(check: str, mismatch: Mismatch, detail: str = "") -> Found:
+    """Return a difference under the name of a check, with another detail if one is given."""
+    return check, replace(mismatch, oracle=check, detail=detail or mismatch.detail)
+
+
+def fact(check: str, mismatch: Mismatch) -> Found:
+    """Return a difference under the name of a check; the detail says which fact of an answer differs."""
+    return under(check, mismatch, "; ".join(filter(None, (f"the {mismatch.oracle}", mismatch.detail))))
+
+
+def by_entry(mismatch: Mismatch) -> Mismatch:
+    """Return a difference under the name of the gradient, which is an entry of the result."""
+    return replace(mismatch, where=mismatch.where.removeprefix("result['").removesuffix("']"))
 
 
 @dataclass(frozen=True)
@@ -166,10 +130,9 @@ class AgainstReference(OneAnswer):
     """A call of the operator as a subject of the judge. The reference's own rounding and its own indecision are no
     differences."""
 
-    reference: Callable[..., Any]
+    trial: Examination
     call: Call
-    around: Any = plainly
-    grad: bool = False
+    around: Around = plainly
     draws = False
     on_host = True
 
@@ -182,18 +145,17 @@ class AgainstReference(OneAnswer):
         return Terms(tolerance, undefined=("value of ",) if undecided else ())
 
     def _undecided(self, tolerance: Tolerance) -> bool:
-        copies: dict[int, Any] = {}
-        inputs = map_leaves(dict(self.call.values), lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, "gaps")))
-        sides = [observed(self.reference, call) for call in (self.call, self.call.on(inputs))]
+        gaps = self.call.on(laid(self.call.values, "gaps"))
+        sides = [self.trial.expected(call) for call in (self.call, gaps)]
         return bool(compare(*sides, oracles={"value"}, tolerance=tolerance))
 
     def names_of_inputs(self) -> Collection[str]:
         """See `Judged.names_of_inputs`."""
-        return names_of_inputs(self.call.values)
+        return tensors_by_name(self.call.values)
 
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the reference's answer in float64."""
-        truth = observed(self.reference, self.call, Float64Reference(), self.around, self.grad)
+        truth = self.trial.expected(self.call, Float64Reference(), self.around)
         return Execution((truth,)) if truth.error is None else None
 
     def swayed(
@@ -201,12 +163,11 @@ class AgainstReference(OneAnswer):
     ) -> Sequence[Observation]:
         """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
         another order, so its error depends on the size of the terms that the reference adds."""
-        dtypes = [tensor.dtype for tensor in tensors(self.call.values) if tensor.is_floating_point()]
-        if not dtypes:
+        narrow = self.call.coarsest
+        if narrow is None:
             return ()
-        narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         targets = [Swayed(narrow, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
-        runs = [observed(self.reference, self.call, target, self.around, self.grad) for target in targets]
+        runs = [self.trial.expected(self.call, target, self.around) for target in targets]
         return runs if all(run.error is None for run in runs) else ()
 
     def differences(self, want: Observation, got: Observation, oracles: Collection[str]) -> list[Mismatch]:
@@ -221,68 +182,63 @@ def tolerance_of(call: Call) -> Tolerance:
     return dict.fromkeys(DTYPES, (call.rtol, call.atol))
 
 
-def compare_results(trial: Examination, call: Call) -> Iterator[Difference]:
+def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the operator with the reference: results, their metadata and memory, and the inputs afterwards."""
-    want = observed(trial.reference.function, call)
-    got = observed(trial.operator.function, call)
+    want, got = trial.expected(call), trial.actual(call)
     if got.error is not None:
         if call.kind == kinds.MIXED:
             raise NotJudged(f"the operator refuses them: {_line(got.error)}")
         name = "memory" if out_of_memory(f"{got.error.kind}: {got.error.text}") else call.kind
-        yield Difference(name, Mismatch(name, RESULT, "an answer", got.error.kind, _line(got.error)), call)
+        yield name, Mismatch(name, RESULT, "an answer", got.error.kind, _line(got.error))
         return
     if call.kind == kinds.MIXED:
         want, got = _in_one_dtype(want, got, call)
+    right, changed = changed_inputs(want, call), changed_inputs(got, call)
+    may = {*map(_argument, trial.written(want, call))}
+    undeclared = [name for name in changed if _argument(name) not in may]
+    inputs = tensors_by_name(call.values)
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
-    judged = AgainstReference(trial.reference.function, call)
-    inputs, changed = names_of_inputs(call.values), changed_inputs(want, call)
-    may = trial.operator.written if trial.operator.written is not None else frozenset(changed)
-    undeclared = [
-        name for name in changed_inputs(got, call) if _argument(name) not in {_argument(place) for place in may}
-    ]
-    for mismatch in judged.differences(want, got, oracles):
-        of_input, name = mismatch.where in inputs, mismatch.oracle
-        if name == "stride":
-            name = "strides" if not of_input else ""
-        elif of_input and name == "value":
-            name = "mutation" if mismatch.where in undeclared or mismatch.where not in changed else call.kind
-        elif of_input and name == "storage":
-            same = mismatch.where not in changed_inputs(got, call) and mismatch.where not in changed
-            name = "writes" if same else ""
-        elif name == "value":
-            name = call.kind
-        elif of_input:
-            name = "mutation"
+    for mismatch in AgainstReference(trial, call).differences(want, got, oracles):
+        if mismatch.where not in inputs:
+            name = _check_of_result(mismatch.oracle, call.kind)
+        elif mismatch.oracle == "storage":
+            name = "writes" if mismatch.where not in (*right, *changed) else ""
+        elif mismatch.oracle == "value":
+            name = call.kind if mismatch.where in right and mismatch.where not in undeclared else "mutation"
+        else:
+            name = "mutation" if mismatch.oracle != "stride" else ""
         if name:
-            name = call.kind if call.kind == kinds.MIXED and name in ("dtype", "shape", "structure") else name
-            yield Difference(name, mismatch, call)
+            yield name, mismatch
     for name in undeclared:
-        yield Difference(
-            "mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value)), call
-        )
-    for name in changed_inputs(got, call):
+        yield "mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value))
+    for name in changed:
         if name not in undeclared and not got.tensors[name].version:
             text = "a write that raises the version counter"
-            yield Difference("version", Mismatch("version", name, text, "one that does not"), call)
-    yield from _aliasing(trial, call, want, got)
+            yield "version", Mismatch("version", name, text, "one that does not")
+    yield from _aliasing(trial.operator, want, got)
+
+
+def _check_of_result(oracle: str, kind: str) -> str:
+    """Return the check of a difference in a result, in a call of this kind."""
+    if oracle == "value" or (kind == kinds.MIXED and oracle in ("dtype", "shape", "structure")):
+        return kind
+    return "strides" if oracle == "stride" else oracle
 
 
 def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Observation, Observation]:
     """Return both sides with the results in the least precise dtype of the inputs, if each result has the dtype of an
     input: PyTorch promises no other dtype for inputs of several dtypes."""
-    dtypes = {tensor.dtype for tensor in tensors(call.values) if tensor.is_floating_point()}
-    if not dtypes:
+    dtypes, coarse = {tensor.dtype for tensor in tensors(call.values)}, call.coarsest
+    if coarse is None:
         return want, got
-    coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def converted(seen: Observation) -> Observation:
         cast = {
-            name: dataclasses.replace(tensor, value=tensor.value.to(coarse), dtype=coarse)
-            if name.startswith(RESULT) and tensor.dtype in dtypes
-            else tensor
+            name: replace(tensor, value=tensor.value.to(coarse), dtype=coarse)
             for name, tensor in seen.tensors.items()
+            if name.startswith(RESULT) and tensor.dtype.is_floating_point and tensor.dtype in dtypes
         }
-        return dataclasses.replace(seen, tensors=cast)
+        return replace(seen, tensors={**seen.tensors, **cast})
 
     return converted(want), converted(got)
 
@@ -292,29 +248,30 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _aliasing(trial: Examination, call: Call, want: Observation, got: Observation) -> Iterator[Difference]:
-    may, must = _declared(trial.operator, want)
-    names, elements = [*got.tensors], {name for name, tensor in got.tensors.items() if tensor.value.numel()}
-    for at, name in enumerate(names):
-        for other in names[at + 1 :]:
-            if not name.startswith(RESULT) or not {name, other} <= elements:
-                continue
-            shared = got.tensors[name].alias == got.tensors[other].alias
-            pair = (name, other if other.startswith(RESULT) else _argument(other))
-            if shared and pair not in may:
-                mismatch = Mismatch("aliasing", name, "memory of its own", f"the memory of {other}")
-                yield Difference("aliasing", mismatch, call)
-            elif not shared and pair in must:
-                yield Difference(
-                    "aliasing", Mismatch("aliasing", name, f"the memory of {other}", "memory of its own"), call
-                )
+def _partner(name: str) -> str:
+    """Return the part of a call with which a result may share memory: a result, or an argument."""
+    return name if name.startswith(RESULT) else _argument(name)
+
+
+def _aliasing(operator: Operator, want: Observation, got: Observation) -> Iterator[Found]:
+    may, must = _declared(operator, want)
+    elements = [name for name, tensor in got.tensors.items() if tensor.value.numel()]
+    for name, other in itertools.combinations(elements, 2):
+        if not name.startswith(RESULT):
+            continue
+        shared, pair = got.tensors[name].alias == got.tensors[other].alias, (name, _partner(other))
+        texts = "memory of its own", f"the memory of {other}"
+        if shared and pair not in may:
+            yield "aliasing", Mismatch("aliasing", name, *texts)
+        elif not shared and pair in must:
+            yield "aliasing", Mismatch("aliasing", name, *reversed(texts))
 
 
 def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """Return the pairs of a result and a result or input that may share memory, and those that must."""
     if operator.schema is None:
         pairs = {
-            (name, other if other.startswith(RESULT) else _argument(other))
+            (name, _partner(other))
             for name, tensor in want.tensors.items()
             for other, two in want.tensors.items()
             if name.startswith(RESULT) and tensor.alias == two.alias
@@ -331,84 +288,80 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
     return pairs, pairs
 
 
-def accuracy(trial: Examination, call: Call) -> Iterator[Difference]:
+def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the errors of operator and reference against the reference in float64."""
     if trial.exact is None:
         raise NotJudged("there is no rule for this operator")
-    exact = observed(trial.reference.function, call, Float64Reference())
-    sides = [observed(function.function, call) for function in (trial.reference, trial.operator)]
-    if exact.error is not None or sides[1].error is not None:
+    exact, want, got = trial.expected(call, Float64Reference()), trial.expected(call), trial.actual(call)
+    if exact.error is not None or got.error is not None:
         return
     for name, high in exact.tensors.items():
-        seen = [side.tensors.get(name) for side in sides]
         if not name.startswith(RESULT) or not high.value.numel() or high.dtype is not torch.float64:
             continue
-        values = [answer.value for answer in seen if answer is not None and answer.shape == high.shape]
+        values = [side.tensors[name].value for side in (want, got) if name in side.tensors]
         if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
             continue
-        off = [errors(value, high.value, torch.zeros(()), values[0].dtype, trial.exact) for value in values]
-        if beyond(off[1], off[0]):
-            most, cpu = float(off[1].max()), float(off[0].max())
-            texts = f"at most {shown(limit(cpu))} ulp", f"{shown(most)} ulp", f"torch CPU {shown(cpu)} ulp"
-            yield Difference("accuracy", Mismatch("accuracy", name, *texts), call)
+        if any(value.shape != high.value.shape for value in values):
+            continue
+        cpu, off = (errors(value, high.value, torch.zeros(()), value.dtype, trial.exact) for value in values)
+        if beyond(off, cpu):
+            usual, most = float(cpu.max()), float(off.max())
+            texts = f"at most {shown(limit(usual))} ulp", f"{shown(most)} ulp", f"torch CPU {shown(usual)} ulp"
+            yield "accuracy", Mismatch("accuracy", name, *texts)
 
 
-def guard(trial: Examination, call: Call) -> Iterator[Difference]:
+def guard(trial: Examination, call: Call) -> Iterator[Found]:
     """Run the operator on memory between pages that allow no access. An access to them ends the process, and
     `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
     numbers of ordinary size, so that none of them vanishes in a sum."""
-    trial.note("reads")
     targets = Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)
     sides = list[Observation]()
     for target in targets:
-        sides.append(observed(trial.operator.function, call, target))
+        sides.append(trial.actual(call, target))
         if place := target.trespassed():
             text = "a change of " + place
-            yield Difference("writes", Mismatch("writes", "the memory outside the tensors", "no change", text), call)
+            yield "writes", Mismatch("writes", "the memory outside the tensors", "no change", text)
             return
         has_gaps = any(fence.gaps.numel() for fence in targets[0].fences)
         if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
             return
-    for mismatch in compare(sides[0], sides[2], oracles={"value", "shape"}, exact=True):
-        if mismatch.where.startswith(RESULT):
-            detail = "bytes in the gaps between the elements of an input change the result"
-            yield Difference("reads", dataclasses.replace(mismatch, oracle="reads", detail=detail), call)
+    detail = "bytes in the gaps between the elements of an input change the result"
+    for mismatch in of_results(compare(sides[0], sides[2], oracles={"value", "shape"}, exact=True)):
+        yield under("reads", mismatch, detail)
 
 
 def writes_beyond(trial: Examination, call: Call) -> None:
     """Run the operator on memory between pages that may be read. A write to them ends the process."""
     for at_end in (True, False):
-        observed(trial.operator.function, call, Guarded(at_end, READ_ONLY))
+        trial.actual(call, Guarded(at_end, READ_ONLY))
 
 
-def fill(trial: Examination, call: Call) -> Iterator[Difference]:
+def fill(trial: Examination, call: Call) -> Iterator[Found]:
     """Run the operator twice, with different bytes in new memory."""
-    sides = [observed(trial.operator.function, call, Guarded(fresh=byte)) for byte in (0xFF, 0x3C)]
-    for mismatch in compare(*sides, oracles={"value"}, exact=True):
-        if mismatch.where.startswith(RESULT):
-            yield Difference("unwritten", dataclasses.replace(mismatch, oracle="unwritten"), call)
+    sides = [trial.actual(call, Guarded(fresh=byte)) for byte in (0xFF, 0x3C)]
+    for mismatch in of_results(compare(*sides, oracles={"value"}, exact=True)):
+        yield under("unwritten", mismatch)
 
 
-def repeat(trial: Examination, call: Call) -> Iterator[Difference]:
+def repeat(trial: Examination, call: Call) -> Iterator[Found]:
     """Run the operator three times."""
-    first, *others = [observed(trial.operator.function, call) for _ in range(3)]
+    first, *others = [trial.actual(call) for _ in range(3)]
     for other in others:
         for mismatch in compare(first, other, oracles={"value", "storage", "shape", "dtype"}, exact=True):
-            yield Difference("repetition", dataclasses.replace(mismatch, oracle="repetition"), call)
+            yield under("repetition", mismatch)
             return
 
 
-def batch(trial: Examination, call: Call) -> Iterator[Difference]:
+def batch(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the call with calls on each entry of the batch, to the bit."""
     dims = {name: dim for name, dim in trial.batch.items() if isinstance(call.values.get(name), torch.Tensor)}
     if not dims:
         raise NotJudged("no argument has a batch dimension: name it, for example batch={'x': 0}")
     if any(call.values[name].dim() <= dim or call.values[name].shape[dim] < 2 for name, dim in dims.items()):
         return
-    sides = [observed(trial.operator.function, call, around=around) for around in (plainly, split(dims))]
-    for mismatch in compare(*sides, oracles={"value", "shape", "structure", "error"}, exact=True):
-        if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Difference("batch", dataclasses.replace(mismatch, oracle="batch"), call)
+    sides = [trial.actual(call, around=around) for around in (plainly, split(dims))]
+    for mismatch in of_results(compare(*sides, oracles=ANSWER - {"dtype"}, exact=True)):
+        yield under("batch", mismatch)
 
 
 COTANGENTS = ("transposed", "expanded", "gaps")
@@ -419,63 +372,63 @@ NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(met
 NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
 """Sentences of torch about a missing part of an operator. Any other error is a difference."""
 
+NO_DERIVATIVE = "the operator registers no derivative"
+
 
 def _need_derivative(trial: Examination) -> None:
     if trial.operator.written:
         raise NotJudged("torch.library has no derivatives of operators that write an input")
     if not trial.operator.derivable:
-        raise NotJudged("the operator registers no derivative")
+        raise NotJudged(NO_DERIVATIVE)
 
 
-def gradients(trial: Examination, call: Call) -> Iterator[Difference]:
+def _has_gradient(seen: Observation) -> bool:
+    """Whether a differentiated call has an answer that requires a gradient."""
+    return seen.error is None and seen.others.get("result['requires_grad']") is True
+
+
+def gradients(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
-    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(call.values)):
+    if not any(map(is_differentiable, tensors(call.values))):
         raise NotJudged("no input has a gradient")
     _need_derivative(trial)
-    want = observed(trial.reference.function, call, None, differentiated, True)
-    if want.error is not None or want.others.get("result['requires_grad']") is not True:
+    want = trial.expected(call, None, differentiated)
+    if not _has_gradient(want):
         raise NotJudged("the reference has no gradient")
-    got = observed(trial.operator.function, call, None, differentiated, True)
+    got = trial.actual(call, None, differentiated)
     if got.error is not None and NO_FORMULA.search(got.error.text):
-        raise NotJudged("the operator registers no derivative")
-    if got.error is None and got.others.get("result['requires_grad']") is not True:
-        mismatch = Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
-        yield Difference("gradients", mismatch, call)
+        raise NotJudged(NO_DERIVATIVE)
+    if got.error is None and not _has_gradient(got):
+        yield "gradients", Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
         return
-    judged = AgainstReference(trial.reference.function, call, differentiated, True)
-    for mismatch in judged.differences(want, got, {"structure", "dtype", "shape", "value", "error"}):
-        if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            where = mismatch.where.removeprefix("result['").removesuffix("']")
-            yield Difference("gradients", dataclasses.replace(mismatch, oracle="gradients", where=where), call)
+    for mismatch in of_results(AgainstReference(trial, call, differentiated).differences(want, got, ANSWER)):
+        yield under("gradients", by_entry(mismatch))
 
 
-def cotangents(trial: Examination, call: Call) -> Iterator[Difference]:
+def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
     sum, a transposition or a slice after the operator never calls a backward kernel."""
-    function, dense = trial.operator.function, dict[bool, Observation]()
     _need_derivative(trial)
+    dense = dict[bool, Observation]()
     for layout in COTANGENTS:
         changes_values = layout == "expanded"
         if changes_values not in dense:
-            dense[changes_values] = observed(function, call, None, along(layout, True), True)
+            dense[changes_values] = trial.actual(call, None, along(layout, True))
         want = dense[changes_values]
-        if want.error is not None or want.others.get("result['requires_grad']") is not True:
+        if not _has_gradient(want):
             raise NotJudged("the operator has no gradient")
-        got = observed(function, call, None, along(layout, False), True)
-        for mismatch in compare(want, got, oracles={"value", "shape", "dtype", "error"}, tolerance=tolerance_of(call)):
-            if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-                where = mismatch.where.removeprefix("result['").removesuffix("']")
-                changes = {"oracle": "cotangents", "where": where, "detail": f"along {layout} cotangents"}
-                yield Difference("cotangents", dataclasses.replace(mismatch, **changes), call)
-                return
+        got = trial.actual(call, None, along(layout, False))
+        mismatches = compare(want, got, oracles=ANSWER - {"structure"}, tolerance=tolerance_of(call))
+        for mismatch in of_results(mismatches):
+            yield under("cotangents", by_entry(mismatch), f"along {layout} cotangents")
+            return
 
 
-def gradcheck(trial: Examination, call: Call) -> Iterator[Difference]:
+def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
     if not trial.operator.derivable:
-        raise NotJudged("the operator registers no derivative")
-    want = observed(trial.reference.function, call, None, differentiated, True)
-    if want.error is None and want.others.get("result['requires_grad']"):
+        raise NotJudged(NO_DERIVATIVE)
+    if _has_gradient(trial.expected(call, None, differentiated)):
         raise NotJudged("the reference has gradients to compare with")
     if sum(tensor.numel() for tensor in tensors(call.values)) > 200:
         return
@@ -484,9 +437,9 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Difference]:
         floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         return leaf.detach().double().requires_grad_() if floating else leaf
 
-    inputs = map_leaves(dict(call.values), wide)
+    inputs = map_leaves(call.values, wide)
     leaves = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
-    if not leaves or call.kind not in (kinds.SAMPLED, kinds.SCALARS):
+    if not leaves:
         return
 
     def function(*parts: torch.Tensor) -> Any:
@@ -504,34 +457,29 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Difference]:
     except Exception as error:
         said = Raised.of(error)
         if NO_FORMULA.search(said.text):
-            raise NotJudged("the operator registers no derivative") from None
+            raise NotJudged(NO_DERIVATIVE) from None
         if "GradcheckError" not in said.ancestors:
             raise NotJudged(f"it does not run in float64: {_line(said)}") from None
         texts = "the finite differences", "other numbers", " ".join(said.text.split())[:300]
-        yield Difference("gradcheck", Mismatch("gradcheck", "the gradient", *texts), call)
+        yield "gradcheck", Mismatch("gradcheck", "the gradient", *texts)
 
 
 METADATA = frozenset({"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "alias"})
 
 
-def fake(trial: Examination, call: Call) -> Iterator[Difference]:
+def fake(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the fake kernel's metadata with that of the real results."""
     _need_fake(trial)
-    want = observed(trial.operator.function, call)
+    want = trial.actual(call)
     if want.error is not None:
         return
-    got = observed(trial.operator.function, call, target_of("fake"))
+    got = trial.actual(call, target_of("fake"))
     if got.error is not None and (reason := _lacks_fake(got.error)):
         raise NotJudged(reason)
     if got.error is not None and "DynamicOutputShapeException" in got.error.ancestors:
         raise NotJudged("the shape of the result depends on values")
-    for mismatch in compare(want, got, oracles=METADATA | {"error"}):
-        if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Difference("fake", dataclasses.replace(mismatch, oracle="fake", detail=_what(mismatch)), call)
-
-
-def _what(mismatch: Mismatch) -> str:
-    return "; ".join(filter(None, (f"the {mismatch.oracle}", mismatch.detail)))
+    for mismatch in of_results(compare(want, got, oracles=METADATA | {"error"})):
+        yield fact("fake", mismatch)
 
 
 def _need_fake(trial: Examination) -> None:
@@ -550,145 +498,120 @@ def _is_interpreted(error: Raised) -> str:
     return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
 
 
-def symbolic(trial: Examination, call: Call) -> Iterator[Difference]:
+def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
     _need_fake(trial)
-    others = [other for other in trial.plan.of(kinds.SAMPLED, kinds.BLOCKS) if _alike(call, other)][:8]
-    real = [observed(trial.operator.function, other) for other in (call, *others)]
+    calls = [call, *[other for other in trial.plan.of(kinds.SAMPLED, kinds.BLOCKS) if _alike(call, other)][:8]]
+    real = [trial.actual(each) for each in calls]
     if real[0].error is not None:
         return
+
+    def results(*parts: torch.Tensor) -> list[torch.Tensor]:
+        return tensors(plainly(trial.operator.function, call, with_tensors(call.values, parts)))
+
     try:
-        shapes = torch_compat.symbolic_results(lambda *parts: _called(trial, call, parts), tensors(call.values))
+        shapes = torch_compat.symbolic_results(results, tensors(call.values))
     except Exception as error:
         said = Raised.of(error)
         if reason := _lacks_fake(said):
             raise NotJudged(reason) from None
-        mismatch = Mismatch("symbolic", RESULT, "an answer", said.kind, _line(said))
-        yield Difference("symbolic", mismatch, call)
+        yield "symbolic", Mismatch("symbolic", RESULT, "an answer", said.kind, _line(said))
         return
-    for one, seen in zip((call, *others), real, strict=True):
+    for each, seen in zip(calls, real, strict=True):
         if seen.error is not None:
             continue
-        sizes = [tuple(tensor.shape) for tensor in tensors(one.values)]
+        sizes = [tuple(tensor.shape) for tensor in tensors(each.values)]
         wanted = [got for name, got in seen.tensors.items() if name.startswith(RESULT)]
-        for at, (dtype, shape) in enumerate(shapes.at(sizes) or ()):
-            if at >= len(wanted):
-                break
-            right = wanted[at]
+        for right, (dtype, shape) in zip(wanted, shapes.at(sizes) or ()):
             matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
             if dtype != right.dtype or not matches:
                 texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {sizes}"
-                yield Difference("symbolic", Mismatch("symbolic", RESULT, *texts), call)
+                yield "symbolic", Mismatch("symbolic", RESULT, *texts)
                 return
-
-
-def _called(trial: Examination, call: Call, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    rest = iter(parts)
-    inputs = map_leaves(dict(call.values), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
-    return tensors(plainly(trial.operator.function, call, inputs))
 
 
 def _alike(call: Call, other: Call) -> bool:
     """Whether two calls differ in the sizes of their tensors only."""
 
     def rest(call: Call) -> Any:
-        return map_leaves(dict(call.values), lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
+        return map_leaves(call.values, lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
 
     return call is not other and repr(rest(call)) == repr(rest(other))
 
 
-def compiled(spec: str, check: str) -> Callable[[Examination, Call], Iterator[Difference]]:
-    """Return the procedure that compares the operator with itself under a compiler."""
+COMPILERS: Mapping[str, str] = {
+    "compile": "compile:aot_eager", "dynamic": "compile:aot_eager,dynamic=yes", "inductor": "inductor",
+}  # fmt: skip
+"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""
 
-    def procedure(trial: Examination, call: Call) -> Iterator[Difference]:
-        function = trial.operator.function
-        target = target_of(spec)
-        may = trial.operator.derivable and not trial.operator.written
-        for around, grad in ((plainly, False), (differentiated, True))[: 2 if may else 1]:
-            want = observed(function, call, None, around, grad)
-            if want.error is not None or (grad and want.others.get("result['requires_grad']") is not True):
-                continue
-            run = execution(function, call, target, around, grad)
-            got = run.last
-            if got.error is not None and (reason := _lacks_fake(got.error) or _is_interpreted(got.error)):
-                raise NotJudged(reason)
-            if run.capture is not None and not run.capture.ops and got.error is None:
-                raise NotJudged("the compiler was handed nothing")
-            oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
-            oracles -= {SIGNIFICANT_STRIDE} if grad else set()  # nothing promises the strides of a gradient
-            differs = compare(want, got, oracles=oracles, tolerance=tolerance_of(call))
+
+def compiled(trial: Examination, call: Call, check: str) -> Iterator[Found]:
+    """Compare the operator with itself under the compiler of a check."""
+    function, target = trial.operator.function, target_of(COMPILERS[check])
+    oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
+    derivable = trial.operator.derivable and not trial.operator.written
+    for around in (plainly, differentiated) if derivable else (plainly,):
+        want = trial.actual(call, None, around)
+        if want.error is not None or (around is differentiated and not _has_gradient(want)):
+            continue
+        run = execution(function, call, target, around)
+        got = run.last
+        if got.error is not None and (reason := _lacks_fake(got.error) or _is_interpreted(got.error)):
+            raise NotJudged(reason)
+        if run.capture is not None and not run.capture.ops and got.error is None:
+            raise NotJudged("the compiler was handed nothing")
+        # Nothing promises the strides of a gradient.
+        judged = oracles - {SIGNIFICANT_STRIDE} if around is differentiated else oracles
+        if differs := compare(want, got, oracles=judged, tolerance=tolerance_of(call)):
             for mismatch in differs:
-                where = mismatch.where.removeprefix("result['").removesuffix("']")
-                detail = _what(mismatch)
-                yield Difference(check, dataclasses.replace(mismatch, oracle=check, where=where, detail=detail), call)
-            if differs:
-                return
-
-    return procedure
+                yield fact(check, by_entry(mismatch))
+            return
 
 
-def vmap(trial: Examination, call: Call) -> Iterator[Difference]:
+def vmap(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare vmap with a loop."""
-    function = trial.operator.function
-    if not tensors(call.values) or trial.written(call):
+    if not tensors(call.values) or trial.written(trial.expected(call), call):
         raise NotJudged("the operator writes an input")
     wide = stacked(call)
-    want = observed(function, wide, None, looped)
+    want = trial.actual(wide, None, looped)
     if want.error is not None:
         return
-    got = observed(function, wide, None, mapped)
+    got = trial.actual(wide, None, mapped)
     if got.error is not None and NO_VMAP.search(got.error.text):
         raise NotJudged(f"the operator has no rule for vmap: {_line(got.error)}")
-    for mismatch in compare(want, got, oracles={"structure", "dtype", "shape", "value", "error"}):
-        if mismatch.where.startswith(RESULT) or mismatch.oracle == "error":
-            yield Difference("vmap", dataclasses.replace(mismatch, oracle="vmap", detail=_what(mismatch)), call)
+    for mismatch in of_results(compare(want, got, oracles=ANSWER)):
+        yield fact("vmap", mismatch)
 
 
-def autocast(trial: Examination, call: Call) -> Iterator[Difference]:
+def autocast(trial: Examination, call: Call) -> Iterator[Found]:
     """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
     autocast, and the operator's on inputs that autocast has cast. The fake kernel must agree about the metadata."""
-    function = trial.operator.function
 
     def low(leaf: Any) -> Any:
         return leaf.bfloat16() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
 
-    plain = observed(function, call)
+    plain = trial.actual(call)
     if plain.error is not None:
         return
-    got = observed(function, call, None, under_autocast)
-    right = [plain, observed(trial.reference.function, call, None, under_autocast)]
-    right.append(observed(function, call.on(map_leaves(dict(call.values), low))))
-    first = []
-    for want in right:
-        if want.error is None:
-            # Results and inputs of the last side are of other dtypes than the call's inputs: only results count.
-            left = compare(want, got, oracles={"structure", "dtype", "shape", "value", "error"})
-            left = [
-                difference for difference in left if difference.where.startswith(RESULT) or difference.oracle == "error"
-            ]
-            if not left:
-                break
-            first.append(left[0])
-    else:
-        one = first[0]
-        yield Difference("autocast", dataclasses.replace(one, oracle="autocast", detail=_what(one)), call)
+    got = trial.actual(call, None, under_autocast)
+    cast = trial.actual(call.on(map_leaves(call.values, low)))
+    right = [want for want in (plain, trial.expected(call, None, under_autocast), cast) if want.error is None]
+    by_side = [of_results(compare(want, got, oracles=ANSWER)) for want in right]
+    if all(by_side):
+        yield fact("autocast", by_side[0][0])
         return
     if trial.operator.overload is not None and got.error is None:
-        meta = observed(function, call, target_of("fake"), under_autocast)
-        for mismatch in compare(got, meta, oracles={"structure", "dtype", "shape"}) if meta.error is None else ():
-            if mismatch.where.startswith(RESULT):
-                detail = f"the {mismatch.oracle}, which the fake kernel gives otherwise"
-                mismatch = Mismatch("autocast", mismatch.where, mismatch.actual, mismatch.expected, detail)
-                yield Difference("autocast", mismatch, call)
+        meta = trial.actual(call, target_of("fake"), under_autocast)
+        differs = compare(meta, got, oracles={"structure", "dtype", "shape"}) if meta.error is None else []
+        for mismatch in of_results(differs):
+            yield under("autocast", mismatch, f"the {mismatch.oracle}, which the fake kernel gives otherwise")
 
 
-def refusals(trial: Examination, call: Call) -> Iterator[Difference]:
+def refusals(trial: Examination, call: Call) -> Iterator[Found]:
     """Make calls that the reference refuses."""
-    if observed(trial.reference.function, call).error is None:
-        return
-    if observed(trial.operator.function, call).error is None:
-        yield Difference("refusals", Mismatch("refusals", RESULT, "an error", "no error"), call)
+    if trial.expected(call).error is not None and trial.actual(call).error is None:
+        yield "refusals", Mismatch("refusals", RESULT, "an error", "no error")
 
 
 def _line(error: Raised) -> str:
@@ -698,18 +621,18 @@ def _line(error: Raised) -> str:
 @dataclass(frozen=True)
 class Procedure:
     """A procedure on calls of these kinds, at most `most` of each kind. The time for all procedures is divided in
-    proportion to `weight`."""
+    proportion to `weight`. `death` is the check that the end of the process concerns."""
 
-    run: Callable[[Examination, Call], Iterator[Difference]]
+    run: Callable[[Examination, Call], Iterator[Found]]
     kinds: Collection[str]
     most: int = 100
     weight: int = 1
+    death: str = "crash"
 
 
 EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
 PLAIN = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS)
 REFUSED = "refused"
-COMPILED, DYNAMIC, INDUCTOR = "compile:aot_eager", "compile:aot_eager,dynamic=yes", "inductor"
 
 PROCEDURES: Mapping[str, Procedure] = {
     "compare": Procedure(compare_results, EVERY, weight=4),
@@ -720,17 +643,16 @@ PROCEDURES: Mapping[str, Procedure] = {
     "vmap": Procedure(vmap, (kinds.SAMPLED, kinds.SCALARS), 4),
     "autocast": Procedure(autocast, (kinds.SAMPLED, kinds.SCALARS), 6),
     "refusals": Procedure(refusals, (REFUSED,)),
-    "compile": Procedure(compiled(COMPILED, "compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 4),
-    "dynamic": Procedure(compiled(DYNAMIC, "dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 4),
-    "inductor": Procedure(compiled(INDUCTOR, "inductor"), (kinds.SAMPLED, kinds.STRIDED), 2, 8),
+    "compile": Procedure(
+        functools.partial(compiled, check="compile"), (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY), 3, 4
+    ),
+    "dynamic": Procedure(functools.partial(compiled, check="dynamic"), (kinds.SAMPLED, kinds.BLOCKS), 3, 4),
+    "inductor": Procedure(functools.partial(compiled, check="inductor"), (kinds.SAMPLED, kinds.STRIDED), 2, 8),
     "batch": Procedure(batch, (kinds.SAMPLED, kinds.BLOCKS), 12),
     "repeat": Procedure(repeat, PLAIN, 8, weight=2),
     "fill": Procedure(fill, PLAIN, 12, weight=2),
-    "guard": Procedure(guard, PLAIN, 12, weight=3),
+    "guard": Procedure(guard, PLAIN, 12, weight=3, death="reads"),
     "gradients": Procedure(gradients, PLAIN, 6, weight=2),
     "cotangents": Procedure(cotangents, PLAIN, 6, weight=3),
 }
 """In running order: procedures that often end early come first, so that their time goes to the others."""
-
-COMPILING: Mapping[str, str] = {"compile": COMPILED, "dynamic": DYNAMIC, "inductor": INDUCTOR}
-"""Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""

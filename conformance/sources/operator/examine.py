@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
-from conformance.sources.operator.calls import Call, Plan, entry_of, from_description, from_op_db
+from conformance.sources.operator.calls import Call, entry_of, from_description, from_op_db
 from conformance.sources.operator.checks import (
-    CHECKS,
-    COMPILING,
+    COMPILERS,
     EVERY,
     PROCEDURES,
     REFUSED,
-    Difference,
     Examination,
     NotJudged,
     writes_beyond,
@@ -32,6 +32,7 @@ from conformance.sources.operator.checks import (
 from conformance.sources.operator.forks import Send, forked, processor_time
 from conformance.sources.operator.sides import observed, target_of
 from conformance.sources.operator.subject import Operator, operator_of
+from conformance.sources.operator.table import CHECKS, FATAL, usual
 from conformance.standalone.moving import leaves
 from conformance.standalone.oracles import Mismatch
 
@@ -48,8 +49,14 @@ inputs are compared."""
 OVER = "the time was over"
 """Reason of a call that did not begin."""
 
-FATAL = ("crash", "hang", "memory")
-"""Checks that each procedure can fail."""
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference under the name of a check, in a call of the plan."""
+
+    check: str
+    mismatch: Mismatch
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,12 @@ class Request:
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
         a reason."""
-        named = ["all"] if self.checks == "all" else [] if self.checks is None else [*self.checks]
-        usual = [name for name, check in CHECKS.items() if check.usual or (name == "batch" and self.batch)]
-        names = [*CHECKS] if named == ["all"] else named or usual
+        named = ["all"] if self.checks == "all" else [*(self.checks or ())]
+        names = [*CHECKS] if named == ["all"] else named or usual(self.batch)
         for name in (*names, *self.exclude):
             if name not in CHECKS:
-                raise UsageError(
-                    f"unknown check {name!r}{nearest(name, CHECKS) or '; choose from ' + ', '.join(CHECKS)}"
-                )
+                known = nearest(name, CHECKS) or f"; choose from {', '.join(CHECKS)}"
+                raise UsageError(f"unknown check {name!r}{known}")
         for name, reason in self.exclude.items():
             if not str(reason).strip():
                 raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
@@ -140,20 +145,20 @@ def examination(request: Request) -> Examination:
     operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
-    plan = from_description(description, operator, functools.partial(accepts, reference), tolerances)
-    return Examination(operator, reference, plan, batch=request.batch)
+    plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
+    return Examination(operator, reference, plan, request.batch)
 
 
 def _like(request: Request, operator: Operator) -> Examination:
     entry = entry_of(request.like)
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
-    plan = from_op_db(entry, operator, functools.partial(accepts, reference), request.dtypes, SAMPLES)
+    plan = from_op_db(entry, operator, functools.partial(_accepts, reference), request.dtypes, SAMPLES)
     if request.rtol is not None or request.atol is not None:
         plan.calls = [replace(call, rtol=request.rtol or 0.0, atol=request.atol or 0.0) for call in plan.calls]
     if "refusals" in request.chosen():
         plan.calls += _refused(entry, operator)
-    return Examination(operator, reference, plan, entry, request.batch, _rule(entry))
+    return Examination(operator, reference, plan, request.batch, _rule(entry))
 
 
 def _public(entry: Any, function: Any) -> str:
@@ -168,11 +173,11 @@ def _refused(entry: Any, operator: Operator) -> list[Call]:
     if entry.error_inputs_func is None:
         return []
     calls = []
-    for tensor in entry.error_inputs("cpu"):
-        sample = tensor.sample_input
+    for error in entry.error_inputs("cpu"):
+        sample = error.sample_input
         bound = operator.bound((sample.input, *sample.args), sample.kwargs)
         if bound is not None:
-            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(tensor.error_regex)))
+            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(error.error_regex)))
     return calls
 
 
@@ -184,7 +189,7 @@ def _rule(entry: Any) -> bool | None:
     return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
 
 
-def accepts(reference: Operator, call: Call) -> bool:
+def _accepts(reference: Operator, call: Call) -> bool:
     """Whether the reference answers a call."""
     return observed(reference.function, call).error is None
 
@@ -245,16 +250,12 @@ class Judging:
 
 
 def calls_of(trial: Examination, name: str) -> list[Call]:
-    """Return the calls of a procedure, kind by kind."""
-    procedure = PROCEDURES[name]
-    return [call for kind in procedure.kinds for call in _varied(trial.plan, kind, procedure.most)]
-
-
-def _varied(plan: Plan, kind: str, most: int) -> list[Call]:
-    """Return calls of a kind, spread over all of them if there are more."""
-    calls = plan.of(kind)
-    step = max(1, -(-len(calls) // most))
-    return calls[::step][:most]
+    """Return the calls of a procedure, kind by kind. If a kind has too many calls, they are spread over all of them."""
+    procedure, result = PROCEDURES[name], list[Call]()
+    for kind in procedure.kinds:
+        calls = trial.plan.of(kind)
+        result += calls[:: max(1, -(-len(calls) // procedure.most))][: procedure.most]
+    return result
 
 
 def in_turns(calls: Sequence[Call]) -> list[int]:
@@ -283,34 +284,31 @@ def spread(row: Sequence[int]) -> list[int]:
 def _verdicts(
     trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
 ) -> Iterator[Verdict]:
-    calls, by_check = calls_of(trial, name), dict[str, list[Difference]]()
-    compared, late = dict.fromkeys(checks, 0), dict.fromkeys(checks, 0)
-    reasons: dict[str, str] = {}
+    calls = calls_of(trial, name)
+    by_check, outcomes = dict[str, list[Difference]](), list[tuple[str, str]]()
     for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, Difference):
             by_check.setdefault(item.check, []).append(item)
         else:
-            kind, reason = item
-            for check in checks:
-                if check == kind or check not in EVERY:
-                    compared[check] += not reason
-                    late[check] += reason == OVER
-                    if reason and reason != OVER:
-                        reasons.setdefault(check, reason)
+            outcomes.append(item)
     position = {id(call): number for number, call in enumerate(calls)}
+    survives = not {*FATAL} & {*by_check}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
+        reasons = (
+            [reason for kind, reason in outcomes if check == kind or check not in EVERY] if check in checks else []
+        )
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
-            yield Verdict(check, compared.get(check, 0), finding=first, others=len(by_check[check]) - 1)
-        elif check in checks and check not in FATAL:
-            yield _outcome(check, compared[check], late[check], reasons.get(check, ""))
-    if name == "compare" and not {*FATAL} & {*by_check}:
-        counts = max(compared.values()), max(late.values())
-        yield from (_outcome(check, *counts, "") for check in checks if check in FATAL)
+            yield Verdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1)
+        elif check in checks and (survives or check not in FATAL):
+            yield _outcome(check, reasons)
 
 
-def _outcome(check: str, compared: int, late: int, reason: str) -> Verdict:
-    """Return the verdict on a check without a difference; `reason` says why calls were not judged, if there are any."""
+def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
+    """Return the verdict on a check without a difference. `reasons` say why its calls were not judged; "" for a call
+    that was compared."""
+    compared, late = reasons.count(""), reasons.count(OVER)
+    reason = "" if check in FATAL else next((reason for reason in reasons if reason not in ("", OVER)), "")
     if late and (compared or not reason):
         return Verdict(check, compared, f"{compared} of {compared + late} inputs, {OVER}", late=late)
     return Verdict(check, compared, "" if compared else reason or "no call shows it")
@@ -331,56 +329,53 @@ def examined(
     """Run a procedure on the calls, in a fork. A call may take `seconds`, and the first begins if `share`, the time for
     all calls in seconds, is not 0."""
     procedure = PROCEDURES[name]
-    if name in COMPILING:
+    if name in COMPILERS:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
-        target_of(COMPILING[name])
+        target_of(COMPILERS[name])
 
     def work(send: Send) -> None:
         for turn, number in enumerate(in_turns(calls)):
             if share <= 0 or (turn and processor_time() > share):
                 send(("done", number, OVER))
                 continue
-            call = calls[number]
             send(("at", number, ""))
-            inside = replace(trial, note=lambda check, number=number: send(("at", number, check)))  # type: ignore[misc]
+            reason = ""
             try:
-                for item in procedure.run(inside, call):
-                    send(("found", number, item.check, item.mismatch))
-                send(("done", number, ""))
-            except NotJudged as reason:
-                send(("done", number, str(reason)))
+                for found in procedure.run(trial, calls[number]):
+                    send(("found", number, found))
+            except NotJudged as error:
+                reason = str(error)
+            send(("done", number, reason))
 
-    number, check = 0, ""
+    number = 0
     for item in forked(work, seconds):
         if isinstance(item, Death):
             hangs = item.reason is ExitReason.TIMEOUT
-            if hangs and name in COMPILING:
+            if hangs and name in COMPILERS:
                 yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
                 continue
-            name_of_death = "hang" if hangs else check or "crash"
-            if name_of_death == "reads" and _dies(trial, calls[number], seconds):
-                name_of_death = "writes"
-            mismatch = Mismatch(name_of_death, "the process", "an answer", item.said)
-            yield Difference(name_of_death, mismatch, calls[number])
+            check = "hang" if hangs else procedure.death
+            if check == "reads" and _writes(trial, calls[number], seconds):
+                check = "writes"
+            yield Difference(check, Mismatch(check, "the process", "an answer", item.said), calls[number])
         elif isinstance(item, Exception):
             raise item
-        elif item[0] == "found":
-            yield Difference(item[2], item[3], calls[item[1]])
-        elif item[0] == "at":
-            number, check = item[1], item[2]
         else:
-            yield calls[item[1]].kind, item[2]
+            event, number, content = item
+            if event == "found":
+                check, mismatch = content
+                yield Difference(check, mismatch, calls[number])
+            elif event == "done":
+                yield calls[number].kind, content
 
 
-def _dies(trial: Examination, call: Call, seconds: float) -> bool:
+def _writes(trial: Examination, call: Call, seconds: float) -> bool:
     """Whether a call that ends its process on memory without access writes there, and does not only read."""
     return any(isinstance(item, Death) for item in forked(lambda send: writes_beyond(trial, call), seconds))
 
 
 def inputs_shown(call: Call) -> str:
     """Return a summary of the inputs of a call."""
-    import torch
-
     texts = [
         f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" if torch.is_tensor(leaf) else repr(leaf)
         for leaf in leaves(call.values)

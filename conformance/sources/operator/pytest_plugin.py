@@ -65,7 +65,8 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
 
     def run() -> None:
         from conformance.sources.operator.examine import unfinished
-        from conformance.sources.operator.finding import minimized, script
+        from conformance.sources.operator.finding import minimized
+        from conformance.sources.operator.script import script
 
         judging = _judging(request.function)
         verdict = judging.verdict(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from conformance.sources.operator.calls import Call
 from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
-from conformance.standalone.observation import Observation, names_of, versions_of
+from conformance.standalone.observation import Observation, tensors_by_name, versions_of
 from conformance.standalone.torch_compat import version_of, with_memory
 
 Function = Callable[..., Any]
@@ -45,14 +45,10 @@ class Side:
     function: Function
     call: Call
     around: Around = plainly
-    grad: bool = False
 
     def inputs(self) -> tuple[dict[str, Any], Collection[int]]:
         """Return the inputs; none stays on the CPU."""
-        self.tree = dict(self.call.values)
-        if self.grad:
-            self.tree = map_leaves(self.tree, _leaf)
-        return self.tree, ()
+        return self.call.values, ()
 
     def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> AnsweredCall:
         """Begin the call on inputs that lie on the target. The same seed is set on each side."""
@@ -62,7 +58,7 @@ class Side:
             torch.manual_seed(SEED)
             return self.around(function, self.call, inputs)
 
-        return AnsweredCall(id(self.function), inputs, call, self.tree, versions_of(inputs))
+        return AnsweredCall(id(self.function), inputs, call, self.call.values, versions_of(inputs))
 
     def _transformed(self, transform: Transform) -> Function:
         """Return the transformed function. A target transforms functions of positional arguments."""
@@ -75,30 +71,20 @@ class Side:
         return lambda *args, **kwargs: transformed(*args, *kwargs.values())
 
 
-def _leaf(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-        return value.detach().requires_grad_()
-    return value
-
-
 @functools.cache
 def target_of(spec: str) -> Target:
     """Return a target, loaded once."""
     return load_target(spec)
 
 
-def execution(
-    function: Function, call: Call, target: Target | None = None, around: Around = plainly, grad: bool = False
-) -> Execution:
+def execution(function: Function, call: Call, target: Target | None = None, around: Around = plainly) -> Execution:
     """Run a side on a target, torch CPU by default."""
-    return Executor(target or target_of("cpu")).run(Side(function, call, around, grad))
+    return Executor(target or target_of("cpu")).run(Side(function, call, around))
 
 
-def observed(
-    function: Function, call: Call, target: Target | None = None, around: Around = plainly, grad: bool = False
-) -> Observation:
+def observed(function: Function, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
     """Return the observation of a side."""
-    return execution(function, call, target, around, grad).last
+    return execution(function, call, target, around).last
 
 
 class Guarded(Target):
@@ -131,30 +117,33 @@ class Guarded(Target):
 
 
 def differentiated(
-    function: Function, call: Call, inputs: Mapping[str, Any], lay: Callable[[torch.Tensor], torch.Tensor] | None = None
+    function: Function,
+    call: Call,
+    inputs: Mapping[str, Any],
+    lay: Callable[[torch.Tensor], torch.Tensor] = lambda cotangent: cotangent,
 ) -> Any:
     """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
     their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
     it writes are results."""
-    leaves = {name: tensor for name, tensor in names_of_inputs(inputs).items() if tensor.requires_grad}
-    copies = map_leaves(dict(inputs), lambda leaf: leaf.clone() if _differentiable(leaf) else leaf)
-    result = plainly(function, call, copies)
-    written = [
-        tensor for tensor in tensors(copies) if version_of(tensor) and not any(tensor is two for two in tensors(result))
-    ]
-    differentiable = [
-        tensor for tensor in (*tensors(result), *written) if tensor.is_floating_point() or tensor.is_complex()
-    ]
-    outputs = [tensor for tensor in differentiable if tensor.requires_grad]
-    if not outputs:
+    inputs = map_leaves(inputs, lambda leaf: leaf.detach().requires_grad_() if is_differentiable(leaf) else leaf)
+    leaves = {name: tensor for name, tensor in tensors_by_name(inputs).items() if tensor.requires_grad}
+    copies = map_leaves(inputs, lambda leaf: leaf.clone() if is_differentiable(leaf) else leaf)
+    returned = tensors(plainly(function, call, copies))
+    written = [each for each in tensors(copies) if version_of(each) and not any(each is other for other in returned)]
+    results = [tensor for tensor in (*returned, *written) if is_differentiable(tensor)]
+    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.dtype) for tensor in results]
+    pairs = [(tensor, lay(grad)) for tensor, grad in zip(results, drawn, strict=True) if tensor.requires_grad]
+    if not pairs:
         return {"requires_grad": False}
-    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.dtype) for tensor in differentiable]
-    along = [
-        lay(grad) if lay else grad for grad, tensor in zip(drawn, differentiable, strict=True) if tensor.requires_grad
-    ]
-    grads = torch.autograd.grad(outputs, [*leaves.values()], along, allow_unused=True)
+    outputs, cotangents = zip(*pairs)
+    grads = torch.autograd.grad(outputs, [*leaves.values()], cotangents, allow_unused=True)
     gradients = {f"gradient of {name}": with_memory(grad) for name, grad in zip(leaves, grads, strict=True)}
     return {"requires_grad": True, **gradients}
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf of the inputs or results is a floating or complex tensor."""
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def along(layout: str, dense: bool) -> Around:
@@ -167,47 +156,31 @@ def along(layout: str, dense: bool) -> Around:
     return functools.partial(differentiated, lay=lay)
 
 
-def _differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
-
-
-def names_of_inputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors among the inputs by name."""
-    named = {name: leaf for key, part in inputs.items() for name, leaf in names_of(part, key).items()}
-    return {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
-
-
 def stacked(call: Call) -> Call:
     """Return the call with a new first dimension of length 2 in each tensor. The second entry has other values."""
-
-    def two(leaf: Any) -> Any:
-        return torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) if isinstance(leaf, torch.Tensor) else leaf
-
-    return call.on(map_leaves(dict(call.values), two))
+    pairs = [torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) for leaf in tensors(call.values)]
+    return call.on(with_tensors(call.values, pairs))
 
 
 def mapped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
-    return torch.func.vmap(lambda *parts: plainly(function, call, _with(inputs, parts)))(*tensors(inputs))
+    return torch.func.vmap(lambda *parts: plainly(function, call, with_tensors(inputs, parts)))(*tensors(inputs))
 
 
 def looped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
     """Call the function on each entry of the first dimension, and stack the results."""
-    rows = [plainly(function, call, _with(inputs, parts)) for parts in zip(*tensors(inputs), strict=True)]
-    return _joined(rows, torch.stack)
+    rows = zip(*tensors(inputs), strict=True)
+    return _joined([plainly(function, call, with_tensors(inputs, parts)) for parts in rows], torch.stack)
 
 
-def _with(inputs: Mapping[str, Any], parts: Any) -> dict[str, Any]:
+def with_tensors(tree: Any, parts: Iterable[torch.Tensor]) -> Any:
+    """Return the tree with its tensors replaced by these, in order."""
     rest = iter(parts)
-    result: dict[str, Any] = map_leaves(
-        dict(inputs), lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf
-    )
-    return result
+    return map_leaves(tree, lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def _joined(results: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
-    rows = iter([join([*each]) for each in zip(*map(tensors, results), strict=True)])
-    return map_leaves(results[0], lambda leaf: next(rows) if isinstance(leaf, torch.Tensor) else leaf)
+def _joined(results: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    return with_tensors(results[0], [join([*each]) for each in zip(*map(tensors, results), strict=True)])
 
 
 def under_autocast(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
@@ -222,10 +195,7 @@ def split(dims: Mapping[str, int]) -> Around:
 
     def parts(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
         count = min(inputs[name].shape[dim] for name, dim in dims.items())
-        rows = []
-        for at in range(count):
-            one = {name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()}
-            rows.append(plainly(function, call, {**inputs, **one}))
-        return _joined(rows, torch.cat)
+        entries = [{name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()} for at in range(count)]
+        return _joined([plainly(function, call, {**inputs, **entry}) for entry in entries], torch.cat)
 
     return parts

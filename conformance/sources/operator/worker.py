@@ -19,7 +19,7 @@ from conformance.run.worker import environment, step, unit
 if TYPE_CHECKING:
     from conformance.sources.operator.examine import Judging, Verdict
 
-MODULES = (__name__, "conformance.sources.operator.finding")
+MODULES = (__name__, "conformance.sources.operator.script")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def run(target: str, case: Case) -> Result:
 
 def _failed(case: Case, verdict: Verdict) -> Result:
     from conformance.sources.operator.examine import inputs_shown
-    from conformance.sources.operator.finding import minimized, script
+    from conformance.sources.operator.finding import minimized
+    from conformance.sources.operator.script import script
 
     assert verdict.finding is not None
     trial = _judging(case.subject).trial

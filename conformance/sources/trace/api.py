@@ -65,7 +65,7 @@ class Trace:
     @property
     def devices(self) -> list[str]:
         """The types of the devices and the names of the compilers that the trace has seen."""
-        return [*self.mode.targets, *dict.fromkeys(f"compile:{graph.compiler}" for graph in self.compiled.graphs)]
+        return [*self.mode.targets, *self.compiled.compilers]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -148,8 +148,7 @@ class Trace:
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
         specs = [target.spec for target in self.mode.targets.values()]
-        compilers = dict.fromkeys(f"compile:{graph.compiler}" for graph in self.compiled.graphs)
-        result = Run(",".join([*specs, *compilers]) or "none")
+        result = Run(",".join([*specs, *self.compiled.compilers]) or "none")
         result.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
         parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
         result.notes, result.started, result.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)

@@ -6,7 +6,7 @@ Defines `TracedCall`. The device has run the call in the user's script; torch CP
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from conformance.standalone.moving import (
     tensors,
     whole_storage,
 )
-from conformance.standalone.observation import Observation, Raised, Seen, contiguity, names_of
+from conformance.standalone.observation import Observation, Raised, Seen, contiguity, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
@@ -56,20 +56,42 @@ CHOOSES = frozenset({"sort", "topk", "kthvalue", "median", "nanmedian", "mode", 
 Tree = Any
 
 
+class CopiedCall(OneAnswer):
+    """Base of a call with copies of its inputs on the CPU, as a subject of the judge."""
+
+    def oracles(self, target: Target) -> Collection[str]:
+        """Return the oracles that judge the call on a target."""
+        raise NotImplementedError
+
+    def widened_by(self, reference: Float64Reference) -> Execution | None:
+        """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
+        raise NotImplementedError
+
+    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
+        """Return torch CPU's answer in float64; None if it has none."""
+        return self.widened_by(Float64Reference())
+
+    def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
+        """Return the differences between torch CPU's answer and the target's."""
+        oracles = self.oracles(target)
+        judgement = self.compared(want, got, target, oracles)
+        if judgement.mismatches or "value" not in oracles or want.last.error is not None:
+            return judgement
+        return judgement._replace(mismatches=small_faults(self.widened_by, want.last, got.last))
+
+
 @dataclass
-class TracedCall(OneAnswer):
+class TracedCall(CopiedCall):
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
-    `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as written.
-    `wide` is the answer in float64, if it was computed (`widened`) and there is one."""
+    `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as
+    written."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     on_host: bool = False
     written: frozenset[str] = frozenset()
-    wide: Execution | None = field(default=None, repr=False)
-    widened: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -77,9 +99,9 @@ class TracedCall(OneAnswer):
         return str(self.func)
 
     @property
-    def size(self) -> int:
-        """Number of elements of the inputs."""
-        return sum(leaf.numel() for leaf in leaves_by_name(self.arguments_by_name()).values())
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the arguments by name."""
+        return tensors_by_name(arguments_by_name(self.func, self.args, self.kwargs))
 
     @property
     def draws(self) -> bool:
@@ -87,9 +109,9 @@ class TracedCall(OneAnswer):
         return any(tag in self.func.tags for tag in DRAWS_NUMBERS)
 
     @property
-    def metadata_only(self) -> bool:
-        """Whether only metadata can be compared: the call makes a view, or its content is random or undefined."""
-        return self.is_view or self.draws or self.func.overloadpacket in UNWRITTEN
+    def free_content(self) -> bool:
+        """Whether the content of the result is random or undefined."""
+        return self.draws or self.func.overloadpacket in UNWRITTEN
 
     @property
     def is_view(self) -> bool:
@@ -104,38 +126,29 @@ class TracedCall(OneAnswer):
 
     @property
     def _dim(self) -> Any:
-        arguments = self.arguments_by_name()
-        return arguments.get("dim", -1)
-
-    def arguments_by_name(self) -> dict[str, Any]:
-        """Return the arguments by the names of the schema."""
-        names = [argument.name for argument in self.func._schema.arguments]
-        return {**dict(zip(names, self.args)), **self.kwargs}
+        return arguments_by_name(self.func, self.args, self.kwargs).get("dim", -1)
 
     def names_of_inputs(self) -> Collection[str]:
         """Return the names of the arguments."""
-        return {*self.arguments_by_name()}
+        return {*arguments_by_name(self.func, self.args, self.kwargs)}
 
     def arguments(self) -> Arguments:
         """Return the arguments of the call to which the rules apply."""
         first, *args = self.args or (None,)
-        leaves = [*leaves_by_name(self.arguments_by_name()).values()]
         kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
-        return Arguments(self.func.overloadpacket.__name__, first, args, {**self.kwargs, **kwargs}, leaves)
+        name, leaves = self.func.overloadpacket.__name__, [*self.tensors.values()]
+        return Arguments(name, first, args, {**self.kwargs, **kwargs}, leaves)
 
-    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
-        """Return torch CPU's answer in float64; None if it has none."""
-        if not self.widened:
-            self.widened, self.wide = True, self.widened_by(Float64Reference())
-        return self.wide
+    def oracles(self, target: Target) -> Collection[str]:
+        """See `CopiedCall.oracles`. Only the metadata of views, and of random or undefined results, is compared."""
+        return target.oracles - UNSEEN - (VALUES if self.is_view or self.free_content else set())
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
+        """See `CopiedCall.widened_by`."""
         try:
             args, kwargs = reference.send((self.args, self.kwargs))
             args, kwargs = map_leaves((args, kwargs), widened_leaf)
-            result = self.func(*args, **kwargs)
-            return Execution((self._observed(args, kwargs, result, storage_key, _itself),))
+            return self._run(args, kwargs, self.func(*args, **kwargs), storage_key, _itself)
         except Exception:  # torch CPU may have no kernel for float64
             return None
 
@@ -148,27 +161,35 @@ class TracedCall(OneAnswer):
             result = self.func(*args, **kwargs)
         except Exception as error:
             return Execution((Observation(error=Raised.of(error)),))
-        return Execution((self._observed(args, kwargs, result, storage_key, _itself),), outcome=result)
+        return self._run(args, kwargs, result, storage_key, _itself)
 
     def by_device(self, args: Tree, kwargs: Tree, result: Tree, target: Target) -> Execution:
         """Return the device's answer, fetched. `args`, `kwargs` and `result` are on the device."""
         fetch = _empty_like if self.is_view else lambda tree: fetched(tree, target)
-        return Execution((self._observed(args, kwargs, result, target.key, fetch),), outcome=result)
+        return self._run(args, kwargs, result, target.key, fetch)
 
-    def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
-        """Return the differences between torch CPU's answer and the device's."""
-        oracles = target.oracles - UNSEEN - (VALUES if self.metadata_only else set())
-        judgement = self.compared(want, got, target, oracles)
-        if judgement.mismatches or "value" not in oracles or want.last.error is not None:
-            return judgement
-        return judgement._replace(mismatches=small_faults(self, want.last, got.last))
+    def tensors_of(self, run: Execution) -> dict[str, torch.Tensor]:
+        """Return the tensors of a run by name, where it left them: arguments, then results. A run that raised has
+        none."""
+        if run.inputs is None:
+            return {}
+        args, kwargs = run.inputs
+        inputs = tensors_by_name(arguments_by_name(self.func, args, kwargs))
+        return inputs | tensors_by_name(names_of(run.outcome, RESULT))
 
-    def _observed(
+    def _run(
         self, args: Tree, kwargs: Tree, result: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
-    ) -> Observation:
-        """Return the observation of results and written arguments, and of the storages of all arguments."""
-        inputs = leaves_by_name(TracedCall(self.func, args, kwargs).arguments_by_name())
-        return observed(inputs, names_of(result, RESULT), self.written, not self.is_view, key, fetch)
+    ) -> Execution:
+        """Return the run with the observation of results and written arguments, and of the storages of all
+        arguments."""
+        inputs = tensors_by_name(arguments_by_name(self.func, args, kwargs))
+        seen = observed(inputs, names_of(result, RESULT), self.written, not self.is_view, key, fetch)
+        return Execution((seen,), outcome=result, inputs=(args, kwargs))
+
+
+def arguments_by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operator by the names of its schema."""
+    return {**dict(zip((argument.name for argument in func._schema.arguments), args)), **kwargs}
 
 
 def observed(
@@ -181,7 +202,7 @@ def observed(
 ) -> Observation:
     """Return the observation of results and of the `written` arguments, and of the storages of all arguments if their
     `content` counts. `key` tells storages apart, and `fetch` copies a tree to the CPU."""
-    tensors = {**inputs, **{name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}}
+    tensors = {**inputs, **tensors_by_name(results)}
     host = fetch(tensors)
     first: dict[int, str] = {}
     seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
@@ -199,22 +220,17 @@ def observed(
 
 @dataclass
 class NodeCall:
-    """A call of a node in a compiled graph, with copies of its inputs on the CPU. `path` is the function's path below
+    """A call of a node in a compiled graph, with copies of its inputs on the CPU. `name` is the function's path below
     torch, or "Tensor." and the name of a method."""
 
-    path: str
+    name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self.path
-
-    @property
-    def size(self) -> int:
-        """Number of elements of the inputs."""
-        return sum(tensor.numel() for tensor in tensors((self.args, self.kwargs)))
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the arguments by name."""
+        return {f"x{at}": leaf for at, leaf in enumerate(tensors((self.args, self.kwargs)))}
 
 
 NEEDS_CONTENT = frozenset(getattr(torch.ops.aten, name) for name in ("lift_fresh", "_unsafe_view", "set_"))
@@ -228,9 +244,8 @@ def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target
         argument.name for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write
     )
     result = TracedCall(func, args, dict(kwargs), written=written)
-    leaves = leaves_by_name(result.arguments_by_name())
-    result.on_host = not leaves or any(leaf.device.type == "cpu" for leaf in leaves.values())
-    result.on_host |= "cpu" in str(kwargs.get("device", ""))
+    devices = {tensor.device.type for tensor in result.tensors.values()}
+    result.on_host = not devices or "cpu" in devices or "cpu" in str(kwargs.get("device", ""))
     fetch = _empty_like if result.is_view else lambda tree: fetched(tree, target)
     result.args, result.kwargs = map_leaves(fetch((result.args, result.kwargs)), on_cpu)
     return result
@@ -246,12 +261,6 @@ def fetched(tree: Tree, target: Target) -> Tree:
         return [next(own) if flat.device.type == target.device.type else copied_to_host([flat])[0] for flat in flats]
 
     return rebuild(tree, move, flatten=target.flatten)
-
-
-def leaves_by_name(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of the arguments by name."""
-    leaves = (pair for name, value in inputs.items() for pair in names_of(value, name).items())
-    return {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _empty_like(tree: Tree) -> Tree:

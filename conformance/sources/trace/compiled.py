@@ -22,18 +22,17 @@ import torch
 from conformance.engine.aten_ops import TAGGED, Tagged
 from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
-from conformance.engine.judge import Judgement, OneAnswer, Terms
+from conformance.engine.judge import Terms
 from conformance.engine.loading import reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.sources.trace.call import RESULT, VALUES, NodeCall, fetched, observed, on_cpu, widened_leaf
+from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
-from conformance.sources.trace.small import small_faults
 from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
-from conformance.standalone.observation import Observation, Raised, names_of
+from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import compile_wrappers
 
@@ -50,9 +49,9 @@ Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 @dataclass
-class GraphCall(OneAnswer):
-    """A call of a graph with copies of its inputs on the CPU, as a subject of the judge. With `cotangents`, the call
-    is that of its backward pass: the gradients of the inputs in `wanted`."""
+class GraphCall(CopiedCall):
+    """A call of a graph. With `cotangents`, the call is that of its backward pass: the gradients of the inputs in
+    `wanted`. `draws` says whether `by_cpu` drew random numbers."""
 
     graph: torch.fx.GraphModule
     args: list[Any]
@@ -71,12 +70,12 @@ class GraphCall(OneAnswer):
         """Return the names of the inputs."""
         return self.names
 
-    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
-        """Return the graph's answer in float64; None if it has none."""
-        return self.widened_by(Float64Reference())
+    def oracles(self, target: Target) -> frozenset[str]:
+        """See `CopiedCall.oracles`."""
+        return JUDGED - VALUES if self.draws else JUDGED
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """Return the graph's answer on the inputs that `reference` sends; None if it has none."""
+        """See `CopiedCall.widened_by`."""
         try:
             args, cotangents = reference.send((self.args, self.cotangents))
             return self._run(_with_constants(self.graph, widened_leaf), args, cotangents)
@@ -95,26 +94,18 @@ class GraphCall(OneAnswer):
         self.draws = random.seen
         return result
 
-    def of(self, inputs: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
+    def by_compiler(self, inputs: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
         """Return the answer of the compiled graph, fetched."""
-        return Execution((observed(inputs, results, (), True, target.key, lambda tree: fetched(tree, target)),))
-
-    def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
-        """Return the differences between the two answers."""
-        judgement = self.compared(want, got, target, JUDGED - VALUES if self.draws else JUDGED)
-        if judgement.mismatches or self.draws or want.last.error is not None:
-            return judgement
-        return judgement._replace(mismatches=small_faults(self, want.last, got.last))
+        seen = observed(tensors_by_name(inputs), results, (), True, target.key, lambda tree: fetched(tree, target))
+        return Execution((seen,))
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
-        named = dict(zip(self.names, args))
+        named, inputs = dict(zip(self.names, args)), dict[str, torch.Tensor]()
         if cotangents is None:
             with torch.no_grad():
-                results = names_of(graph(*args), RESULT)
+                results, inputs = names_of(graph(*args), RESULT), tensors_by_name(named)
         else:
             results = gradients(graph, named, self.wanted, cotangents)
-        leaves = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
-        inputs = leaves if cotangents is None else {}
         return Execution((observed(inputs, results, (), True, storage_key, lambda tree: tree),), outcome=results)
 
 
@@ -166,6 +157,11 @@ class Compiled:
         self.graphs: list[Graph] = []
         self.notes: list[str] = []
 
+    @property
+    def compilers(self) -> list[str]:
+        """The specs of the compilers of the graphs."""
+        return [*dict.fromkeys(f"compile:{graph.compiler}" for graph in self.graphs)]
+
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
         """Judge the graphs that are compiled and called inside the block."""
@@ -181,16 +177,13 @@ class Compiled:
     def _entry(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def compile_graph(wrapper: Any, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
             kept = _with_constants(graph, lambda leaf: leaf)
+            devices = (tensor.device.type for tensor in tensors(list(inputs)) if tensor.device.type != "cpu")
+            device = next(devices, "cpu")
             with self.mode.paused():
                 compiled = original(wrapper, graph, inputs, **options)
-            device = next(
-                (tensor.device.type for tensor in tensors(list(inputs)) if tensor.device.type != "cpu"), "cpu"
-            )
-            names = [node.name for node in kept.graph.nodes if node.op == "placeholder"]
-            with self.mode.paused():
                 target = reference() if device == "cpu" else self.mode.target(device)
             captured = Graph(
-                len(self.graphs) + 1, kept, _with_constants(kept, on_cpu), names,
+                len(self.graphs) + 1, kept, _with_constants(kept, on_cpu), _inputs_of(kept),
                 lambda graph, inputs: original(wrapper, graph, inputs, **options),
                 str(getattr(wrapper, "compiler_name", "a compiler")), target,
             )  # fmt: skip
@@ -209,41 +202,31 @@ class Compiled:
                 call = GraphCall(graph.right, fetched(list(args), graph.device), graph.names)
             except Exception as error:  # a tensor without strides
                 tally.unjudged[f"{type(error).__name__}: {error}"[:120]] += 1
-                call = None
-        if call is None:
-            with self.mode.paused():
                 return compiled(*args)
-        inputs, seen = list(args), _Backward(self, graph, call)
-        if torch.is_grad_enabled():
-            with self.mode.paused():
-                inputs = [seen.watched(name, value) for name, value in zip(graph.names, args)]
-        with self.mode.paused():
-            result = compiled(*inputs)
-            self._judge(graph, call, dict(zip(graph.names, args)), names_of(result, RESULT), FORWARD)
+            inputs, seen = dict(zip(graph.names, args)), _Backward(self, graph, call)
+            watched = [*map(seen.watched, graph.names, args)] if torch.is_grad_enabled() else args
+            result = compiled(*watched)
+            self.judge(graph, call, inputs, names_of(result, RESULT), FORWARD)
             if self.mode.divergence is not None:
                 self.mode.divergence.forget(tensors((list(args), result)))
             seen.outputs(result)
-        return result
+            return result
 
-    def _judge(
-        self, graph: Graph, call: GraphCall, values: Mapping[str, Any], results: Mapping[str, Any], phase: str
+    def judge(
+        self, graph: Graph, call: GraphCall, inputs: Mapping[str, Any], results: Mapping[str, Any], phase: str
     ) -> None:
+        """Judge the results of a call of a compiled graph, or its gradients."""
         tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
-        inputs = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         want = call.by_cpu()
         if want.last.error is not None:
             tally.unjudged[f"torch CPU raises {want.last.error.kind}: {want.last.error.text}"[:120]] += 1
             return
-        got = call.of(inputs, results, graph.device)
-        mismatches, arbitrated = call.judged(want, got, graph.device)
-        tally.judged += 1
-        tally.arbitrated += arbitrated
-        if mismatches:
+        got = call.by_compiler(inputs, results, graph.device)
+        if mismatches := tally.judge(call, want, got, graph.device):
             fault = Fault(graph.name, phase, graph.place, mismatches[0], None, graph.device, graph.name, graph.compiler)
             _, fault = graph.wrong.setdefault(phase, (call, fault))
             fault.wrong += 1
-            there = {name: leaf for name, leaf in results.items() if isinstance(leaf, torch.Tensor)}
-            self.mode.faults.measure(fault, mismatches, want, got, there)
+            self.mode.faults.measure(fault, mismatches, want, got, tensors_by_name(results))
             self.mode.faults.attach(self.mode.outside)
         self.progress()
 
@@ -268,15 +251,13 @@ class _Backward:
     def __init__(self, compiled: Compiled, graph: Graph, call: GraphCall) -> None:
         self.compiled, self.graph, self.call = compiled, graph, call
         self.cotangents: list[Any] = []
-        self.outputs_of_graph: dict[str, torch.Tensor] = {}
-        self.wanted: set[str] = set()
+        self.watches = False
 
     def watched(self, name: str, value: Any) -> Any:
         """Return the input, or a view of it with a hook."""
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
-        view = value.view_as(value)
-        self.wanted.add(name)
+        view, self.watches = value.view_as(value), True
         view.register_hook(lambda grad: self._arrived(name, grad))
         return view
 
@@ -285,7 +266,7 @@ class _Backward:
         leaves = [*names_of(result, RESULT).values()]
         self.cotangents = [None] * len(leaves)
         for at, leaf in enumerate(leaves):
-            if self.wanted and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            if self.watches and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(lambda grad, at=at: self._came(at, grad))
 
     def _came(self, at: int, grad: torch.Tensor) -> None:
@@ -294,12 +275,10 @@ class _Backward:
 
     def _arrived(self, name: str, grad: torch.Tensor) -> None:
         """Judge the gradient of one input."""
-        with self.compiled.mode.paused():
-            call = GraphCall(
-                self.call.graph, self.call.args, self.call.names, frozenset({name}), self.cotangents, self.call.draws
-            )
-            if self.compiled.active and not self.call.draws:
-                self.compiled._judge(self.graph, call, {}, {f"gradient of {name}": grad.detach()}, BACKWARD)
+        if self.compiled.active and not self.call.draws:
+            with self.compiled.mode.paused():
+                call = replace(self.call, wanted=frozenset({name}), cotangents=self.cotangents)
+                self.compiled.judge(self.graph, call, {}, {f"gradient of {name}": grad.detach()}, BACKWARD)
 
 
 class Search:
@@ -340,12 +319,13 @@ class Search:
             if node.op == "get_attr":
                 values[node] = functools.reduce(getattr, str(node.target).split("."), self.graph.right)
                 continue
-            args, kwargs = _valued((node.args, node.kwargs), values)
-            self.untried += time.monotonic() >= self.until
-            if time.monotonic() < self.until and tensors((args, kwargs)):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            in_time = time.monotonic() < self.until
+            self.untried += not in_time
+            if in_time and tensors((args, kwargs)):
                 before = rebuild((args, kwargs), copied_to_host)
                 pair = [_only(self.graph.right, node), _only(self.graph.original, originals[node.name])]
-                wrong = self._compared(pair, _inputs_of(node, values))
+                wrong = self._compared(pair, [values[operand] for operand in node.all_input_nodes])
                 if wrong is not None:
                     call = NodeCall(name_of(node), *before)
                     place = place_of(originals[node.name])
@@ -374,7 +354,7 @@ class Search:
         """Compile a part of the graph, and return its difference from eager torch CPU. `pair` is the part for the CPU
         and the part for the graph's device."""
         right, original = pair
-        names = [node.name for node in right.graph.nodes if node.op == "placeholder"]
+        names, device = _inputs_of(right), self.graph.device
         backward = self.fault.phase == BACKWARD
         copies = rebuild(map_tensors(list(args), torch.Tensor.detach), copied_to_host)
         differentiable = (isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
@@ -388,17 +368,16 @@ class Search:
                 outputs = [*names_of(right(*rebuild(copies, copied_to_host)), RESULT).values()]
             call.cotangents = [_cotangent(output) for output in outputs]
             want = call.by_cpu()
-        device = self.graph.device
         sent, cotangents = device.send((rebuild(copies, copied_to_host), call.cotangents))
         compiled = torch.compile(original, backend=self.graph.backend, dynamic=False)
         try:
+            inputs = dict(zip(names, sent))
             if backward:
-                results, inputs = gradients(compiled, dict(zip(names, sent)), wanted, cotangents), dict[str, Any]()
+                results, inputs = gradients(compiled, inputs, wanted, cotangents), {}
             else:
                 with torch.no_grad():
                     results = names_of(compiled(*sent), RESULT)
-                inputs = {name: value for name, value in zip(names, sent) if isinstance(value, torch.Tensor)}
-            mismatches = call.judged(want, call.of(inputs, results, device), device).mismatches
+            mismatches = call.judged(want, call.by_compiler(inputs, results, device), device).mismatches
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             return Mismatch("error", "the whole run", "no error", type(error).__name__, text[:300])
@@ -420,12 +399,9 @@ def _cotangent(value: Any) -> Any:
     return (torch.arange(value.numel()) % 7 - 3).view(value.shape).to(value.dtype) / 4
 
 
-def _valued(tree: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
-    return torch.fx.node.map_arg(tree, lambda node: values[node])
-
-
-def _inputs_of(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> list[Any]:
-    return [values[operand] for operand in node.all_input_nodes]
+def _inputs_of(graph: torch.fx.GraphModule) -> list[str]:
+    """Return the names of a graph's inputs."""
+    return [node.name for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _only(graph: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.GraphModule:

@@ -22,11 +22,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.engine.arbitration import widened
+from conformance.engine.executor import Execution
 from conformance.engine.rules import AS_GOOD
 from conformance.engine.target import Target
-from conformance.sources.trace.call import RESULT, UNWRITTEN, TracedCall, fetched, leaves_by_name, widened_leaf
+from conformance.sources.trace.call import RESULT, TracedCall, fetched, widened_leaf
 from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.places import Place
+from conformance.sources.trace.places import Place, Site
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of
@@ -49,6 +50,12 @@ class Shadow:
     wide: torch.Tensor
     bound: float = 0.0
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor, copy: torch.Tensor) -> Shadow:
+        """Return the shadow of a tensor's storage with the content of a copy."""
+        flat = whole_storage(copy).clone()
+        return cls(StorageWeakRef(tensor.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -57,7 +64,6 @@ class Parting:
 
     name: str
     where: str
-    phase: str
     place: Place
     number: int
     device: float
@@ -96,34 +102,27 @@ class Divergence:
         for tensor in tensors:
             self.shadows.pop(storage_key(tensor), None)
 
-    def follow(
-        self, call: TracedCall, device: tuple[Any, Mapping[str, Any], Any], got: Observation, target: Target,
-        place: Place, phase: str, faults: Sequence[Fault],
-    ) -> None:  # fmt: skip
-        """Make a call of the device on the shadows, and compare its results. `device` holds the arguments, the keyword
-        arguments and the results on the device, and `got` the content of the results."""
+    def follow(self, call: TracedCall, run: Execution, site: Site, faults: Sequence[Fault]) -> None:
+        """Make a call of the device on the shadows, and compare its results. `run` is the call on the device."""
         self.number += 1
         if self.parting is not None:
             return
-        args, kwargs, outcome = device
-        pairs = list(zip(leaves((args, dict(kwargs))), leaves((call.args, call.kwargs)), strict=True))
+        target, got, there = site.target, run.last, call.tensors_of(run)
+        pairs = list(zip(leaves(run.inputs), leaves((call.args, call.kwargs)), strict=True))
         mine = {
             id(tensor): self._shadow(tensor, copy, call, target) for tensor, copy in pairs if _is_on(tensor, target)
         }
-        results = {
-            name: tensor for name, tensor in names_of(outcome, RESULT).items() if isinstance(tensor, torch.Tensor)
-        }
         bound = max((shadow.bound for shadow in mine.values()), default=0.0)
         if not call.is_view:
-            free = call.draws or call.func.overloadpacket in UNWRITTEN
-            sides = None if free else self._run(call, pairs, mine)
+            sides = None if call.free_content else self._run(call, pairs, mine)
+            inputs = {name: there[name] for name in call.tensors}
+            results = {name: tensor for name, tensor in there.items() if name not in inputs}
             self._keep(results, sides, got, target, mine)
-            inputs = leaves_by_name(TracedCall(call.func, args, dict(kwargs)).arguments_by_name())
             written = {name: input_ for name, input_ in inputs.items() if name.partition("[")[0] in call.written}
             if sides is None:
                 self._follow_device(written, got)
             else:
-                self._compare({**results, **written}, got, bound, (call.name, phase, place), faults)
+                self._compare(call.name, {**results, **written}, got, bound, site, faults)
         if self.number % PURGED == 0:
             self.shadows = {key: shadow for key, shadow in self.shadows.items() if not shadow.storage.expired()}
 
@@ -133,10 +132,8 @@ class Divergence:
         known = self.shadows.get(key)
         if known is not None and not known.storage.expired() and known.narrow.dtype is tensor.dtype:
             return known
-        flat = whole_storage(fetched(tensor.detach(), target) if call.is_view else copy.detach()).clone()
-        result = Shadow(StorageWeakRef(tensor.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
-        self.shadows[key] = result
-        return result
+        self.shadows[key] = Shadow.of(tensor, fetched(tensor.detach(), target) if call.is_view else copy.detach())
+        return self.shadows[key]
 
     def _run(
         self, call: TracedCall, pairs: Sequence[tuple[Any, Any]], mine: Mapping[int, Shadow]
@@ -165,8 +162,7 @@ class Divergence:
             key = storage_key(result)
             if not _is_on(result, target) or (key in self.shadows and id(self.shadows[key]) in known):
                 continue
-            flat = whole_storage(got.tensors[name].value).clone()
-            shadow = Shadow(StorageWeakRef(result.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
+            shadow = Shadow.of(result, got.tensors[name].value)
             if sides is not None:
                 for side, wide in zip(sides, (False, True)):
                     if isinstance(side.get(name), torch.Tensor):
@@ -181,7 +177,7 @@ class Divergence:
                 _over(shadow, seen.value, wide).copy_(seen.value)  # type: ignore[arg-type,union-attr]
 
     def _compare(
-        self, there: Mapping[str, torch.Tensor], got: Observation, bound: float, at: tuple[str, str, Place],
+        self, operator: str, there: Mapping[str, torch.Tensor], got: Observation, bound: float, site: Site,
         faults: Sequence[Fault],
     ) -> None:  # fmt: skip
         """Compare results and written arguments with the shadows, and raise the bounds of the shadows."""
@@ -196,9 +192,8 @@ class Divergence:
             most = INHERITED * torch.finfo(one.dtype).eps if is_rounded else 0.0
             shadow.bound = min(max(shadow.bound, bound, cpu), most)
             if device > AS_GOOD * max(cpu, shadow.bound) + rtol and off > atol * one.numel() ** 0.5:
-                operator, phase, place = at
                 fault = faults[0] if faults else None
-                self.parting = self.parting or Parting(operator, name, phase, place, self.number, device, cpu, fault)
+                self.parting = self.parting or Parting(operator, name, site.place, self.number, device, cpu, fault)
 
 
 def _is_on(value: Any, target: Target) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from conformance.engine.arbitration import subject
 from conformance.engine.executor import Execution
 from conformance.engine.target import Target
 from conformance.sources.trace.call import VALUES, NodeCall, TracedCall
-from conformance.sources.trace.places import BACKWARD, PHASES, Place
+from conformance.sources.trace.places import BACKWARD, PHASES, Place, Site
 from conformance.standalone.oracles import Mismatch
 
 
@@ -94,13 +94,12 @@ class Faults:
         """Return all faults, by phase, the worst of each first."""
         return [fault for phase in PHASES for fault in self.ranked(phase)]
 
-    def add(self, call: TracedCall, phase: str, place: Place, target: Target, mismatches: Iterable[Mismatch]) -> Fault:
+    def add(self, call: TracedCall, site: Site, mismatch: Mismatch) -> Fault:
         """Add a wrong call and return its fault."""
-        first = next(iter(mismatches))
-        key = call.name, phase, place
-        fault = self.by_key.setdefault(key, Fault(*key, first, call, target))
+        key = call.name, site.phase, site.place
+        fault = self.by_key.setdefault(key, Fault(*key, mismatch, call, site.target))
         fault.wrong += 1
-        if fault.call is None or call.size < fault.call.size:
+        if fault.call is None or _size(call) < _size(fault.call):
             fault.call = call
         return fault
 
@@ -112,13 +111,9 @@ class Faults:
             known.error = max(known.error, fault.error)
 
     def measure(
-        self,
-        fault: Fault,
-        mismatches: Iterable[Mismatch],
-        want: Execution,
-        got: Execution,
-        there: dict[str, torch.Tensor],
-    ) -> None:
+        self, fault: Fault, mismatches: Iterable[Mismatch], want: Execution, got: Execution,
+        there: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
         """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
         of the call on the device, by name."""
         for mismatch in mismatches:
@@ -147,6 +142,11 @@ class Faults:
             there = tensor()
             if there is not None and there.requires_grad:
                 there.register_hook(wrap(hook))
+
+
+def _size(call: TracedCall | NodeCall) -> int:
+    """Return the number of elements of the inputs."""
+    return sum(tensor.numel() for tensor in call.tensors.values())
 
 
 def note(fault: Fault, error: torch.Tensor, grad: torch.Tensor) -> None:

@@ -22,12 +22,13 @@ from conformance.engine.executor import Execution
 from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
-from conformance.sources.trace.call import TracedCall, leaves_by_name, traced_call
+from conformance.sources.trace.call import CopiedCall, TracedCall, traced_call
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
-from conformance.sources.trace.places import Place, Places, is_of_user
+from conformance.sources.trace.places import Places, Site, is_of_user
 from conformance.standalone.modes import without_modes
-from conformance.standalone.observation import Observation, Raised, names_of
+from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode, in_compiled_backward
 
 OWN = {"tiny": "tiny", "cpu": "cpu"}
@@ -59,6 +60,13 @@ class Tally:
     judged: int = 0
     arbitrated: int = 0
     unjudged: Counter[str] = field(default_factory=Counter)
+
+    def judge(self, call: CopiedCall, want: Execution, got: Execution, target: Target) -> list[Mismatch]:
+        """Judge a call, count it, and return its differences."""
+        mismatches, arbitrated = call.judged(want, got, target)
+        self.judged += 1
+        self.arbitrated += arbitrated
+        return mismatches
 
 
 class Tracing(TorchDispatchMode):
@@ -110,15 +118,12 @@ class Tracing(TorchDispatchMode):
             judged = self.selects(str(func), tally)
             if not judged and self.divergence is None:
                 return func(*args, **kwargs)
-            return self._traced(func, args, kwargs, self.target(device), tally, place, phase, judged)
+            return self._traced(func, args, kwargs, Site(place, phase, self.target(device)), tally, judged)
 
-    def _traced(
-        self, func: Any, args: Any, kwargs: Mapping[str, Any], target: Target, tally: Tally, place: Place, phase: str,
-        judged: bool,
-    ) -> Any:  # fmt: skip
+    def _traced(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site, tally: Tally, judged: bool) -> Any:
         """Run a call on the device, judge it if it is selected, and return its result."""
         try:
-            call = traced_call(func, args, kwargs, target)
+            call = traced_call(func, args, kwargs, site.target)
         except Exception as error:  # a tensor without strides, or a device that cannot be read
             tally.unjudged[_line(error)] += 1
             return func(*args, **kwargs)
@@ -126,44 +131,29 @@ class Tracing(TorchDispatchMode):
             result = func(*args, **kwargs)
         except Exception as error:
             with contextlib.suppress(Exception):  # the script gets the device's error, whatever the judge does
-                got = Execution((Observation(error=Raised.of(error)),))
-                self._judge(call, got, {}, target, tally, place, phase)
+                self._judge(call, Execution((Observation(error=Raised.of(error)),)), site, tally)
             raise
         try:
-            got = call.by_device(args, kwargs, result, target)
-        except Exception as error:
-            tally.unjudged[_line(error)] += 1
-            return result
-        there = leaves_by_name(TracedCall(func, args, dict(kwargs)).arguments_by_name())
-        there |= {name: leaf for name, leaf in names_of(result, "result").items() if isinstance(leaf, torch.Tensor)}
-        with without_modes():  # those of a device act on torch CPU, too
-            try:
+            got = call.by_device(args, kwargs, result, site.target)
+            with without_modes():  # those of a device act on torch CPU, too
                 if judged:
-                    self._judge(call, got, there, target, tally, place, phase)
+                    self._judge(call, got, site, tally)
                 if self.divergence is not None:
-                    device = args, kwargs, result
-                    self.divergence.follow(call, device, got.last, target, place, phase, self.faults.in_order)
-            except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
-                tally.unjudged[_line(error)] += 1
-        call.wide = None
+                    self.divergence.follow(call, got, site, self.faults.in_order)
+        except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
+            tally.unjudged[_line(error)] += 1
         return result
 
-    def _judge(
-        self, call: TracedCall, got: Execution, there: dict[str, torch.Tensor], target: Target, tally: Tally,
-        place: Place, phase: str,
-    ) -> None:  # fmt: skip
+    def _judge(self, call: TracedCall, got: Execution, site: Site, tally: Tally) -> None:
         with _undisturbed(call):
             want = call.by_cpu()
         if want.last.error is not None:
             same = got.last.error is not None
             tally.unjudged["both raise" if same else f"torch CPU raises {_line(want.last.error)}"] += 1
             return
-        mismatches, arbitrated = call.judged(want, got, target)
-        tally.judged += 1
-        tally.arbitrated += arbitrated
-        if mismatches:
-            fault = self.faults.add(call, phase, place, target, mismatches)
-            self.faults.measure(fault, mismatches, want, got, there)
+        if mismatches := tally.judge(call, want, got, site.target):
+            fault = self.faults.add(call, site, mismatches[0])
+            self.faults.measure(fault, mismatches, want, got, call.tensors_of(got))
         self.progress(self)
 
     def selects(self, name: str, tally: Tally) -> bool:

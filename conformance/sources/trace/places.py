@@ -1,8 +1,8 @@
 """The line of the user's code behind an operator call, and the phase of training that the call belongs to.
 
-Defines `Place` and `Places`. In the forward pass the line is on the Python stack. In a backward pass it is not, since
-autograd calls the operator. Then the line is that of the forward call that made the node: both have the same sequence
-number.
+Defines `Place`, `Places` and `Site`. In the forward pass the line is on the Python stack. In a backward pass it is not,
+since autograd calls the operator. Then the line is that of the forward call that made the node: both have the same
+sequence number.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
+from conformance.engine.target import Target
 from conformance.run.user_script import is_of_user
 from conformance.standalone.torch_compat import backward_node, sequence_number, sequence_number_of
 
@@ -42,6 +44,14 @@ class Place:
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}" if self.file else "an unknown line"
+
+
+class Site(NamedTuple):
+    """The line, the phase and the target of a call."""
+
+    place: Place
+    phase: str
+    target: Target
 
 
 class Places:

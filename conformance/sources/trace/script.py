@@ -23,9 +23,9 @@ from conformance.program.steps.op import Json, Step, dtype_name
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict, judge_program
 from conformance.record.errors import DeviceLost, TargetError
-from conformance.sources.trace.call import RESULT, NodeCall, TracedCall, leaves_by_name
+from conformance.sources.trace.call import RESULT, NodeCall, TracedCall
 from conformance.sources.trace.faults import Fault
-from conformance.standalone.moving import storage_key, tensors, whole_storage
+from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import names_of
 
 TRIALS, SECONDS = 150, 10.0
@@ -53,11 +53,7 @@ def scripted(fault: Fault) -> str:
 
 def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
     """Yield programs with the call as their step: with its inputs, and with drawn values. Raises Unwritable."""
-    if isinstance(call, TracedCall):
-        leaves = leaves_by_name(call.arguments_by_name())
-    else:
-        leaves = {f"x{at}": leaf for at, leaf in enumerate(tensors((call.args, call.kwargs)))}
-    inputs, args, named = as_inputs(leaves, call.args, call.kwargs)
+    inputs, args, named = as_inputs(call.tensors, call.args, call.kwargs)
     inputs = {name: leaf.detach() for name, leaf in inputs.items()}
     step = _step(call, args, named) if isinstance(call, TracedCall) else _node_step(call, args, named)
     for make in inputs_of, _drawn:
@@ -89,9 +85,9 @@ def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Json]) -> Ste
 
 def _node_step(call: NodeCall, args: list[Json], kwargs: Mapping[str, Json]) -> Step:
     """Return the step that calls a function or a method of torch by its public name."""
-    kind, name = "op_db", call.path.removeprefix("torch.")
-    if call.path.startswith("Tensor."):
-        kind, name = "op_db.method", call.path.removeprefix("Tensor.")
+    kind, name = "op_db", call.name.removeprefix("torch.")
+    if call.name.startswith("Tensor."):
+        kind, name = "op_db.method", call.name.removeprefix("Tensor.")
         kind = "op_db.inplace" if name.endswith("_") else kind
     step = Step(f"{kind}:{name}", tuple(args), kwargs, (RESULT,))
     if step.op not in OPS:
@@ -102,24 +98,21 @@ def _node_step(call: NodeCall, args: list[Json], kwargs: Mapping[str, Json]) -> 
 def _drawn(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
     """Return inputs of the same geometry. Floating storages get drawn values; others keep theirs. Raises
     NotAnInput."""
-    small = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
-    storages, inputs = inputs_of(small)
-    drawn, numbers = (
-        [*storages],
-        {storage_key(tensor): by_name.storage for tensor, by_name in zip(small.values(), inputs)},
-    )
-    by_name = {tensor.name: tensor for tensor in inputs}
-    for name, one in tensors.items():
-        if name in small:
+    kept = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
+    storages, inputs = inputs_of(kept)
+    drawn, by_name = [*storages], {input_.name: input_ for input_ in inputs}
+    numbers = {storage_key(tensor): by_name[name].storage for name, tensor in kept.items()}
+    for name, tensor in tensors.items():
+        if name in kept:
             continue
-        flat = whole_storage(one)
-        if flat.numel() > LARGEST_STORAGE or one.is_complex():
+        flat, key, dtype = whole_storage(tensor), storage_key(tensor), dtype_name(tensor.dtype)
+        if flat.numel() > LARGEST_STORAGE:
             raise NotAnInput(f"a storage of more than {LARGEST_STORAGE:,} elements")
-        if storage_key(one) not in numbers:
-            numbers[storage_key(one)] = len(drawn)
-            drawn.append(Storage(dtype_name(one.dtype), flat.numel(), {"seed": len(drawn)}))
-        geometry = tuple(one.size()), tuple(one.stride()), int(one.storage_offset())
-        by_name[name] = Input(name, numbers[storage_key(one)], dtype_name(one.dtype), *geometry)
+        if key not in numbers:
+            numbers[key] = len(drawn)
+            drawn.append(Storage(dtype, flat.numel(), {"seed": len(drawn)}))
+        geometry = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
+        by_name[name] = Input(name, numbers[key], dtype, *geometry)
     return tuple(drawn), tuple(by_name[name] for name in tensors)
 
 

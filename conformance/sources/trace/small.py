@@ -8,9 +8,9 @@ rounding of every input changes the float64 answer by as much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -19,6 +19,9 @@ from conformance.engine.executor import Execution
 from conformance.engine.float64 import Float64Reference
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, compare, tolerance_of
+
+Widened = Callable[[Float64Reference], Execution | None]
+"""Returns torch CPU's answer to a call, on the inputs that the reference sends; None if it has none."""
 
 OF_CPU = 8.0
 """Factor between the errors of the device and of torch CPU that rounding may explain."""
@@ -29,16 +32,6 @@ an error that is up to the square root of n larger than this change."""
 
 MOVES = 2
 """Number of runs with moved inputs."""
-
-
-class Widened(Protocol):
-    """A call that torch CPU can run in float64."""
-
-    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
-        """Return torch CPU's answer in float64; None if it has none."""
-
-    def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
 
 
 class Moved(Float64Reference):
@@ -59,9 +52,10 @@ class Moved(Float64Reference):
         return wide * (1 + torch.finfo(flat.dtype).eps * signs)
 
 
-def small_faults(call: Widened, want: Observation, got: Observation) -> list[Mismatch]:
+def small_faults(widened_by: Widened, want: Observation, got: Observation) -> list[Mismatch]:
     """Return the value mismatches of tensors whose largest value is below one, relative to that value."""
-    faults = []
+    faults, exact = list[Mismatch](), functools.cache(lambda: widened_by(Float64Reference()))
+    moved = functools.cache(lambda seed: widened_by(Moved(seed)))
     for name, seen in want.tensors.items():
         expected, there = seen.value, got.tensors.get(name)
         if there is None or there.value.shape != expected.shape or there.value.dtype != expected.dtype:
@@ -73,29 +67,29 @@ def small_faults(call: Widened, want: Observation, got: Observation) -> list[Mis
         tolerance = {str(expected.dtype).removeprefix("torch."): (rtol, atol * largest)}
         sides = (replace(side, tensors={name: side.tensors[name]}, storages={}, others={}) for side in (want, got))
         mismatches = compare(*sides, oracles={"value"}, tolerance=tolerance)
-        if mismatches and not _rounded(call, name, mismatches, want, there.value, largest):
+        if mismatches and not _rounded(
+            _value(exact(), name), (_value(moved(seed), name) for seed in range(MOVES)), expected, there.value, largest
+        ):
             faults += mismatches
     return faults
 
 
 def _rounded(
-    call: Widened, name: str, mismatches: Sequence[Mismatch], want: Observation, got: torch.Tensor, largest: float
+    right: torch.Tensor | None,
+    moved: Iterable[torch.Tensor | None],
+    expected: torch.Tensor,
+    got: torch.Tensor,
+    largest: float,
 ) -> bool:
-    """Whether rounding explains the device's error, or float64 cannot decide."""
-    truth = call.in_float64(mismatches, want)
-    right = _value(truth, name)
-    if truth is None or right is None or right.shape != got.shape:
+    """Whether rounding explains the device's error against the answer `right` in float64, or float64 cannot decide.
+    `moved` are the answers on moved inputs."""
+    if right is None or right.shape != got.shape:
         return True
-    expected = want.tensors[name].value
     error, of_cpu = (_largest(side.to(right.dtype) - right) for side in (got, expected))
     if error <= OF_CPU * max(of_cpu, torch.finfo(expected.dtype).eps * largest):
         return True
-    moved = [_value(call.widened_by(Moved(seed)), name) for seed in range(MOVES)]
-    change = max(
-        (_largest(tensor - right) for tensor in moved if tensor is not None and tensor.shape == right.shape),
-        default=0.0,
-    )
-    return error <= OF_INPUTS * change
+    changes = [_largest(tensor - right) for tensor in moved if tensor is not None and tensor.shape == right.shape]
+    return error <= OF_INPUTS * max(changes, default=0.0)
 
 
 def _value(run: Execution | None, name: str) -> torch.Tensor | None:

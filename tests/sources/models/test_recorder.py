@@ -105,6 +105,9 @@ class TestRecorder:
         (lambda: torch.eye(3).to_sparse().neg(), "sparse"),
         (lambda: torch.empty(1_100_000).neg(), "more than 1,000,000"),
         (lambda: torch.ones(2).bernoulli(generator=torch.Generator()), "Generator"),
+        (lambda: torch.ops.prims.neg(torch.ones(2)), "an operator of prims"),
+        (lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*[torch.ones(1, 2, 4, 8)] * 3),
+         "an operator of torch CPU alone"),
     ])  # fmt: skip
     def test_a_call_that_no_program_holds_is_counted(self, function, reason):
         """It is excluded with its reason."""

@@ -14,11 +14,12 @@ import torch
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import checks
-from conformance.sources.operator.checks import CHECKS, PROCEDURES, Difference
+from conformance.sources.operator.checks import PROCEDURES
 from conformance.sources.operator.examine import (
     BUDGET,
     OVER,
     Budget,
+    Difference,
     Judging,
     Request,
     Verdict,
@@ -30,7 +31,8 @@ from conformance.sources.operator.examine import (
     unfinished,
     verdicts,
 )
-from conformance.sources.operator.finding import script
+from conformance.sources.operator.script import script
+from conformance.sources.operator.table import CHECKS
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
 from tests.planted.kernels import CORRECT, LIES

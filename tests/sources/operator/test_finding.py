@@ -10,7 +10,8 @@ import torch
 from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.examine import Request, examination, verdicts
-from conformance.sources.operator.finding import call_of, headline, minimized, program_of, script, smaller_lengths
+from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
+from conformance.sources.operator.script import headline, script
 from conformance.standalone.moving import tensors
 from tests.planted.kernels import LIES
 

@@ -22,7 +22,7 @@ def judged(call: TracedCall, answer: torch.Tensor) -> list[str]:
     tensors = {**want.last.tensors, RESULT: replace(want.last.tensors[RESULT], value=answer)}
     got = replace(want, observations=(replace(want.last, tensors=tensors),))
     assert not call.compared(want, got, CPU, {"value"}).mismatches
-    return [fault.where for fault in small_faults(call, want.last, got.last)]
+    return [fault.where for fault in small_faults(call.widened_by, want.last, got.last)]
 
 
 def call(func, *args, **kwargs) -> TracedCall:

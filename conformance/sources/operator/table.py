@@ -1,0 +1,65 @@
+"""The table of checks of an operator. A command line is parsed without torch, so this module must not import it.
+
+Defines `CHECKS`, `FATAL` and `usual`. `checks` has the procedures that the rows name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    """A row of the table: the property that the operator must have, and the procedure that judges it. Checks that are
+    not `usual` run only if they are named."""
+
+    about: str
+    procedure: str
+    usual: bool = True
+
+
+CHECKS: Mapping[str, Check] = {
+    "values": Check("the results are those of the reference", "compare"),
+    "layouts": Check("so are they for strided, offset and expanded inputs", "compare"),
+    "empty": Check("and for tensors without elements", "compare"),
+    "scalars": Check("and for 0-dim tensors", "compare"),
+    "blocks": Check("and for sizes around vector widths and blocks", "compare"),
+    "specials": Check("and for infinities, nan, and zeros of both signs", "compare"),
+    "mixed": Check("and for inputs of several dtypes, unless the operator refuses them", "compare"),
+    "structure": Check("the number and kinds of the results", "compare"),
+    "dtype": Check("the dtypes of the results", "compare"),
+    "shape": Check("the shapes of the results", "compare"),
+    "strides": Check("the strides of the results", "compare", usual=False),
+    "aliasing": Check("results share memory only as the schema declares, else only as the reference's do", "compare"),
+    "mutation": Check("only inputs that the schema declares, else that the reference writes, change", "compare"),
+    "version": Check("each write to an input raises its version counter, which autograd relies on", "compare"),
+    "accuracy": Check("errors in ulp are at most 4 times torch CPU's, for operators with such a rule", "accuracy"),
+    "writes": Check("no byte outside of the operands changes", "guard"),
+    "reads": Check("no byte outside of the operands is read", "guard"),
+    "unwritten": Check("every element of a result is written", "fill"),
+    "repetition": Check("the same call gives the same bits", "repeat"),
+    "batch": Check("each entry of a batch gives the same bits alone", "batch", usual=False),
+    "gradients": Check("gradients are those of the reference", "gradients"),
+    "cotangents": Check("they do not depend on the strides of the gradient of the result", "cotangents"),
+    "gradcheck": Check("gradients agree with finite differences, if the reference has none", "gradcheck"),
+    "fake": Check("the fake kernel gives the metadata of the real results", "fake"),
+    "symbolic": Check("the same with symbolic sizes, also at other sizes", "symbolic"),
+    "compile": Check("torch.compile changes nothing", "compile"),
+    "dynamic": Check("torch.compile with dynamic sizes changes nothing", "dynamic"),
+    "inductor": Check("torch.compile with Inductor changes nothing", "inductor", usual=False),
+    "vmap": Check("vmap gives the results of a loop", "vmap"),
+    "autocast": Check("results under autocast follow the operator or the reference", "autocast"),
+    "refusals": Check("calls that the reference refuses raise", "refusals", usual=False),
+    "crash": Check("the process survives", "compare"),
+    "hang": Check("the call ends", "compare"),
+    "memory": Check("the call needs no more memory than there is", "compare"),
+}
+
+FATAL = ("crash", "hang", "memory")
+"""Checks that each procedure can fail. Their differences explain all others."""
+
+
+def usual(batch: Mapping[str, int]) -> list[str]:
+    """Return the checks that run if the user names none. `batch` has the batch dimensions by argument."""
+    return [name for name, check in CHECKS.items() if check.usual or (name == "batch" and batch)]
