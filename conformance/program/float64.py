@@ -51,7 +51,7 @@ class JudgedProgram(ProgramSubject):
     @property
     def on_host(self) -> bool:
         """Whether a step names the CPU, or no step gives the device a tensor."""
-        steps = [inner for step in self.program.steps for inner in (step, *step.body)]
+        steps = self.program.every_step
         return any(map(_names_the_cpu, steps)) or not any(step.names() for step in steps)
 
     def names_of_inputs(self) -> Collection[str]:

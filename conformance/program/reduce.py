@@ -159,24 +159,12 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
     for number, step in enumerate(program.steps):
         if number in dropped:
             continue
-        renamed = rename(step, instead)
+        renamed = step.renamed(instead)
         local = {name for inner in renamed.body for name in inner.out}
         if all(name in defined or name in local for name in renamed.names()):
             kept.append(renamed)
             defined |= {*renamed.out, *local}
     return program.with_steps(tuple(kept))
-
-
-def rename(step: Step, names: dict[str, str]) -> Step:
-    """Return the step with tensors renamed."""
-
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    body = tuple(rename(inner, names) for inner in step.body)
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)), body=body) if names else step
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:
@@ -314,13 +302,7 @@ def plainer_steps(program: Program) -> Iterator[Program]:
 
 def _first_turn(step: Step) -> Step:
     """Return a step of a loop's body as it runs in the first turn, outside of the loop."""
-
-    def bind(value: Json) -> Json:
-        if isinstance(value, dict):
-            return value["i"][1] if "i" in value else {key: bind(part) for key, part in value.items()}
-        return [bind(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)))
+    return step.mapped(lambda marker: marker["i"][1] if "i" in marker else marker)
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
@@ -467,7 +449,7 @@ def merged_inputs(program: Program) -> Iterator[Program]:
     for at, input_ in enumerate(program.inputs):
         for other in program.inputs[:at]:
             if (input_.dtype, input_.size) == (other.dtype, other.size):
-                steps = tuple(rename(step, {input_.name: other.name}) for step in program.steps)
+                steps = tuple(step.renamed({input_.name: other.name}) for step in program.steps)
                 inputs = tuple(kept for kept in program.inputs if kept is not input_)
                 yield tidy(replace(program, inputs=inputs, steps=steps))
 

@@ -163,17 +163,6 @@ def _kept(seen: Seen) -> tuple[int, Step]:
     return seen.number, seen.step
 
 
-def _renamed(step: Step, names: Mapping[str, str], out: Sequence[str] = ()) -> Step:
-    """Return the step on other operands, with other results if `out` names them."""
-
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)), out=tuple(out) or step.out)
-
-
 def _clone(name: str, to: str) -> tuple[int, Step]:
     dense = {"memory_format": {"memory_format": "contiguous_format"}}
     return 0, Step("clone", (tensor(name),), dense, (to,))
@@ -195,7 +184,7 @@ def _laid_out(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
         written = [name for name in destinations if fits and _rewritable(one, name)]
         names |= {name: f"_{one.number}{name}" for name in written}
         steps += [_clone(name, clone) for name, clone in names.items()]
-        steps.append((one.number, _renamed(one.step, names)))
+        steps.append((one.number, one.step.renamed(names)))
         steps += [(0, Step("copy_", (tensor(name), tensor(names[name])))) for name in written]
     return steps
 
@@ -228,7 +217,7 @@ def _split(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
             of = {name: f"_{number}{name}{part}" for name in names}
             steps += [(0, Step("narrow", (tensor(a), 0, start, count), out=(b,))) for a, b in of.items()]
             parts.append(f"_{number}{result}{part}")
-            steps.append((0, _renamed(one.step, of, parts[-1:])))
+            steps.append((0, replace(one.step.renamed(of), out=(parts[-1],))))
         steps.append((number, Step("cat", ([tensor(part) for part in parts], 0), out=(result,))))
     return steps
 

@@ -79,10 +79,9 @@ def script(
     about = textwrap.shorten(f"Relation {relation!r}: {headline}" if relation else headline, 110)
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
-    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    steps = [step for step in program.every_step if step.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
-    every = [inner for step in program.steps for inner in (step, *step.body)]
-    used |= dict.fromkeys(name for step in every for name in defined_by(step.under))
+    used |= dict.fromkeys(name for step in program.every_step for name in defined_by(step.under))
     used |= dict.fromkeys(name for under in states for name in defined_by(under))
     raising = sum(step.raises is not None for step in program.steps)
     attempts = raising > 1 or target.transforms_program

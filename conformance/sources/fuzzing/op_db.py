@@ -114,7 +114,8 @@ def _placed(
         name = _name(first + len(inputs))
         wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
         inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
-    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [tensor.name for tensor in inputs]), len(results))
+    named = step.renamed({f"#{at}": tensor.name for at, tensor in enumerate(inputs)})
+    return Planned(cell, tuple(storages), tuple(inputs), named, len(results))
 
 
 def _can_be_distinct(operand: Operand) -> bool:
@@ -143,15 +144,6 @@ def _longer(storage: Storage, cells: int) -> Storage:
         return replace(storage, size=cells, values=storage.values or "arange")
     repeated = itertools.islice(itertools.cycle(storage.values), cells)
     return replace(storage, size=cells, values=list(repeated))
-
-
-def _named(step: Step, names: Sequence[str]) -> Step:
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {k: names[int(v[1:])] if k == "t" and v.startswith("#") else swap(v) for k, v in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)))
 
 
 @dataclass(frozen=True)

@@ -162,8 +162,7 @@ class FailingProgram:
     @functools.cached_property
     def operators(self) -> frozenset[str]:
         """The operators of all steps, by their base names."""
-        steps = (inner for step in self.program.steps for inner in (step, *step.body))
-        return frozenset(base_operator(step.op) for step in steps)
+        return frozenset(base_operator(step.op) for step in self.program.every_step)
 
     @functools.cached_property
     def an_error(self) -> bool:
