@@ -130,7 +130,7 @@ def _relation(left: Access, right: Access) -> str:
         return "dtype view"
     if _repeats(left) or _repeats(right):
         return "broadcast"
-    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (left, right)]
+    places = [sorted(zip(side.size, side.stride, strict=True)) for side in (left, right)]
     if places[0] == places[1]:
         same = (left.size, left.stride) == (right.size, right.stride)
         return "transposed" if not same else "same" if left.first == right.first else "shifted"

@@ -487,7 +487,7 @@ SAMPLE_PASSES = (
 """Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
 last pass only."""
 
-CALL_PASSES = tuple(each for each in SAMPLE_PASSES if each not in (fewer_last_steps, fewer_arguments))
+CALL_PASSES = tuple(propose for propose in SAMPLE_PASSES if propose not in (fewer_last_steps, fewer_arguments))
 """Passes for one call of an operator, on its inputs."""
 
 RECORDED_PASSES = (*SAMPLE_PASSES[:-1], plainer_floats)

@@ -155,14 +155,14 @@ def _earlier_calls(program: Program, make: Callable[[Program], list[str]], on: s
     anew = ["    torch.compiler.reset()", "    run = transform(program)"]
     lines += anew
     as_restarted = [anew[0] + "  # as in a new process, which loads saved graphs", anew[1]]
-    given, passed = ("", "") if on == "cpu" else ("device", "ON")
+    parameter, argument = ("", "") if on == "cpu" else ("device", "ON")
     for number in range(len(program.calls)):
-        made = [f"    {line}" for line in make(call_of(program, number))]
-        yield "\n".join([f"def inputs_{number + 1}({given}):", *made])
+        body = [f"    {line}" for line in make(call_of(program, number))]
+        yield "\n".join([f"def inputs_{number + 1}({parameter}):", *body])
         states, _ = shown(program.calls[number - 1].under if number else ())
         lines += as_restarted if number and program.calls[number - 1].restarted else []
         lines += [f"    with {states}:"] if states else []
-        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({passed}).values())"]
+        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({argument}).values())"]
     yield "\n".join([*lines, *(as_restarted if program.calls[-1].restarted else []), "    return run"])
     states, _ = shown(program.calls[-1].under)
     if states:
