@@ -13,10 +13,10 @@ import json
 import math
 import random
 import string
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
+
+T = TypeVar("T")
 
 SCHEMA = 1
 
@@ -380,6 +382,11 @@ def _grown(storage: Storage, input_: Input) -> Storage:
     if isinstance(values, list) and size != len(values):
         values = [(values or [0])[at % max(len(values), 1)] for at in range(size)]
     return replace(storage, size=size, values=values)
+
+
+def spliced(items: Sequence[T], at: int, *new: T) -> tuple[T, ...]:
+    """Return the items with others in place of item `at`, counted from 0; without it if there are no others."""
+    return (*items[:at], *new, *items[at + 1 :])
 
 
 def _is_whole(value: Json) -> bool:
