@@ -23,9 +23,10 @@ from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.shrinking import Ahead, Shrinker
-from conformance.sources.fuzzing.worker import NOTHING, FailingProgram, ShardResult
+from conformance.sources.fuzzing.worker import ShardResult
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""

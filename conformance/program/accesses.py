@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from conformance.engine.executor import StepFailed
 from conformance.program.execute import RunningProgram
 from conformance.program.model import LOOP, Program
 from conformance.program.steps.op import DEFINED, Json, dtype_name
@@ -80,16 +78,15 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
     """Return the evidence of a finding. A function of `definitions` also counts as the operators that its arguments
     name. With `runs=False` the program, which may end its process, is not run, and only the names of its steps are
     known."""
-    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    steps = [step for step in program.every_step if step.op != LOOP]
     operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
     operators |= {word for step in steps if OPS[step.op].form is DEFINED for word in _words(step.args)}
     if not runs:
         return Evidence(property, layer, part, operators, (), {input_.dtype for input_ in program.inputs})
     seen, running = Accesses(), RunningProgram(program)
     inputs = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
-    with suppress(StepFailed), seen:
-        for step in program.steps:
-            running.step(step)
+    with seen:
+        running.run(program.steps)
     results = [access(tensor, False) for tensor in running.env.values() if tensor.numel()]
     relations = {*_relations(seen.accesses), *_to_inputs(inputs, [*seen.accesses, *results])}
     dtypes = {*map(dtype_name, seen.dtypes)}
@@ -133,7 +130,7 @@ def _relation(left: Access, right: Access) -> str:
         return "dtype view"
     if _repeats(left) or _repeats(right):
         return "broadcast"
-    places = [sorted(zip(each.size, each.stride, strict=True)) for each in (left, right)]
+    places = [sorted(zip(side.size, side.stride, strict=True)) for side in (left, right)]
     if places[0] == places[1]:
         same = (left.size, left.stride) == (right.size, right.stride)
         return "transposed" if not same else "same" if left.first == right.first else "shifted"

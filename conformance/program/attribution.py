@@ -101,7 +101,7 @@ class _Replacing(TorchDispatchMode):
         if name == self.operator:
             return self._on_cpu(func, args, kwargs)
         self.depths[name] = max(len(self._calling), self.depths.get(name, 0))
-        composite = not has_kernel(name, self.key) and any(has_kernel(name, each) for each in COMPOSITE)
+        composite = not has_kernel(name, self.key) and any(has_kernel(name, key) for key in COMPOSITE)
         if not composite or name in self._calling:
             return func(*args, **kwargs)
         self._calling.append(name)

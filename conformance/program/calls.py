@@ -182,6 +182,6 @@ def resolved(
 def fails_alone(program: Program, number: int, target: Target) -> bool:
     """Whether a call fails as the first call of the function."""
     at = number % (len(program.calls) + 1)
-    one = call_of(program, at)
+    alone = call_of(program, at)
     actual = Executor(target).run(CallsSubject(program, at)).last
-    return bool(differences(one, reference(one), actual, target, target.oracles).mismatches)
+    return bool(differences(alone, reference(alone), actual, target, target.oracles).mismatches)

@@ -8,15 +8,13 @@ minimal program of that op alone also fails, `plainer` returns that program as t
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from conformance.declare.features import FEATURES
 from conformance.engine.aten_ops import Operators
-from conformance.engine.executor import StepFailed
-from conformance.program.execute import Broken, RunningProgram
+from conformance.program.execute import RunningProgram
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import settle
 from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
@@ -115,13 +113,9 @@ def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]
 def _operators(program: Program, at: int) -> set[str]:
     """Return the operators that torch CPU calls in this step."""
     noted, running = Operators(), RunningProgram(program)
-    try:
-        for step in program.steps[:at]:
-            running.step(step)
+    if running.run(program.steps[:at]):
         with noted:
-            running.step(program.steps[at])
-    except (Broken, StepFailed):  # the step raises on torch CPU; the operators before the error count
-        pass
+            running.run([program.steps[at]])  # if it raises, the operators before the error count
     return {*noted.names}
 
 
@@ -170,7 +164,5 @@ def _other_writes(program: Program, at: int, written: str) -> Iterator[Program]:
 def _is_empty(program: Program, name: str) -> bool:
     """Return whether a tensor has no elements after the program."""
     running = RunningProgram(program)
-    with contextlib.suppress(StepFailed):
-        for step in program.steps:
-            running.step(step)
+    running.run(program.steps)
     return name in running.env and running.env[name].numel() == 0

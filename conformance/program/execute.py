@@ -7,7 +7,7 @@ the same calls as the script. Other modules interpret the differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,15 @@ class RunningProgram:
             _ = [tensor.grad_fn for tensor in self.env.values() if isinstance(tensor, torch.Tensor)]
         except RuntimeError as error:
             raise Broken(self.done, step.op) from error
+
+    def run(self, steps: Iterable[Step]) -> bool:
+        """Run steps up to an undeclared error, and return whether there is none."""
+        try:
+            for step in steps:
+                self.step(step)
+        except StepFailed:
+            return False
+        return True
 
     def perform(self, step: Step, i: int = 0) -> None:
         """Run one step and let its errors propagate."""
@@ -254,11 +263,10 @@ def functions(
     """Return the function `program` of the program's inputs on this device and, if the caller makes calls after it,
     `after`. They call a step that must raise through `attempt`."""
     scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": str(device), "attempt": attempt}
-    every = [inner for step in program.steps for inner in (step, *step.body)]
-    steps = [step for step in every if step.op != LOOP]
+    steps = [step for step in program.every_step if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
         scope[name] = getattr(definitions, name)
-    scope |= {name: getattr(definitions, name) for step in every for name in defined_by(step.under)}
+    scope |= {name: getattr(definitions, name) for step in program.every_step for name in defined_by(step.under)}
     text = source(program) + caller(program)
     exec(compile(text, "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
     return {name: scope[name] for name in ("program", "after") if name in scope}

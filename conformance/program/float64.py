@@ -51,7 +51,7 @@ class JudgedProgram(ProgramSubject):
     @property
     def on_host(self) -> bool:
         """Whether a step names the CPU, or no step gives the device a tensor."""
-        steps = [inner for step in self.program.steps for inner in (step, *step.body)]
+        steps = self.program.every_step
         return any(map(_names_the_cpu, steps)) or not any(step.names() for step in steps)
 
     def names_of_inputs(self) -> Collection[str]:
@@ -295,13 +295,13 @@ def _plain(answers: dict[str, Any]) -> dict[str, Any]:
     return {name: type(kind) if isinstance(kind, (float, complex)) else kind for name, kind in kinds.items()}
 
 
-def _alike(tensor: torch.Tensor, two: torch.Tensor) -> bool:
-    places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (tensor, two)]
-    if places[0] != places[1] or two.dtype != widened(tensor.dtype):
+def _alike(tensor: torch.Tensor, wide: torch.Tensor) -> bool:
+    places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (tensor, wide)]
+    if places[0] != places[1] or wide.dtype != widened(tensor.dtype):
         return False
     return (
-        two.dtype != tensor.dtype
+        wide.dtype != tensor.dtype
         or tensor.dtype.is_floating_point
         or tensor.dtype.is_complex
-        or torch.equal(tensor, two)
+        or torch.equal(tensor, wide)
     )

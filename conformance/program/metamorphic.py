@@ -17,7 +17,7 @@ from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import JudgedProgram, concerning, subjects_of, truth_of
 from conformance.program.model import Program, ProgramError
-from conformance.program.relations import BROKEN, RELATIONS, Related, Seen, related, seen_steps, strides_read
+from conformance.program.relations import BROKEN, RELATIONS, Related, StepRun, related, step_runs, strides_read
 from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
 from conformance.program.unsupported import lacking_operator, unsupported_reason
@@ -69,9 +69,9 @@ def judge_program(
     if unsupported:
         return Verdict(unsupported=unsupported)
     expected, compared = reference(program), False
-    run, seen = None, _seen(program)
+    run, runs = None, _step_runs(program)
     for name in target.relations:
-        other = _applies(program, name, expected, seen)
+        other = _applies(program, name, expected, runs)
         if other is None:
             continue
         run = run or Executor(target).run(ProgramSubject(program), watch=watch)
@@ -85,29 +85,29 @@ def judge_program(
     return Verdict() if compared else Verdict(unsupported=UNRELATED)
 
 
-def _seen(program: Program) -> Sequence[Seen]:
+def _step_runs(program: Program) -> Sequence[StepRun]:
     try:
-        return seen_steps(program)
+        return step_runs(program)
     except (StepError, StepFailed, RuntimeError):
         return ()
 
 
-def _applies(program: Program, name: str, expected: Reference, seen: Sequence[Seen]) -> Related | None:
+def _applies(program: Program, name: str, expected: Reference, runs: Sequence[StepRun]) -> Related | None:
     """Return the rewritten program, if the relation changes the program and the new one has a defined meaning too.
 
     Some views and copies depend on strides by definition. So torch CPU must report the same shapes, dtypes, errors and
     sharing of memory for both programs."""
     try:
-        other = related(program, name, seen)
+        other = related(program, name, runs)
         if other is None:
             return None
         answer = _answer(other, reference(other.program).observation)
     except (ProgramError, StepError, StepFailed, RuntimeError):
         return None
-    strides = strides_read(seen)
+    strides = strides_read(runs)
     if strides:  # a later step depends on them
-        numbered = [replace(seen, number=other.numbers[seen.number - 1]) for seen in _seen(other.program)]
-        if strides_read([seen for seen in numbered if seen.number]) != strides:
+        numbered = [replace(run, number=other.numbers[run.number - 1]) for run in _step_runs(other.program)]
+        if strides_read([run for run in numbered if run.number]) != strides:
             return None
     return other if _metadata(answer, answer) == _metadata(expected.observation, answer) else None
 
@@ -167,7 +167,7 @@ def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:
     for number in range(1, len(program.steps) + 1):
         beginning = program.with_steps(program.steps[:number])
         expected = reference(beginning)
-        other = _applies(beginning, name, expected, _seen(beginning))
+        other = _applies(beginning, name, expected, _step_runs(beginning))
         if other is None:
             continue
         run = Executor(target).run(ProgramSubject(beginning))

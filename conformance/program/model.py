@@ -13,10 +13,10 @@ import json
 import math
 import random
 import string
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
+
+T = TypeVar("T")
 
 SCHEMA = 1
 
@@ -300,6 +302,11 @@ class Program:
         """Whether a further call is made as in a new process."""
         return any(call.restarted for call in self.calls)
 
+    @property
+    def every_step(self) -> tuple[Step, ...]:
+        """The steps in order, each loop followed by the steps of its body."""
+        return tuple(inner for step in self.steps for inner in (step, *step.body))
+
     def with_steps(self, steps: tuple[Step, ...]) -> Program:
         """Return a program with the same inputs and other steps."""
         return replace(self, steps=steps)
@@ -313,9 +320,8 @@ def arguments_of(program: Program) -> dict[str, Json]:
         if "arg" in marker:
             result.setdefault(marker["arg"], marker["value"])
 
-    for step in program.steps:
-        for inner in (step, *step.body):
-            walk([*inner.args, *inner.kwargs.values()], visit)
+    for step in program.every_step:
+        walk([*step.args, *step.kwargs.values()], visit)
     return result
 
 
@@ -360,16 +366,12 @@ def call_of(program: Program, number: int) -> Program:
 
 
 def _called(step: Step, call: Call) -> Step:
-    def bind(value: Json) -> Json:
-        if isinstance(value, dict):
-            if "arg" in value:
-                return {**value, "value": call.arguments.get(value["arg"], value["value"])}
-            return {key: bind(part) for key, part in value.items()}
-        return [bind(part) for part in value] if isinstance(value, (list, tuple)) else value
+    """Return a step of the program as this call makes it."""
 
-    body = tuple(_called(inner, replace(call, under=())) for inner in step.body)
-    under = tuple(dict.fromkeys((*call.under, *step.under)))
-    return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)), body=body, under=under)
+    def bind(marker: dict[str, Json]) -> Json:
+        return {**marker, "value": call.arguments.get(marker["arg"], marker["value"])} if "arg" in marker else marker
+
+    return replace(step.mapped(bind), under=tuple(dict.fromkeys((*call.under, *step.under))))
 
 
 def _grown(storage: Storage, input_: Input) -> Storage:
@@ -382,6 +384,11 @@ def _grown(storage: Storage, input_: Input) -> Storage:
     if isinstance(values, list) and size != len(values):
         values = [(values or [0])[at % max(len(values), 1)] for at in range(size)]
     return replace(storage, size=size, values=values)
+
+
+def spliced(items: Sequence[T], at: int, *new: T) -> tuple[T, ...]:
+    """Return the items with others in place of item `at`, counted from 0; without it if there are no others."""
+    return (*items[:at], *new, *items[at + 1 :])
 
 
 def _is_whole(value: Json) -> bool:

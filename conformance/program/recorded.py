@@ -138,8 +138,8 @@ class Calls:
             AttributeError,
             RecursionError,
         ) as error:
-            said = f"{type(error).__name__}: {error}"[:120]
-            raise CallsError(f"{path} is no file of recorded calls ({said}): record it again") from None
+            fault = f"{type(error).__name__}: {error}"[:120]
+            raise CallsError(f"{path} is no file of recorded calls ({fault}): record it again") from None
         return result
 
     def of(self, names: Sequence[str]) -> Calls:

@@ -18,7 +18,7 @@ import torch
 
 from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken, make_inputs
-from conformance.program.model import LOOP, Call, Input, Program, ProgramError, Storage, arguments_of, call_of
+from conformance.program.model import LOOP, Call, Input, Program, ProgramError, Storage, arguments_of, call_of, spliced
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, walk
@@ -102,14 +102,14 @@ def _pruned(program: Program, call: Call) -> Call:
 def fewer_calls(program: Program) -> Iterator[Program]:
     """Yield the program without one of its further calls."""
     for at in range(len(program.calls)):
-        yield replace(program, calls=(*program.calls[:at], *program.calls[at + 1 :]))
+        yield replace(program, calls=spliced(program.calls, at))
 
 
 def plainer_calls(program: Program) -> Iterator[Program]:
     """Yield the program with one further call that changes less."""
     for at, call in enumerate(program.calls):
         for plainer in _plainer_call(program, call):
-            yield replace(program, calls=(*program.calls[:at], plainer, *program.calls[at + 1 :]))
+            yield replace(program, calls=spliced(program.calls, at, plainer))
 
 
 def _plainer_call(program: Program, call: Call) -> Iterator[Call]:
@@ -159,24 +159,12 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
     for number, step in enumerate(program.steps):
         if number in dropped:
             continue
-        renamed = rename(step, instead)
+        renamed = step.renamed(instead)
         local = {name for inner in renamed.body for name in inner.out}
         if all(name in defined or name in local for name in renamed.names()):
             kept.append(renamed)
             defined |= {*renamed.out, *local}
     return program.with_steps(tuple(kept))
-
-
-def rename(step: Step, names: dict[str, str]) -> Step:
-    """Return the step with tensors renamed."""
-
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    body = tuple(rename(inner, names) for inner in step.body)
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)), body=body) if names else step
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:
@@ -242,7 +230,7 @@ def _plainer_values(storage: Storage) -> Iterator[Json]:
 
 def with_storage(program: Program, number: int, storage: Storage) -> Program:
     """Return the program with one storage replaced."""
-    return replace(program, storages=(*program.storages[:number], storage, *program.storages[number + 1 :]))
+    return replace(program, storages=spliced(program.storages, number, storage))
 
 
 def tidy(program: Program) -> Program:
@@ -290,16 +278,11 @@ def plainer_input(input_: Input) -> Iterator[Input]:
         yield replace(input_, offset=0)
         yield replace(input_, offset=1)
     for dim, n in enumerate(input_.size):
-        others, strides = (
-            (*input_.size[:dim], *input_.size[dim + 1 :]),
-            (*input_.stride[:dim], *input_.stride[dim + 1 :]),
-        )
-        yield replace(input_, size=others, stride=dense(others) if input_.stride == dense(input_.size) else strides)
+        is_dense, others = input_.stride == dense(input_.size), spliced(input_.size, dim)
+        yield replace(input_, size=others, stride=dense(others) if is_dense else spliced(input_.stride, dim))
         for fewer in {2, n - 1} - {n} if n > 1 else ():
-            size = (*input_.size[:dim], fewer, *input_.size[dim + 1 :])
-            yield replace(
-                input_, size=size, stride=dense(size) if input_.stride == dense(input_.size) else input_.stride
-            )
+            size = spliced(input_.size, dim, fewer)
+            yield replace(input_, size=size, stride=dense(size) if is_dense else input_.stride)
 
 
 def plainer_steps(program: Program) -> Iterator[Program]:
@@ -307,20 +290,14 @@ def plainer_steps(program: Program) -> Iterator[Program]:
     for at, step in enumerate(program.steps):
         if step.op == LOOP and step.times:
             turn = tuple(map(_first_turn, step.inside()))
-            yield program.with_steps((*program.steps[:at], *turn, *program.steps[at + 1 :]))
+            yield program.with_steps(spliced(program.steps, at, *turn))
         for plainer in plainer_step(step):
-            yield program.with_steps((*program.steps[:at], plainer, *program.steps[at + 1 :]))
+            yield program.with_steps(spliced(program.steps, at, plainer))
 
 
 def _first_turn(step: Step) -> Step:
     """Return a step of a loop's body as it runs in the first turn, outside of the loop."""
-
-    def bind(value: Json) -> Json:
-        if isinstance(value, dict):
-            return value["i"][1] if "i" in value else {key: bind(part) for key, part in value.items()}
-        return [bind(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(bind(step.args)), kwargs=bind(dict(step.kwargs)))
+    return step.mapped(lambda marker: marker["i"][1] if "i" in marker else marker)
 
 
 def plainer_step(step: Step) -> Iterator[Step]:
@@ -348,7 +325,7 @@ def plainer_step(step: Step) -> Iterator[Step]:
             yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
     for at, arg in enumerate(step.args):
         for plainer in plainer_argument(arg):
-            yield replace(step, args=(*step.args[:at], plainer, *step.args[at + 1 :]))
+            yield replace(step, args=spliced(step.args, at, plainer))
 
 
 def _written(step: Step) -> list[Json]:
@@ -385,8 +362,8 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
         yield from (number for number in (0, 1, int(arg) // 2) if abs(number) < abs(arg))
     elif isinstance(arg, list):
         for at, part in enumerate(arg):
-            yield [*arg[:at], *arg[at + 1 :]]
-            yield from ([*arg[:at], plainer, *arg[at + 1 :]] for plainer in plainer_argument(part))
+            yield [*spliced(arg, at)]
+            yield from ([*spliced(arg, at, plainer)] for plainer in plainer_argument(part))
     elif isinstance(arg, dict) and "arg" in arg:
         yield arg["value"]
     elif isinstance(arg, dict) and "tuple" in arg:
@@ -467,7 +444,7 @@ def merged_inputs(program: Program) -> Iterator[Program]:
     for at, input_ in enumerate(program.inputs):
         for other in program.inputs[:at]:
             if (input_.dtype, input_.size) == (other.dtype, other.size):
-                steps = tuple(rename(step, {input_.name: other.name}) for step in program.steps)
+                steps = tuple(step.renamed({input_.name: other.name}) for step in program.steps)
                 inputs = tuple(kept for kept in program.inputs if kept is not input_)
                 yield tidy(replace(program, inputs=inputs, steps=steps))
 
@@ -484,7 +461,7 @@ def fewer_arguments(program: Program) -> Iterator[Program]:
         if len(step.args) > max(OPS[step.op].least, 1):
             fewer.append(replace(step, args=step.args[:-1]))
         for other in fewer:
-            yield program.with_steps((*program.steps[:at], other, *program.steps[at + 1 :]))
+            yield program.with_steps(spliced(program.steps, at, other))
 
 
 def fewer_last_steps(program: Program) -> Iterator[Program]:
@@ -505,7 +482,7 @@ SAMPLE_PASSES = (
 """Passes for a sample of op_db. They keep its operator and dtypes, which the sample tests, and change values in the
 last pass only."""
 
-CALL_PASSES = tuple(each for each in SAMPLE_PASSES if each not in (fewer_last_steps, fewer_arguments))
+CALL_PASSES = tuple(propose for propose in SAMPLE_PASSES if propose not in (fewer_last_steps, fewer_arguments))
 """Passes for one call of an operator, on its inputs."""
 
 RECORDED_PASSES = (*SAMPLE_PASSES[:-1], plainer_floats)

@@ -46,13 +46,13 @@ class Relation(NamedTuple):
     """A relation: the rewriting of a program's steps, its meaning in words, and whether all results must agree to the
     bit."""
 
-    rewrite: Callable[[Sequence[Seen]], list[tuple[int, Step]]]
+    rewrite: Callable[[Sequence[StepRun]], list[tuple[int, Step]]]
     about: str
     bits: bool = False
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepRun:
     """A step as torch CPU runs it. `reads` are its operands by name, `results` its results, and `written` the keys of
     the storages that it writes."""
 
@@ -98,20 +98,20 @@ UNREPRODUCIBLE = {"linalg.lstsq": "lstsq-uninitialized-pivots"}
 """Operators whose answer on torch CPU depends on memory that it does not initialize, with the finding of docs/."""
 
 
-def strides_read(seen: Sequence[Seen]) -> list[tuple[object, ...]]:
+def strides_read(runs: Sequence[StepRun]) -> list[tuple[object, ...]]:
     """Return the geometries of the tensors whose strides decide the answer of a step, with the numbers of the steps."""
     return [
-        (one.number, name, t.stride(), t.storage_offset())
-        for one in seen
-        if any(BY_STRIDES.search(step.op) for step in (one.step, *one.step.body))
-        for name, t in one.reads.items()
+        (run.number, name, t.stride(), t.storage_offset())
+        for run in runs
+        if any(BY_STRIDES.search(step.op) for step in (run.step, *run.step.body))
+        for name, t in run.reads.items()
     ]
 
 
-def related(program: Program, name: str, seen: Sequence[Seen] | None = None) -> Related | None:
-    """Return the program rewritten by this relation; None if the relation changes no step. `seen` holds the program's
+def related(program: Program, name: str, runs: Sequence[StepRun] | None = None) -> Related | None:
+    """Return the program rewritten by this relation; None if the relation changes no step. `runs` holds the program's
     steps, if they are known. Raises StepError and StepFailed if the program has no defined meaning on torch CPU."""
-    steps = RELATIONS[name].rewrite(seen_steps(program) if seen is None else seen)
+    steps = RELATIONS[name].rewrite(step_runs(program) if runs is None else runs)
     if not steps or [step for _, step in steps] == [*program.steps]:
         return None
     rewritten = replace(program, steps=tuple(step for _, step in steps), note="", calls=())
@@ -123,13 +123,13 @@ def relation_of(detail: str) -> str:
     return next((name for name in RELATIONS if BROKEN.format(name) in detail), "")
 
 
-def seen_steps(program: Program) -> list[Seen]:
+def step_runs(program: Program) -> list[StepRun]:
     """Run the program on torch CPU, and return its steps with their operands and results; none if it draws random
     numbers, which depend on every other call, or calls an operator of `UNREPRODUCIBLE`."""
     called = {step.op.rpartition(":")[2] for step in program.steps}
     if called & UNREPRODUCIBLE.keys() or runs_tagged(program, TAGGED["random numbers"]):
         return []
-    shadow, result = Shadow(program), list[Seen]()
+    shadow, result = Shadow(program), list[StepRun]()
     for number, step in enumerate(program.steps, 1):
         reads = {name: shadow.env[name].detach() for name in step.names() if name in shadow.env}
         before = {name: whole_storage(tensor).clone() for name, tensor in reads.items()}
@@ -139,7 +139,9 @@ def seen_steps(program: Program) -> list[Seen]:
         results = {name: shadow.env[name] for name in step.out if name in shadow.env}
         later = {name for other in program.steps[number:] for name in other.names()}
         recorded = any(shadow.env[name].requires_grad for name in reads)
-        result.append(Seen(number, step, reads, results, frozenset(written), not later.isdisjoint(step.out), recorded))
+        result.append(
+            StepRun(number, step, reads, results, frozenset(written), not later.isdisjoint(step.out), recorded)
+        )
     return result
 
 
@@ -159,19 +161,8 @@ def _destinations(step: Step) -> set[str]:
     return {*Step(step.op, (written,)).names()}
 
 
-def _kept(seen: Seen) -> tuple[int, Step]:
-    return seen.number, seen.step
-
-
-def _renamed(step: Step, names: Mapping[str, str], out: Sequence[str] = ()) -> Step:
-    """Return the step on other operands, with other results if `out` names them."""
-
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {key: names.get(part, part) if key == "t" else swap(part) for key, part in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)), out=tuple(out) or step.out)
+def _kept(run: StepRun) -> tuple[int, Step]:
+    return run.number, run.step
 
 
 def _clone(name: str, to: str) -> tuple[int, Step]:
@@ -179,23 +170,23 @@ def _clone(name: str, to: str) -> tuple[int, Step]:
     return 0, Step("clone", (tensor(name),), dense, (to,))
 
 
-def _laid_out(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
+def _laid_out(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     """Let each step read contiguous clones, and write in place to a contiguous clone that is then copied back."""
     steps: list[tuple[int, Step]] = []
-    for one in seen:
-        destinations = _destinations(one.step)
-        unwritten = [name for name, t in one.reads.items() if storage_key(t) not in one.written]
-        own = {storage_key(t) for t in one.results.values()}
-        fits = one.plain and not APART.search(one.step.op)
+    for run in runs:
+        destinations = _destinations(run.step)
+        unwritten = [name for name, t in run.reads.items() if storage_key(t) not in run.written]
+        own = {storage_key(t) for t in run.results.values()}
+        fits = run.plain and not APART.search(run.step.op)
         names = {
-            name: f"_{one.number}{name}"
+            name: f"_{run.number}{name}"
             for name in unwritten
-            if fits and _strided(one.reads[name]) and storage_key(one.reads[name]) not in own
+            if fits and _strided(run.reads[name]) and storage_key(run.reads[name]) not in own
         }
-        written = [name for name in destinations if fits and _rewritable(one, name)]
-        names |= {name: f"_{one.number}{name}" for name in written}
+        written = [name for name in destinations if fits and _rewritable(run, name)]
+        names |= {name: f"_{run.number}{name}" for name in written}
         steps += [_clone(name, clone) for name, clone in names.items()]
-        steps.append((one.number, _renamed(one.step, names)))
+        steps.append((run.number, run.step.renamed(names)))
         steps += [(0, Step("copy_", (tensor(name), tensor(names[name])))) for name in written]
     return steps
 
@@ -205,47 +196,47 @@ def _strided(t: torch.Tensor) -> bool:
     return t.numel() > 0 and (list(t.stride()) != contiguous_stride(t.shape) or t.storage_offset() > 0)
 
 
-def _rewritable(seen: Seen, name: str) -> bool:
+def _rewritable(run: StepRun, name: str) -> bool:
     """Whether the step writes this operand alone on its storage, in place and without a graph or a resize."""
-    t = seen.reads[name]
-    alone = [storage_key(other) for other in seen.reads.values()].count(storage_key(t)) == 1
-    in_place = isinstance(OPS[seen.step.op].writes, int) and not (seen.results or seen.recorded)
+    t = run.reads[name]
+    alone = [storage_key(other) for other in run.reads.values()].count(storage_key(t)) == 1
+    in_place = isinstance(OPS[run.step.op].writes, int) and not (run.results or run.recorded)
     return alone and in_place and _strided(t) and not overlaps_itself(t)
 
 
-def _split(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
+def _split(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     """Let each batched step run on two parts of its rows, and join the results."""
     steps: list[tuple[int, Step]] = []
-    for one in seen:
-        names = batched(one) if one.pure and len(one.results) == 1 else []
+    for run in runs:
+        names = batched(run) if run.pure and len(run.results) == 1 else []
         if not names:
-            steps.append(_kept(one))
+            steps.append(_kept(run))
             continue
-        result = next(iter(one.results))
-        rows, number = one.reads[names[0]].size(0), one.number
+        result = next(iter(run.results))
+        rows, number = run.reads[names[0]].size(0), run.number
         first, parts = (rows + 1) // 2, list[str]()
         for part, (start, count) in enumerate(((0, first), (first, rows - first))):
             of = {name: f"_{number}{name}{part}" for name in names}
             steps += [(0, Step("narrow", (tensor(a), 0, start, count), out=(b,))) for a, b in of.items()]
             parts.append(f"_{number}{result}{part}")
-            steps.append((0, _renamed(one.step, of, parts[-1:])))
+            steps.append((0, replace(run.step.renamed(of), out=(parts[-1],))))
         steps.append((number, Step("cat", ([tensor(part) for part in parts], 0), out=(result,))))
     return steps
 
 
-def _repeated(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
+def _repeated(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     """Make each call twice, and keep the second answer."""
     steps: list[tuple[int, Step]] = []
-    for one in seen:
-        if one.pure:
-            steps.append((0, replace(one.step, out=tuple(f"_{one.number}{name}" for name in one.step.out))))
-        steps.append(_kept(one))
+    for run in runs:
+        if run.pure:
+            steps.append((0, replace(run.step, out=tuple(f"_{run.number}{name}" for name in run.step.out))))
+        steps.append(_kept(run))
     return steps
 
 
-def _exchanged(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
+def _exchanged(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     """Exchange neighbouring steps that share no memory with a write."""
-    left, steps = [*seen], list[tuple[int, Step]]()
+    left, steps = [*runs], list[tuple[int, Step]]()
     while left:
         pair = left[:2]
         if len(pair) == 2 and _independent(*pair):
@@ -257,20 +248,20 @@ def _exchanged(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
     return steps
 
 
-def _independent(left: Seen, right: Seen) -> bool:
+def _independent(left: StepRun, right: StepRun) -> bool:
     """Whether the second step neither reads a result of the first nor touches memory that either of both writes."""
-    movable = all(each.plain and not APART.search(each.step.op) for each in (left, right))
-    names = [{*each.step.names(), *each.step.out} for each in (left, right)]
+    movable = all(run.plain and not APART.search(run.step.op) for run in (left, right))
+    names = [{*run.step.names(), *run.step.out} for run in (left, right)]
     if not movable or names[0] & {*right.step.out} or names[1] & {*left.step.out}:
         return False
     return not (left.written & right.storages() or right.written & left.storages())
 
 
-def _without_unused(seen: Sequence[Seen]) -> list[tuple[int, Step]]:
+def _without_unused(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     """Leave out steps without an effect beside their results, which no later step reads."""
-    bound = [name for seen_step in seen for name in seen_step.step.out]  # fused expressions bind a name again
+    bound = [name for run in runs for name in run.step.out]  # fused expressions bind a name again
     return [
-        _kept(one) for one in seen if not one.pure or one.used_later or any(bound.count(n) > 1 for n in one.results)
+        _kept(run) for run in runs if not run.pure or run.used_later or any(bound.count(n) > 1 for n in run.results)
     ]
 
 
@@ -321,15 +312,15 @@ ALIGNED = ("bmm", "baddbmm", "cdist", "linalg.det", "linalg.inv", "linalg.choles
 """Operators on batches: every operand of three or more dimensions has the rows."""
 
 
-def batched(seen: Seen) -> list[str]:
+def batched(run: StepRun) -> list[str]:
     """Return the operands of a step whose rows, dimension 0, are examples of a batch with separate answers; none if the
     tables do not say so."""
-    step, row = seen.step, OPS[seen.step.op]
+    step, row = run.step, OPS[run.step.op]
     path = (row.call or row.name).partition(":")[2] or row.call or row.name
     name = path.rpartition(".")[2] if path not in ALIGNED else path
-    result = next(iter(seen.results.values()))
+    result = next(iter(run.results.values()))
     names = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
-    first = seen.reads[names[0]] if names else result
+    first = run.reads[names[0]] if names else result
     if not (names and first.dim() and result.dim()) or first.size(0) < 2 or result.size(0) != first.size(0):
         return []
     if name in POINTWISE and {*step.names()} == {*names}:
@@ -337,21 +328,21 @@ def batched(seen: Seen) -> list[str]:
         walk(list(step.args), constants.append)
         if any("tensor" in marker for marker in constants):  # a constant with rows would have to be split too
             return []
-        rows = [each for each in names if seen.reads[each].dim() == result.dim()]
-        split = [each for each in rows if seen.reads[each].size(0) == result.size(0)]
-        fits = all(seen.reads[each].size(0) == 1 for each in rows if each not in split)
+        rows = [operand for operand in names if run.reads[operand].dim() == result.dim()]
+        split = [operand for operand in rows if run.reads[operand].size(0) == result.size(0)]
+        fits = all(run.reads[operand].size(0) == 1 for operand in rows if operand not in split)
         return [*dict.fromkeys(split)] if fits else []
-    return _rows(seen, name, first, names)
+    return _rows(run, name, first, names)
 
 
-def _rows(seen: Seen, name: str, first: torch.Tensor, names: Sequence[str]) -> list[str]:
-    whole = name in ("layer_norm", "rms_norm") and len(seen.step.args[1]) >= first.dim()
+def _rows(run: StepRun, name: str, first: torch.Tensor, names: Sequence[str]) -> list[str]:
+    whole = name in ("layer_norm", "rms_norm") and len(run.step.args[1]) >= first.dim()
     if name in ROWS and first.dim() >= ROWS[name] and names.count(names[0]) == 1 and not whole:
-        others = [each for each in names[1:] if name == "matmul" and seen.reads[each].dim() > 2]
+        others = [operand for operand in names[1:] if name == "matmul" and run.reads[operand].dim() > 2]
         return [] if others else [names[0]]
     if name in ALONG and first.dim() > 1 and len({*names}) == 1:
-        dim = seen.step.kwargs.get("dim", seen.step.args[1] if len(seen.step.args) > 1 else None)
+        dim = run.step.kwargs.get("dim", run.step.args[1] if len(run.step.args) > 1 else None)
         return [names[0]] if isinstance(dim, int) and not isinstance(dim, bool) and dim % first.dim() else []
-    if name in ALIGNED and all(seen.reads[each].dim() == first.dim() > 2 for each in names):
-        return [*dict.fromkeys(names)] if all(seen.reads[each].size(0) == first.size(0) for each in names) else []
+    if name in ALIGNED and all(run.reads[operand].dim() == first.dim() > 2 for operand in names):
+        return [*dict.fromkeys(names)] if all(run.reads[operand].size(0) == first.size(0) for operand in names) else []
     return []

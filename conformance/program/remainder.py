@@ -47,8 +47,8 @@ def _from_state(program: Program, step: int) -> Program | None:
     """Return the later steps on torch CPU's state after `step`; None if a tensor that they use cannot be an input."""
     running = RunningProgram(program)
     try:
-        for one in program.steps[:step]:
-            running.step(one)
+        for earlier in program.steps[:step]:
+            running.step(earlier)
     except (StepFailed, StepError, RuntimeError):
         return None
     later = program.steps[step:]

@@ -79,10 +79,9 @@ def script(
     about = textwrap.shorten(f"Relation {relation!r}: {headline}" if relation else headline, 110)
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
-    steps = [inner for step in program.steps for inner in (step, *step.body) if inner.op != LOOP]
+    steps = [step for step in program.every_step if step.op != LOOP]
     used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
-    every = [inner for step in program.steps for inner in (step, *step.body)]
-    used |= dict.fromkeys(name for step in every for name in defined_by(step.under))
+    used |= dict.fromkeys(name for step in program.every_step for name in defined_by(step.under))
     used |= dict.fromkeys(name for under in states for name in defined_by(under))
     raising = sum(step.raises is not None for step in program.steps)
     attempts = raising > 1 or target.transforms_program
@@ -156,14 +155,14 @@ def _earlier_calls(program: Program, make: Callable[[Program], list[str]], on: s
     anew = ["    torch.compiler.reset()", "    run = transform(program)"]
     lines += anew
     as_restarted = [anew[0] + "  # as in a new process, which loads saved graphs", anew[1]]
-    given, passed = ("", "") if on == "cpu" else ("device", "ON")
+    parameter, argument = ("", "") if on == "cpu" else ("device", "ON")
     for number in range(len(program.calls)):
-        made = [f"    {line}" for line in make(call_of(program, number))]
-        yield "\n".join([f"def inputs_{number + 1}({given}):", *made])
+        body = [f"    {line}" for line in make(call_of(program, number))]
+        yield "\n".join([f"def inputs_{number + 1}({parameter}):", *body])
         states, _ = shown(program.calls[number - 1].under if number else ())
         lines += as_restarted if number and program.calls[number - 1].restarted else []
         lines += [f"    with {states}:"] if states else []
-        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({passed}).values())"]
+        lines += [f"{'    ' * (1 + bool(states))}run(*inputs_{number + 1}({argument}).values())"]
     yield "\n".join([*lines, *(as_restarted if program.calls[-1].restarted else []), "    return run"])
     states, _ = shown(program.calls[-1].under)
     if states:

@@ -384,13 +384,7 @@ def aten_ops_of(program: Program) -> int | None:
     The count uses a separate run without observations. Under a dispatch mode some composites take other paths, and
     views made in inference mode do not require grad."""
     ops = AtenOps()
-    running = _Counted(program, ops)
-    try:
-        for step in program.steps:
-            running.step(step)
-    except StepFailed:
-        return None
-    return ops.total
+    return ops.total if _Counted(program, ops).run(program.steps) else None
 
 
 class _Counted(RunningProgram):

@@ -7,7 +7,6 @@ counted separately.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable
 
@@ -15,7 +14,6 @@ import torch
 
 from conformance.declare.declaration import unknown
 from conformance.engine.aten_ops import TAGGED, Operators, Tagged
-from conformance.engine.executor import StepFailed
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
@@ -31,9 +29,8 @@ from conformance.record.names import VARIANTS
 def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
     """Return whether the program calls an operator with one of these tags on torch CPU, up to an undeclared error."""
     running = RunningProgram(program)
-    with Tagged(tags) as seen, contextlib.suppress(StepFailed):
-        for step in program.steps:
-            running.step(step)
+    with Tagged(tags) as seen:
+        running.run(program.steps)
     return seen.seen
 
 
@@ -41,9 +38,7 @@ def not_finite(program: Program) -> bool:
     """Return whether torch CPU's run of the program, up to an undeclared error, has a tensor or a gradient with an
     infinity or nan."""
     running = RunningProgram(program)
-    with contextlib.suppress(StepFailed):
-        for step in program.steps:
-            running.step(step)
+    running.run(program.steps)
     gradients = [running.env[input_.name].grad for input_ in program.inputs if input_.requires_grad]
     every = [value for value in (*running.env.values(), *gradients) if isinstance(value, torch.Tensor)]
     return not all(bool(tensor.isfinite().all()) for tensor in every)
@@ -54,11 +49,10 @@ def _writes_shared(program: Program) -> bool:
 
     A row that may return a view counts as one that does."""
     roots = {input_.name: f"storage {input_.storage}" for input_ in program.inputs}
-    for step in program.steps:
-        for inner in (step, *step.body):
-            sources = inner.names()
-            views = OPS[inner.op].effect == VIEW and bool(sources)
-            roots |= {name: roots.get(sources[0], name) if views else name for name in inner.out}
+    for step in program.every_step:
+        sources = step.names()
+        views = OPS[step.op].effect == VIEW and bool(sources)
+        roots |= {name: roots.get(sources[0], name) if views else name for name in step.out}
     held = [root for name, root in roots.items() if not is_local(name)]
     writes = (step for step in program.steps if step.after and OPS[step.op].writes is not None)
     return any(held.count(roots[name]) > 1 for step in writes for name in step.names()[:1])
@@ -119,11 +113,11 @@ def unsupported_reason(program: Program, target: Target) -> str:
     Raises TargetError if the target declares an unknown name as unsupported."""
     _check(target)
     steps, states, traits = (target.unsupported(key) for key in ("step", "state", "trait"))
-    for op in (inner.op for step in program.steps for inner in (step, *step.body)):
-        for name in (op, OPS[op].family):
+    for step in program.every_step:
+        for name in (step.op, OPS[step.op].family):
             if name in steps:
                 return name
-    for name in (state for step in program.steps for inner in (step, *step.body) for state in inner.under):
+    for name in (state for step in program.every_step for state in step.under):
         left_out = {name, name.partition(":")[0]} & states
         if left_out or (target.transforms_program and not STATES[name].compiled):
             return f"under {name}"
@@ -149,9 +143,8 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
     """Return the dispatcher's operators that these steps call on torch CPU, from the program's inputs. The run stops
     at an undeclared error."""
     running = RunningProgram(program)
-    with Operators() as operators, contextlib.suppress(StepFailed):
-        for step in steps:
-            running.step(step)
+    with Operators() as operators:
+        running.run(steps)
     return operators.names
 
 
@@ -163,9 +156,8 @@ def dtypes_of(program: Program) -> list[str]:
         if "dtype" in marker and not marker.get("host"):
             result.append(marker["dtype"])
 
-    for step in program.steps:
-        for inner in (step, *step.body):
-            walk([*inner.args, *inner.kwargs.values()], visit)
+    for step in program.every_step:
+        walk([*step.args, *step.kwargs.values()], visit)
     return result
 
 

@@ -29,7 +29,7 @@ from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.record.finding import answers, gist
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
-from conformance.standalone.observation import Observation
+from conformance.standalone.observation import Observation, out_of_memory
 from conformance.standalone.oracles import Mismatch, compare
 
 FURTHER = "a further call with other {}"
@@ -93,6 +93,12 @@ class Verdict:
     def passed(self) -> bool:
         """True if the program ran and every oracle agreed."""
         return not self.mismatches and not self.unsupported
+
+    @property
+    def exhausted(self) -> bool:
+        """True if the target ran out of memory."""
+        errors = (mismatch for mismatch in self.mismatches if mismatch.oracle == "error")
+        return any(out_of_memory(f"{mismatch.actual} {mismatch.detail}") for mismatch in errors)
 
     @property
     def vanished(self) -> bool:
@@ -335,8 +341,8 @@ def signature(program: Program, verdict: Verdict) -> Signature:
 
 def _signature(program: Program, verdict: Verdict) -> Signature:
     first = verdict.cause or leading(verdict.mismatches)
-    said = gist(first.detail) if first.oracle == "error" else ""
-    error = f"{first.actual}{': ' if said else ''}{said}" if first.oracle == "error" else ""
+    text = gist(first.detail) if first.oracle == "error" else ""
+    error = f"{first.actual}{': ' if text else ''}{text}" if first.oracle == "error" else ""
     if verdict.call:
         return Signature(first.oracle, FURTHER.format(verdict.change), error=error)
     if verdict.bad_step == 0:
@@ -346,7 +352,7 @@ def _signature(program: Program, verdict: Verdict) -> Signature:
         last = program.steps[-1].op if program.steps else "no step"
         return Signature(first.oracle, f"{together}{last}", error=error)
     step = program.steps[verdict.bad_step - 1]
-    if said:
+    if text:
         place = "only together" if verdict.lazy_only else step.op * is_recorded(program)
         return Signature(first.oracle, place, error=error)
     if error or verdict.lazy_only:

@@ -44,9 +44,8 @@ from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
 from conformance.sources.fuzzing.campaign import Campaign as Running
-from conformance.sources.fuzzing.campaign import Group
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.results import evidence
-from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch
 

@@ -50,6 +50,21 @@ class TestJson:
         written = program(loop, Step("view.error", (t("a"), [7]), raises="RuntimeError"))
         assert Program.from_json(json.loads(dump(written))).to_json() == written.to_json()
 
+    def test_names_change_in_every_marker(self):
+        """Tensors are renamed in nested arguments, in keyword arguments and in the body of a loop, and nowhere else."""
+        write = Step("setitem", (t("a"), {"tuple": [{"i": [1, 0]}, {"slice": [None, None, 2]}]}, t("b")))
+        cat = Step("cat", ([t("a"), t("c")], {"arg": "a", "value": 0}), {"out": t("b"), "t": "a"}, ("a",))
+        loop = Step("loop", body=(write,), times=2)
+        names = {"a": "x", "b": "y"}
+        assert cat.renamed(names).to_json() == {
+            "op": "cat",
+            "args": [[t("x"), t("c")], {"arg": "a", "value": 0}],
+            "kwargs": {"out": t("y"), "t": "a"},
+            "out": ["a"],
+        }
+        assert loop.renamed(names).names() == ["x", "y"]
+        assert loop.renamed({"x": "a"}) == loop
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

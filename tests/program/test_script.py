@@ -22,7 +22,7 @@ from conformance.program.steps.op import Step, definitions_of, tensor
 from conformance.program.verdict import judge_program
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.worker import FailingProgram, ended
+from conformance.sources.fuzzing.finding import FailingProgram, ended
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MARKER, bare, judged, own_part
 from tests.planted import liars

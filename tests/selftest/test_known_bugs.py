@@ -20,10 +20,10 @@ from conformance.record.upstream import DECISIVE, SETTING, bugs
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN, Candidates
-from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import MOST_STEPS
-from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
 WITH_REPRO = [bug for bug in bugs() if bug.repro]

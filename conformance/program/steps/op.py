@@ -101,6 +101,20 @@ class Step:
         walk([*self.args, *self.kwargs.values()], lambda marker: read.append(marker["t"]) if "t" in marker else None)
         return [*read, *(name for step in self.body for name in step.names())]
 
+    def mapped(self, change: Callable[[dict[str, Json]], Json]) -> Step:
+        """Return the step with each marker of its arguments, and of its body's, replaced by `change(marker)`."""
+        args = tuple(mapped(value, change) for value in self.args)
+        kwargs = {key: mapped(value, change) for key, value in self.kwargs.items()}
+        return replace(self, args=args, kwargs=kwargs, body=tuple(inner.mapped(change) for inner in self.body))
+
+    def renamed(self, names: Mapping[str, str]) -> Step:
+        """Return the step with tensors of its arguments renamed."""
+
+        def change(marker: dict[str, Json]) -> Json:
+            return {**marker, "t": names.get(marker["t"], marker["t"])} if "t" in marker else marker
+
+        return self.mapped(change) if names else self
+
     def inside(self) -> tuple[Step, ...]:
         """Return the loop's steps, each under the loop's states and its own."""
         return tuple(replace(inner, under=(*self.under, *inner.under)) for inner in self.body)
@@ -126,6 +140,13 @@ def walk(value: Json, visit: Callable[[dict[str, Json]], None]) -> None:
     elif isinstance(value, (list, tuple)):
         for part in value:
             walk(part, visit)
+
+
+def mapped(value: Json, change: Callable[[dict[str, Json]], Json]) -> Json:
+    """Return a JSON argument with every marker replaced by `change(marker)`, the inner ones first."""
+    if isinstance(value, dict):
+        return change({key: mapped(part, change) for key, part in value.items()})
+    return [mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def tensor(name: str) -> Json:

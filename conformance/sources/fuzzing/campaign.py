@@ -25,15 +25,16 @@ from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
-from conformance.record.result import NOT_RUN, counted, write_atomic
+from conformance.record.result import counted, write_atomic
 from conformance.report.live import Log, Sample
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
-from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing import smaller
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
-from conformance.sources.fuzzing.worker import FailingProgram, ShardResult
+from conformance.sources.fuzzing.worker import ShardResult
 
 PROGRESS = 6
 """Schema version of the progress file."""
@@ -53,43 +54,8 @@ PATIENCE = 1.0
 """Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
 files."""
 
-MOST_OTHERS = 8
-"""Largest number of programs with one error in a group whose cause is not known yet."""
-
 SHRUNK_EACH = 3
 """Number of findings to shrink per pattern, if their causes are known without shrinking."""
-
-
-@dataclass(eq=False)
-class Group:
-    """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
-    signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
-
-    finding: FailingProgram
-    numbers: set[int]
-    found_as: set[str]
-    shrunk: bool = False
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    """Outcome of the program on each target related to the target under test."""
-    masked: set[int] = field(default_factory=set)
-    """Numbers of programs with later steps that are not judged because of this difference."""
-    alone: str = NOT_RUN
-    """Whether the script shows its headline in a fresh process (`result.Result.alone`)."""
-    others: list[FailingProgram] = field(default_factory=list)
-    """Other programs with the same error, the lowest numbers first. Their causes are open until one is shrunk."""
-
-    needed: frozenset[str] = frozenset()
-    """Operators of the program that its shrunk form still has. A program with the same error that lacks one of them
-    fails for another reason."""
-
-    def explains(self, finding: FailingProgram) -> bool:
-        """Whether the finding may have the group's cause."""
-        return not finding.an_error or self.needed <= finding.operators
-
-    def keep(self, finding: FailingProgram) -> None:
-        """Keep a program whose cause may turn out to be another one."""
-        if finding.an_error and not self.shrunk:
-            self.others = sorted([*self.others, finding], key=lambda other: other.number)[:MOST_OTHERS]
 
 
 @dataclass
@@ -212,11 +178,11 @@ class Campaign:
                     continue
                 finding, limit = group.finding, limits.unit
                 try:
-                    answer = workers.ask(worker.elsewhere, relative, finding, limit, seconds=longest, until=until)
+                    answer = workers.ask(smaller.elsewhere, relative, finding, limit, seconds=longest, until=until)
                 except OutOfTime:
                     return
                 except WorkerDied as died:
-                    answer = worker.died_elsewhere(finding, died.death)
+                    answer = smaller.died_elsewhere(finding, died.death)
                 except TargetError as error:
                     answer = f"cannot be used: {error}"
                 group.elsewhere[relative] = answer
@@ -245,8 +211,8 @@ class Campaign:
         """The groups in report order, with the groups of one cause joined, shrunk or not."""
         known: dict[str, Group] = {}
         for group in self.ranked():
-            cause = group.finding.cause() or group.finding.group
-            known[cause] = _joined(known[cause], group) if cause in known else group
+            title = group.title
+            known[title] = known[title].joined(group) if title in known else group
         return list(known.values())
 
     def _deadline(self, part: float = 1.0) -> float:
@@ -382,28 +348,23 @@ class Campaign:
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                 "steps, corpus, shard and torch that it was started with"
             )
-        untaken: list[FailingProgram] = []
+        self._restore_groups()
+
+    def _restore_groups(self) -> None:
+        unmerged: list[FailingProgram] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
-                entry = json.loads(saved.read_text(encoding="utf-8"))
-                unmerged = saved.name.startswith(f"found-{self.name}-")
-                if not unmerged and (not isinstance(entry, dict) or entry.get("campaign") != self.name):
-                    continue  # not of this campaign: a program that a user put there
-                finding = FailingProgram.from_json(entry)
-                if unmerged:
-                    untaken.append(finding)
-                    continue
-                named, masked = {finding.group, *entry["found_as"]}, set(entry["masked"])
-                group = Group(finding, set(entry["numbers"]), named, entry["shrunk"], entry["elsewhere"], masked)
-                group.needed = frozenset(entry["needed"])
-                group.others = [FailingProgram.from_json(other) for other in entry["others"]]
+                data = json.loads(saved.read_text(encoding="utf-8"))
+                if saved.name.startswith(f"found-{self.name}-"):
+                    unmerged.append(FailingProgram.from_json(data))
+                elif isinstance(data, dict) and data.get("campaign") == self.name:
+                    self.groups.append(Group.from_json(data))  # other files are programs of the user
             except (OSError, ValueError, KeyError, TypeError, ProgramError) as error:
                 raise ProgramError(
                     f"{saved} cannot be read ({error}): remove it, run without --resume, or choose another --reports"
                 ) from error
-            self.groups.append(group)
         self.groups.sort(key=lambda group: min(group.numbers))
-        for finding in sorted(untaken, key=lambda finding: finding.number):
+        for finding in sorted(unmerged, key=lambda finding: finding.number):
             self.add(finding)
 
     def _enough(self) -> bool:
@@ -467,7 +428,7 @@ class Campaign:
             self._split(group)
         if same is not None:
             before.append(self.path(same))
-            both = _joined(same, group)
+            both = same.joined(group)
             self.groups.remove(group)
             same.finding, same.numbers, same.found_as = both.finding, both.numbers, both.found_as
             same.elsewhere, same.masked, group = both.elsewhere, both.masked, same
@@ -507,27 +468,16 @@ class Campaign:
             slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
         return self.plan.failures / f"{slug}{suffix}"
 
-    def mark_scripts(self, said: Mapping[str, str]) -> None:
-        """Write into the files of the findings whether their scripts show their headlines; `said` has the verdicts by
-        title."""
+    def mark_scripts(self, verdicts: Mapping[str, str]) -> None:
+        """Write into the files of the findings whether their scripts show their headlines, by title."""
         for group in self.distinct():
-            group.alone = said.get(group.finding.cause() or group.finding.group, group.alone)
+            group.alone = verdicts.get(group.title, group.alone)
             self._save(group)
 
     def _save(self, group: Group) -> None:
-        own = {
-            "campaign": self.name,
-            "target": self.plan.target,
-            "identity": profiles.identity(self.plan.target),
-            "shrunk": group.shrunk,
-            "elsewhere": group.elsewhere,
-            "alone": group.alone,
-        }
-        of_all = {"count": len(group.numbers), "numbers": sorted(group.numbers), "found_as": sorted(group.found_as)}
-        of_all |= {"masked": sorted(group.masked), "needed": sorted(group.needed)}
-        of_all |= {"others": [other.to_json() for other in group.others]}
-        data = {**group.finding.to_json(), **own, **of_all}
-        write_atomic(self.path(group, ".json"), json.dumps(data, indent=1))
+        target = self.plan.target
+        own = {"campaign": self.name, "target": target, "identity": profiles.identity(target)}
+        write_atomic(self.path(group, ".json"), json.dumps(group.to_json(own), indent=1))
         write_atomic(self.path(group), self.script(group))
 
     def again(self, group: Group) -> str:
@@ -538,7 +488,7 @@ class Campaign:
         """The group's program as a standalone script."""
         finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
         notes = [
-            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {finding.cause() or finding.group}",
+            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {group.title}",
             f"Again: {self.again(group)}",
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
@@ -546,12 +496,3 @@ class Campaign:
         notes += [f"In a fresh process: {group.alone}"]
         target = describe_target(self.plan.target)
         return script(finding.program, target, finding.differences, notes, finding.step, finding.death())
-
-
-def _joined(one: Group, two: Group) -> Group:
-    """One group from two groups of one cause. It keeps a shrunk program if there is one, then the one with fewer
-    steps."""
-    least = min(one, two, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
-    numbers, found_as = one.numbers | two.numbers, one.found_as | two.found_as
-    masked = one.masked | two.masked
-    return Group(least.finding, numbers, found_as, one.shrunk or two.shrunk, least.elsewhere, masked)

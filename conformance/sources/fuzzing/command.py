@@ -31,8 +31,9 @@ from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
-from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.sources.fuzzing.finding import Group
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
@@ -125,12 +126,12 @@ class Programs(Source):
     def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
         there, notes = contradictions(session, "step", plainest.subject_of, seconds)
-        working = [(Finding(f"declared lacking: {name}", "XPASS", 0, step=name), said) for name, said in there.items()]
         xpass = model.Outcome.XPASS
-        return [
-            Result(declaration.step, "", "program", "", xpass, reason=said, finding=declaration)
-            for declaration, said in working
-        ], notes
+        results = []
+        for name, reason in there.items():
+            finding = Finding(f"declared lacking: {name}", "XPASS", 0, step=name)
+            results.append(Result(name, "", "program", "", xpass, reason=reason, finding=finding))
+        return results, notes
 
     def keep(self, session: Session, run: Run) -> None:
         """Mark the saved findings whose script shows no headline, and write the kernel counts of the programs."""

@@ -198,8 +198,8 @@ class Drawing:
             raise UnknownFamily(f"unknown step family {min(unknown)!r}: choose from {', '.join(FAMILIES)}")
         strange = [name for name in self.dtypes if name not in DTYPES]
         if strange or not self.dtypes:
-            said = f"unknown dtype {strange[0]!r}" if strange else "there is no dtype to draw"
-            raise DrawingError(f"{said}: choose from {', '.join(dict.fromkeys(DTYPES))}")
+            fault = f"unknown dtype {strange[0]!r}" if strange else "there is no dtype to draw"
+            raise DrawingError(f"{fault}: choose from {', '.join(dict.fromkeys(DTYPES))}")
         if not self.cells:
             raise DrawingError("there is no step to draw: too many families are left out for these dtypes")
         for family in self._never_drawn():
@@ -364,13 +364,13 @@ class Drawing:
         If `aim` is a cell, the last input and at most one step beside the hazards are aimed at it."""
         known, d = [name for name in hazards.DTYPES if name in self.dtypes], Draw(source)
         program, drawn = Program((), ()), list[tuple[hazards.Hazard, list[str], str, bool]]()
-        for some in [[cell] for cell in wanted] if self.compiled else [wanted]:
-            plain, wider = self.compiled and d.chance(1, 2), any(OUTSIDE in cell for cell in some)
+        for group in [[cell] for cell in wanted] if self.compiled else [wanted]:
+            plain, wider = self.compiled and d.chance(1, 2), any(OUTSIDE in cell for cell in group)
             aimed = None if drawn else aim
             own = draw_hazard_inputs(d, known, aimed, wider=wider, plain=plain, first=len(program.inputs))
             same, free = [input_.name for input_ in own.inputs if input_.storage == 0], own.inputs[1].name
             program, _ = joined(program, own)
-            drawn += [(cell, same, free, plain) for cell in some]
+            drawn += [(cell, same, free, plain) for cell in group]
         shadow = Shadow(program)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)))
         longest = hazards.FUNCTION_STEPS if self.compiled else hazards.STEPS

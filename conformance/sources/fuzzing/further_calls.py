@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from conformance.engine.target import Target
 from conformance.program.calls import has_meaning
-from conformance.program.model import SPECIAL, Call, Input, Program, Storage, fresh_names
+from conformance.program.model import SPECIAL, Call, Input, Program, Storage, fresh_names, spliced
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import Json, Step, dtype_of, number, tensor
 
@@ -90,8 +90,8 @@ def _values(storage: Storage, rng: random.Random) -> Json:
 def _offset(program: Program, rng: random.Random) -> Call | None:
     """Return a call with another offset of one input. No guard checks an offset."""
     inputs = [input_ for input_ in program.inputs if not input_.same]
-    one = rng.choice(inputs) if inputs else None
-    return Call({one.name: {"offset": one.offset + rng.randint(1, 3)}}) if one is not None else None
+    moved = rng.choice(inputs) if inputs else None
+    return Call({moved.name: {"offset": moved.offset + rng.randint(1, 3)}}) if moved is not None else None
 
 
 def _resized(input_: Input, size: tuple[int, ...]) -> dict[str, Json]:
@@ -120,7 +120,7 @@ def _shapes(program: Program, rng: random.Random) -> Iterator[Program]:
             yield replace(program, calls=(Call(changed),))
             for input_ in program.inputs:
                 for dim in (dim for dim, m in enumerate(input_.size) if m == n):
-                    size = (*input_.size[:dim], other, *input_.size[dim + 1 :])
+                    size = spliced(input_.size, dim, other)
                     yield replace(program, calls=(Call({input_.name: _resized(input_, size)}),))
 
 
@@ -142,7 +142,7 @@ def _strides(program: Program, rng: random.Random) -> Iterator[Program]:
                 stride[dim], step = step, step * max(input_.size[dim], 1)
             yield replace(program, calls=(Call({input_.name: {"stride": stride}}),))
         for dim in range(len(input_.size)):
-            expanded = [*input_.stride[:dim], 0, *input_.stride[dim + 1 :]]
+            expanded = [*spliced(input_.stride, dim, 0)]
             yield replace(program, calls=(Call({input_.name: {"stride": expanded}}),))
 
 
@@ -201,42 +201,41 @@ def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
         alias = replace(first, name=name, storage=1)
         uses = Step("add_", (tensor(name), 1)), Step("mul", (tensor(first.name), 2), out=(f"{name}_1",))
         for steps in (uses, uses[::-1]):
-            two = replace(
+            extended = replace(
                 program, storages=(*program.storages, program.storages[first.storage]), inputs=(first, alias),
                 steps=(*program.steps, *steps),
             )  # fmt: skip
             for change in ({"same": first.name}, {"beside": first.name}, {"beside": first.name, "offset": 1}):
-                yield replace(two, calls=(Call({name: change}),))
+                yield replace(extended, calls=(Call({name: change}),))
 
 
-def _literals(step: Step, wanted: Callable[[Json], bool]) -> Iterator[tuple[Json, Callable[[Json], Step]]]:
-    """Yield each wanted argument of a step, with the function that replaces it."""
+def _argument(value: Json) -> Json:
+    """Return the marker of the function's Python argument with this value in the first call."""
+    return {"arg": "arg_1", "value": value}
+
+
+def _bindings(step: Step, wanted: Callable[[Json], bool]) -> Iterator[tuple[Json, Step]]:
+    """Yield each wanted argument of a step, and the step with the function's argument in its place."""
     for at, value in enumerate(step.args):
         if wanted(value):
-            yield value, lambda new, at=at: replace(step, args=(*step.args[:at], new, *step.args[at + 1 :]))  # type: ignore[misc]
+            yield value, replace(step, args=spliced(step.args, at, _argument(value)))
         elif isinstance(value, list):
             for inner, part in enumerate(value):
                 if wanted(part):
-                    yield (
-                        part,
-                        lambda new, at=at, inner=inner, value=value: replace(  # type: ignore[misc]
-                            step,
-                            args=(*step.args[:at], [*value[:inner], new, *value[inner + 1 :]], *step.args[at + 1 :]),
-                        ),
-                    )
+                    bound = [*spliced(value, inner, _argument(part))]
+                    yield part, replace(step, args=spliced(step.args, at, bound))
     for key, value in step.kwargs.items():
         if wanted(value):
-            yield value, lambda new, key=key: replace(step, kwargs={**step.kwargs, key: new})  # type: ignore[misc]
+            yield value, replace(step, kwargs={**step.kwargs, key: _argument(value)})
 
 
 def _bound(program: Program, wanted: Callable[[Json], bool], others: Callable[[Json], list[Json]]) -> Iterator[Program]:
     """Yield programs in which a literal becomes a Python argument of the function, and a call that changes it."""
     for at, step in enumerate(program.steps):
-        for value, put in [*_literals(step, wanted)]:
-            bound = put({"arg": "arg_1", "value": value})
-            steps = (*program.steps[:at], bound, *program.steps[at + 1 :])
+        for value, bound in _bindings(step, wanted):
             for other in others(value):
-                yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": other}),))
+                steps, call = spliced(program.steps, at, bound), Call(arguments={"arg_1": other})
+                yield replace(program, steps=steps, calls=(call,))
 
 
 def _is_number(value: Json) -> bool:
@@ -249,13 +248,13 @@ def _numbers(program: Program, rng: random.Random) -> Iterator[Program]:
         program,
         _is_number,
         lambda value: [
-            one for one in (value + 1, value - 1, 0, 1, 2 * value, float(value)) if repr(one) != repr(value)
+            other for other in (value + 1, value - 1, 0, 1, 2 * value, float(value)) if repr(other) != repr(value)
         ],
     )
     for input_ in program.inputs:
         if dtype_of(input_.dtype).is_floating_point:
-            marker = {"arg": "arg_1", "value": 2.0}
-            steps = (*program.steps, Step("mul", (tensor(input_.name), marker), out=(f"{input_.name}_1",)))
+            scaled = Step("mul", (tensor(input_.name), _argument(2.0)), out=(f"{input_.name}_1",))
+            steps = (*program.steps, scaled)
             for value in (3.0, 2, *map(number, SPECIAL[:1])):
                 yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": value}),))
 
@@ -264,18 +263,18 @@ def _nones(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls in which a Python number becomes None, or None a number."""
     yield from _bound(program, lambda value: value is None, lambda value: [0, 1, True])
     for at, step in enumerate(program.steps):
-        for key in step.kwargs:
-            steps = [*program.steps]
-            if _is_number(step.kwargs[key]):
-                steps[at] = replace(step, kwargs={**step.kwargs, key: {"arg": "arg_1", "value": step.kwargs[key]}})
-                yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": None}),))
+        for key, value in step.kwargs.items():
+            if _is_number(value):
+                bound = replace(step, kwargs={**step.kwargs, key: _argument(value)})
+                yield replace(
+                    program, steps=spliced(program.steps, at, bound), calls=(Call(arguments={"arg_1": None}),)
+                )
     for input_ in program.inputs:
         if dtype_of(input_.dtype).is_floating_point:
-            clamp = Step("clamp", (tensor(input_.name), {"arg": "arg_1", "value": None}, 2), out=(f"{input_.name}_1",))
             for first, second in ((None, 1), (1, None)):
-                marker = {"arg": "arg_1", "value": first}
-                steps = (*program.steps, replace(clamp, args=(tensor(input_.name), marker, 2)))  # type: ignore[assignment]
-                yield replace(program, steps=tuple(steps), calls=(Call(arguments={"arg_1": second}),))
+                clamp = Step("clamp", (tensor(input_.name), _argument(first), 2), out=(f"{input_.name}_1",))
+                steps = (*program.steps, clamp)
+                yield replace(program, steps=steps, calls=(Call(arguments={"arg_1": second}),))
 
 
 def _flags(program: Program, rng: random.Random) -> Iterator[Program]:
@@ -287,7 +286,7 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls under a global state, with a step whose answer depends on it where that is possible."""
     for input_ in program.inputs:
         name, dtype = input_.name, dtype_of(input_.dtype)
-        grads = tuple(replace(two, requires_grad=True) if two is input_ else two for two in program.inputs)
+        grads = tuple(replace(other, requires_grad=True) if other is input_ else other for other in program.inputs)
         doubled = Step("mul", (tensor(name), 2), out=(f"{name}_1",))
         if dtype.is_floating_point:
             for state in ("no_grad", "inference_mode"):

@@ -18,12 +18,13 @@ from conformance.record.finding import CRASH, MEMORY
 from conformance.record.names import MEASURED
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, Done, ExitReason, Limits, Task, WorkerDied
+from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
 from conformance.run.pool import PRELOAD
 from conformance.run.worker import environment
-from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing import smaller, worker
+from conformance.sources.fuzzing.finding import DEATHS, NOTHING, FailingProgram, ended
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
-from conformance.sources.fuzzing.worker import DEATHS, MOST_PARTS, NOTHING, FailingProgram, ShardResult
+from conformance.sources.fuzzing.worker import MOST_PARTS, ShardResult
 
 
 class Workers(PlacedPool):
@@ -89,7 +90,7 @@ class Workers(PlacedPool):
         worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
         harness itself."""
         try:
-            return "" if self.ask(worker.survives, self.target, program, self.hang, until=until) else MEMORY
+            return "" if self.ask(smaller.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.reason)
         except ProgramError:  # a program without a meaning on torch CPU shows nothing
@@ -99,20 +100,14 @@ class Workers(PlacedPool):
         """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
         be started, and OutOfTime at `until`, in seconds since the epoch."""
         if finding.kind in DEATHS:
-            return self.ending(finding.program, until) in deaths_of(finding)
+            return self.ending(finding.program, until) in finding.exit_reasons
         oracles = {mismatch.oracle for mismatch in finding.mismatches}
         if oracles and oracles <= {*MEASURED}:
             return True  # measurements need the campaign's baseline, which this worker does not have
         try:
-            return bool(self.ask(worker.fails, self.target, finding.program, self.limits.unit, until=until))
+            return bool(self.ask(smaller.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied:
             return True
-
-
-def deaths_of(finding: FailingProgram) -> frozenset[ExitReason]:
-    """Return the deaths of a worker that count as the finding; none for a finding that ends no worker."""
-    kind = finding.kind
-    return frozenset(map(ExitReason, {kind, CRASH if kind == MEMORY else kind})) if kind in DEATHS else frozenset()
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind | None]:
@@ -133,7 +128,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         program, part = Program.from_json(unit["program"]), int(unit["part"])
         if step and worker.described(shard.plan.target).transforms_program:  # the whole program is one step
             step = len(program.steps)
-        finding = worker.ended(kind, shard.plan.seed, number, program, step)
+        finding = ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
             behind = Behind(program, step, part + 1)
         unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)

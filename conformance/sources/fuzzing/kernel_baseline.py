@@ -54,5 +54,6 @@ def write_baseline(path: Path, target: str, counts: Mapping[str, Mapping[str, in
     """Replace this target's counts in the file. Counts of other targets stay."""
     every = _read(path) if path.exists() else {name: {} for name in MEASURED}
     for name, targets in every.items():
-        targets[profiles.identity(target)] = {key: each[name] for key, each in sorted(counts.items()) if name in each}
+        own = {key: measured[name] for key, measured in sorted(counts.items()) if name in measured}
+        targets[profiles.identity(target)] = own
     write_atomic(path, json.dumps({"schema": SCHEMA, **every}, indent=1) + "\n")

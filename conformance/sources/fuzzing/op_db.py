@@ -102,19 +102,20 @@ def _placed(
     have other values. Input names begin with the name of number `first`."""
     storages: list[Storage] = []
     inputs: list[Input] = []
-    for one, layout in places:
-        shared = [at for at, storage in enumerate(storages) if storage.dtype == one.dtype]
+    for operand, layout in places:
+        shared = [at for at, storage in enumerate(storages) if storage.dtype == operand.dtype]
         if drawn and shared and layout.cells and d.chance(1, 3):
             at = d.choice(shared)
             storages[at] = _longer(storages[at], layout.cells)
         else:
             at = len(storages)
             # An empty tensor with an offset lies within its storage, as x[2:2] does, so that views can build it.
-            storages.append(_longer(filled(one.dtype, one.values, layout), layout.offset))
+            storages.append(_longer(filled(operand.dtype, operand.values, layout), layout.offset))
         name = _name(first + len(inputs))
-        wants = grad and not inputs and dtype_of(one.dtype).is_floating_point
-        inputs.append(Input(name, at, one.dtype, layout.size, layout.stride, layout.offset, wants))
-    return Planned(cell, tuple(storages), tuple(inputs), _named(step, [tensor.name for tensor in inputs]), len(results))
+        wants = grad and not inputs and dtype_of(operand.dtype).is_floating_point
+        inputs.append(Input(name, at, operand.dtype, layout.size, layout.stride, layout.offset, wants))
+    named = step.renamed({f"#{at}": tensor.name for at, tensor in enumerate(inputs)})
+    return Planned(cell, tuple(storages), tuple(inputs), named, len(results))
 
 
 def _can_be_distinct(operand: Operand) -> bool:
@@ -143,15 +144,6 @@ def _longer(storage: Storage, cells: int) -> Storage:
         return replace(storage, size=cells, values=storage.values or "arange")
     repeated = itertools.islice(itertools.cycle(storage.values), cells)
     return replace(storage, size=cells, values=list(repeated))
-
-
-def _named(step: Step, names: Sequence[str]) -> Step:
-    def swap(value: Json) -> Json:
-        if isinstance(value, dict):
-            return {k: names[int(v[1:])] if k == "t" and v.startswith("#") else swap(v) for k, v in value.items()}
-        return [swap(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-    return replace(step, args=tuple(swap(step.args)), kwargs=swap(dict(step.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -185,16 +177,16 @@ class Operators:
         lacking: list[str] = []
         for call, variant, layout, plain in self._tries(d, key, turn, seed):
             try:
-                one = self._try(d, key, call, variant, layout, first, plain)
+                candidate = self._try(d, key, call, variant, layout, first, plain)
             except NeedsLacking as needs:
                 lacking.append(str(needs))
                 if len(lacking) == TRIED:
                     break
                 continue
-            if one is not None:
-                planned.append(one)
-                first += len(one.inputs)
-                if not one.raises:
+            if candidate is not None:
+                planned.append(candidate)
+                first += len(candidate.inputs)
+                if not candidate.raises:
                     return planned
         if lacking and tally is not None:
             tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
@@ -239,12 +231,12 @@ class Operators:
         classes = DISTINCT if distinct else LAYOUTS
         layout = layout if layout in classes else "contiguous"
         places = []
-        for at, one in enumerate(operands):
+        for at, operand in enumerate(operands):
             name = (
                 "contiguous" if plain else layout if not at else d.choice(classes) if d.chance(1, 2) else "contiguous"
             )
-            own = _distinct(d, one) if ordered and not at else self._valued(d, op, one, plain)
-            places.append((own, laid_out(d, one.size, name)))
+            own = _distinct(d, operand) if ordered and not at else self._valued(d, op, operand, plain)
+            places.append((own, laid_out(d, operand.size, name)))
         grad = call.differentiable and not plain and d.chance(1, 4)
         where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
         cell = (".".join(filter(None, key)), variant, where, dtype)
@@ -320,9 +312,9 @@ def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: in
     at, every = d.integer(0, len(operands) - 1), topic == functions.DTYPES and d.chance(2, 3)
     before = operands[0 if every else at].dtype
     to = d.choice([name for name in dict.fromkeys(dtypes) if name != before] or [before])
-    for place, one in enumerate(operands):
-        if place == at or (every and one.dtype == before):
-            operands[place] = replace(one, dtype=to, values=tuple(_number(value, to) for value in one.values))
+    for place, operand in enumerate(operands):
+        if place == at or (every and operand.dtype == before):
+            operands[place] = replace(operand, dtype=to, values=tuple(_number(value, to) for value in operand.values))
     step = replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
     places = [
         (operand, laid_out(d, operand.size, d.choice(DISTINCT) if d.chance(1, 3) else "contiguous"))
@@ -374,7 +366,7 @@ def inputs_of(planned: Sequence[Planned]) -> Program:
     inputs: list[Input] = []
     tolerance: dict[str, tuple[float, float]] = {}
     for call in planned:
-        inputs += [replace(each, storage=each.storage + len(storages)) for each in call.inputs]
+        inputs += [replace(tensor, storage=tensor.storage + len(storages)) for tensor in call.inputs]
         storages += call.storages
         for name, pair in call.tolerance.items():
             tolerance[name] = (max(pair[0], tolerance.get(name, pair)[0]), max(pair[1], tolerance.get(name, pair)[1]))

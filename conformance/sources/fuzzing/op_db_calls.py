@@ -22,7 +22,7 @@ from conformance.program.steps.op import METHOD, Json, Step, decode, dtype_name,
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 from conformance.sources.opinfo import catalog, seeding
-from conformance.sources.opinfo.sample_program import forms
+from conformance.sources.opinfo.sample_program import results_of, steps_of
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import storage_key
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
@@ -126,7 +126,7 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
     if catalog.family(op) == "unary" and isinstance(sample.input, torch.Tensor) and sample.input.numel() > SMALL:
         sample.input = sample.input[tuple(slice(CUT) for _ in sample.input.shape)].clone()
     marker = functools.partial(_operand, sample=sample, operands=operands)
-    args = [encoded(value, marker) for value in (sample.input, *sample.args)]
+    args = tuple(encoded(value, marker) for value in (sample.input, *sample.args))
     kwargs = {name: encoded(value, marker) for name, value in sample.kwargs.items()}
     seeding.seed()
     try:
@@ -136,24 +136,17 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
         raise Unwritable(str(error)) from error
     if random_numbers.seen:
         raise Unwritable("it draws random numbers")
-    many = isinstance(answer, (tuple, list))
-    results = list(answer) if many else [answer]
-    tensors = [part for part in results if isinstance(part, torch.Tensor)]
-    if (tensors and len(tensors) != len(results)) or any(part.layout is not torch.strided for part in tensors):
-        raise Unwritable("its results are not all tensors")
-    outputs = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
-    ending = "" if tensors and not many else ".many" if tensors else ".query"
-    differentiable = op.supports_autograd and any(part.requires_grad or part.is_floating_point() for part in tensors)
-    if variant == INPLACE:
-        name = op.inplace_variant.__name__
-        return Call(Step(f"op_db.inplace:{name}", tuple(args), kwargs), tuple(operands))
-    if variant == OUT:
-        if not tensors:
-            raise Unwritable("it makes no tensor")
-        return Call(Step(f"op_db.out:{op.name}", tuple(args), kwargs), tuple(operands), outputs)
-    for step in forms(op, ending, tuple(args), kwargs):
-        if op.op is _function(op) or _agrees(step, operands, results):
-            return Call(step, tuple(operands), outputs, differentiable)
+    named, ending = results_of(answer)
+    tensors = named.values()
+    if variant == OUT and not tensors:
+        raise Unwritable("it makes no tensor")
+    for step in steps_of(op, variant, ending, args, kwargs):
+        if variant == INPLACE:
+            return Call(step, tuple(operands))
+        if variant == OUT or op.op is _function(op) or _agrees(step, operands, answer):
+            outputs = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
+            floats = any(part.requires_grad or part.is_floating_point() for part in tensors)
+            return Call(step, tuple(operands), outputs, variant == FORWARD and op.supports_autograd and floats)
     raise Unwritable("it calls no public function")
 
 
@@ -161,19 +154,17 @@ def _function(op: Any) -> Any:
     return functools.reduce(getattr, op.name.split("."), torch) if has_function(op.name) else None
 
 
-def _agrees(step: Step, operands: Sequence[Operand], results: Sequence[Any]) -> bool:
-    """Whether the step gives the same answer as the entry."""
+def _agrees(step: Step, operands: Sequence[Operand], expected: Any) -> bool:
+    """Whether the step gives the answer that the entry gave."""
     cpu = torch.device("cpu")
     env = {f"#{at}": tensor_for(operand) for at, operand in enumerate(operands)}
-    args, kwargs = ([*step.args], dict(step.kwargs))
     try:
-        answer = OPS[step.op].run(decode(args, env, cpu), {key: decode(part, env, cpu) for key, part in kwargs.items()})
+        kwargs = {key: decode(part, env, cpu) for key, part in step.kwargs.items()}
+        actual = OPS[step.op].run(decode([*step.args], env, cpu), kwargs)
     except Exception:  # another form of the call may work
         return False
-    again = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-    return len(again) == len(results) and all(
-        _same(result, second) for result, second in zip(results, again, strict=True)
-    )
+    sides = [[*answer] if isinstance(answer, (tuple, list)) else [answer] for answer in (expected, actual)]
+    return len(sides[0]) == len(sides[1]) and all(map(_same, *sides))
 
 
 def tensor_for(operand: Operand) -> torch.Tensor:
@@ -182,13 +173,13 @@ def tensor_for(operand: Operand) -> torch.Tensor:
     return torch.tensor(decode([*operand.values], {}, cpu), dtype=dtype_of(operand.dtype)).reshape(operand.size)
 
 
-def _same(value: Any, two: Any) -> bool:
-    if isinstance(value, torch.Tensor) and isinstance(two, torch.Tensor):
-        alike = (value.dtype, value.shape) == (two.dtype, two.shape)
-        return alike and torch.allclose(
-            value.detach().to(torch.complex128), two.detach().to(torch.complex128), 1e-3, 1e-3, True
-        )
-    return type(value) is type(two) and bool(value == two)
+def _same(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
+        if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+            return False
+        left, right = (side.detach().to(torch.complex128) for side in (expected, actual))
+        return torch.allclose(left, right, 1e-3, 1e-3, equal_nan=True)
+    return type(expected) is type(actual) and bool(expected == actual)
 
 
 def _operand(tensor: torch.Tensor, sample: Sample, operands: list[Operand]) -> Json:

@@ -36,8 +36,8 @@ def program_with(name: str, dtypes: Sequence[str]) -> Program | None:
     """The plainest program whose last step is this one, in the first of the dtypes if possible; None if drawing finds
     none."""
     for before in range(MOST_BEFORE):
-        for some in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
-            drawn = [_drawn(name, some, before, number) for number in range(TRIED)] if some else []
+        for among in dict.fromkeys((tuple(dtypes[:1]), tuple(dtypes))):
+            drawn = [_drawn(name, among, before, number) for number in range(TRIED)] if among else []
             candidates = [program for program in drawn if program is not None]
             if candidates:
                 return min(candidates, key=_complexity)

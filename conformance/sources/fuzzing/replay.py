@@ -28,12 +28,12 @@ from conformance.report import summary
 from conformance.report.terminal import Replayed, show, show_all
 from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
+from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
 from conformance.sources.fuzzing.results import parts, replayed, result_of
 from conformance.sources.fuzzing.shrinking import LocalShrinker
-from conformance.sources.fuzzing.worker import FailingProgram
 
 Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
 
@@ -98,17 +98,17 @@ def replay(args: argparse.Namespace, limits: Limits) -> int:
         if finding and args.minimize:
             with LocalShrinker(workers, MINIMIZE_TRIALS) as shrinker:
                 finding = shrinker.smaller(finding)
-    one = _replayed(path, args, finding, lacks)
+    replayed = _replayed(path, args, finding, lacks)
     if finding:
         print(dump(finding.program))
-    show(one)
+    show(replayed)
     if finding and args.minimize:  # after the output, since the disk may be full
         saved = _minimal(path, args)
         write_atomic(saved, json.dumps({**finding.to_json(), "target": args.target}, indent=1))
-        write_atomic(saved.with_suffix(".py"), one.script)
+        write_atomic(saved.with_suffix(".py"), replayed.script)
         before, after = len(program.steps), len(finding.program.steps)
         print(f"# {before} steps became {after}; saved as {saved}, beside its script")
-    return int(bool(one.kind))
+    return int(bool(replayed.kind))
 
 
 def replay_folder(folder: Path, args: argparse.Namespace, limits: Limits) -> int:

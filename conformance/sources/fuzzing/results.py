@@ -42,11 +42,12 @@ from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.plan import HANGS
-from conformance.sources.fuzzing.worker import SAME, FailingProgram
+from conformance.sources.fuzzing.smaller import SAME
 
 if TYPE_CHECKING:
-    from conformance.sources.fuzzing.campaign import Campaign, Group
+    from conformance.sources.fuzzing.campaign import Campaign
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
@@ -183,7 +184,7 @@ def models_of(campaign: Campaign) -> tuple[ModelRow, ...]:
 def with_counts(campaign: Campaign, run: Run) -> Run:
     """The run with three numbers of programs: failing programs, programs with known findings only, and programs with
     steps that known findings mask."""
-    groups = {group.finding.cause() or group.finding.group: group for group in campaign.distinct()}
+    groups = {group.title: group for group in campaign.distinct()}
     failing, known, masked = set[int](), set[int](), set[int]()
     for result in run.results:
         group = groups.get(result.finding.title()) if result.finding else None

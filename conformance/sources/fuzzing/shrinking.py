@@ -25,9 +25,9 @@ from conformance.record.errors import TargetError
 from conformance.run import signals
 from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.worker import environment
-from conformance.sources.fuzzing import worker
-from conformance.sources.fuzzing.isolation import Workers, deaths_of
-from conformance.sources.fuzzing.worker import DEATHS, FailingProgram
+from conformance.sources.fuzzing import smaller
+from conformance.sources.fuzzing.finding import DEATHS, NOTHING, FailingProgram
+from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.programs.progress import Progress
 
 
@@ -101,7 +101,7 @@ class LocalShrinker:
         """Return the finding on the smallest program found by `until`. A death that does not repeat in a fresh worker
         is FLAKY. If a smaller program ends the worker, another one goes on. Raises errors of the harness itself."""
         if finding.kind in DEATHS:
-            if finding.program == worker.NOTHING:
+            if finding.program == NOTHING:
                 return finding
             try:
                 repeats = self._repeats(finding, until)
@@ -110,18 +110,18 @@ class LocalShrinker:
             return self._smallest(finding, until) if repeats else finding.flaky()
         small = self._smallest(finding, until)
         with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
-            ask, target, seconds = self.workers.ask, self.workers.target, 2 * worker.LONGEST_TRIAL
-            small = ask(worker.attributed, target, small, until - TO_ANSWER, seconds=seconds, until=until)
+            ask, target, seconds = self.workers.ask, self.workers.target, 2 * smaller.LONGEST_TRIAL
+            small = ask(smaller.attributed, target, small, until - TO_ANSWER, seconds=seconds, until=until)
         return small
 
     def _smallest(self, finding: FailingProgram, until: float) -> FailingProgram:
         """Return the finding on the smallest program that workers find, one after the other."""
-        workers, same, progress = self.workers, deaths_of(finding), Progress()
+        workers, same, progress = self.workers, finding.exit_reasons, Progress()
         last = time.time() + 60 + self.trials * 10.0
         while not progress.over and time.time() < last:
             arguments = (workers.target, finding, self.trials, until - TO_ANSWER, progress, workers.hang)
             try:
-                small: FailingProgram = workers.ask(worker.shrink, *arguments, seconds=last - time.time(), until=until)
+                small: FailingProgram = workers.ask(smaller.shrink, *arguments, seconds=last - time.time(), until=until)
                 return small
             except (OutOfTime, TargetError):
                 break
@@ -129,7 +129,7 @@ class LocalShrinker:
                 progress = progress.after(died.death, same)
         if not (same and progress.best):
             return finding
-        return worker.died_of(finding, Program.from_json(json.loads(progress.best)))
+        return finding.died_on(Program.from_json(json.loads(progress.best)))
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """Return the smaller finding if it fails in a fresh worker too.

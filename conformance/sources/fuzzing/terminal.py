@@ -16,7 +16,8 @@ from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
-from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.finding import Group
 from conformance.sources.fuzzing.results import undefined
 from conformance.standalone.script import own_part
 
@@ -32,7 +33,7 @@ MOST_SIGNATURES = 5
 
 def summarize(running: Campaign, run: Run, console: Console, where: str) -> None:
     """Print the findings, the worst first, then the counts after `where`, the line with the campaign's progress."""
-    groups = {group.finding.cause() or group.finding.group: group for group in running.distinct()}
+    groups = {group.title: group for group in running.distinct()}
     stopped = run.stopped_at_inputs
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(run, stopped)))

@@ -1,8 +1,8 @@
 """One case: the samples of an OpInfo, run on torch CPU and on the target, observed and compared.
 
-Defines `run_case`. The CPU runs first, on its own copy of the inputs. The target must give the same answer, an error
-included. A sample without an answer from the CPU is skipped and counted, and never passes. The judge and the oracles
-define equality, not this module.
+Defines `run_case`, and `RunningCase`, a case in progress. The CPU runs first, on its own copy of the inputs. The target
+must give the same answer, an error included. A sample without an answer from the CPU is skipped and counted, and never
+passes. The judge and the oracles define equality, not this module.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
-from conformance.engine.executor import Execution, Executor
+from conformance.engine.executor import Execution, Executor, Watch
 from conformance.engine.judge import bounded, exceeding, judge
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.loading import reference
@@ -28,7 +28,7 @@ from conformance.program.calls import judge_program
 from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
 from conformance.record.errors import UserError
 from conformance.record.finding import TOGETHER
-from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
+from conformance.record.measurements import COMPILED, NOT_COMPILED, Measurements
 from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.sources.opinfo import batch, catalog, surroundings, undefined
@@ -43,36 +43,6 @@ from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import WHOLE, Mismatch, headline
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, op_db_unseeded
-
-
-@dataclass
-class _Tally:
-    compared: int = 0
-    arbitrated: int = 0
-    failed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    excused: int = 0
-    failures: dict[str, Failure] = field(default_factory=dict)
-    measured: Measurements = UNMEASURED
-    worst: dict[str, tuple[int, Call]] = field(default_factory=dict)
-    """By measure, the call with the largest excess over its bound, and that excess."""
-
-    def skip(self, reason: str, excused: bool = False) -> None:
-        """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample."""
-        self.skipped[reason] += 1
-        self.excused += excused
-
-    def fail(self, failure: Failure) -> None:
-        """Store the first failure of each oracle."""
-        self.failures.setdefault(failure.oracle, failure)
-
-    def measure(self, call: Call, measured: Measurements) -> None:
-        """Add the measurements of one call; remember the call with the largest excess."""
-        self.measured += measured
-        for name, most in measured.most.items():
-            excess = measured.counts[name] - most
-            if excess > self.worst.get(name, (0, call))[0]:
-                self.worst[name] = excess, call
 
 
 class Note(Protocol):
@@ -97,129 +67,253 @@ def run_case(
     functions gets several calls in one function first; the phase is then `TOGETHER`.
     """
     begin = time.perf_counter()
-    op, dtype = catalog.find(case), getattr(torch, case.dtype)
+    running = RunningCase(case, target, note)
     target.reset_state()
-    tally = _Tally(measured=Measurements({measure.name: 0 for measure in target.measures}))
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
-    drawn = False
-    most = batch.MOST_CALLS if together and target.compiles and case.variant not in batch.APART else 1
-    waiting: list[tuple[Call, Execution]] = []
     with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
         try:
-            for sample in samples(op, case.variant, dtype, case.layout, case.samples):
-                if sample.index in skipped:
-                    continue
-                note(sample.index, "sampling")
-                drawn = True
-                for call in _calls(op, case, sample, tally):
-                    expected = _expected(case, target, call, tally, note)
-                    waiting += [(call, expected)] if expected is not None else []
-                    if len(waiting) == most:
-                        _compare(case, target, waiting, tally, note)
-                        waiting = []
-            _compare(case, target, waiting, tally, note)
+            running.run(skipped, together)
         except UserError:
             raise
         except Exception as error:
-            tally.failed += 1
-            tally.fail(Failure.of_harness(error))
-    if case.variant in CHANGED and not (drawn or skipped or tally.failures):
-        tally.skip("no argument of the op has such a change", excused=True)
-    _judge_measured(case, target, tally)
-    reason = "" if tally.compared else ("; ".join(tally.skipped) or "OpInfo has no sample for it")
-    if not (tally.compared or tally.failures or _excused(tally)):
-        # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must declare
-        # it.
-        tally.fail(Failure(NOT_COMPARED, "the whole case", "a comparison", "none", reason))
-    return case.result(
-        _outcome(tally),
-        samples=tally.compared,
-        arbitrated=tally.arbitrated,
-        skipped=sum(tally.skipped.values()),
-        failed=tally.failed,
-        reason=reason,
-        failures=tuple(tally.failures.values()),
-        measurements=tally.measured,
-        seconds=time.perf_counter() - begin,
-    )
+            running.failed += 1
+            running.fail(Failure.of_harness(error))
+    running.judge_measured()
+    return running.result(time.perf_counter() - begin)
 
 
-def _judge_measured(case: Case, target: Target, tally: _Tally) -> None:
-    """Compare the measurements of all samples with their summed bounds, since a case's total is also compared with the
-    baseline. One sample may then cost a kernel more if another saves one.
-    """
-    if case.variant in ("error_inputs", *CHANGED):
-        return
-    for mismatch in exceeding(tally.measured, tally.measured.most, "aten ops on CPU and storages moved"):
-        excess, call = tally.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
-        more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
-        tally.fail(failure_of(case, target, call, more, Observation(), Observation()))
+class RunningCase:
+    """A case in progress on the target: its counts, its measurements, and the first failure of each oracle."""
 
+    def __init__(self, case: Case, target: Target, note: Note) -> None:
+        self.case, self.target, self.note = case, target, note
+        self.op, self.dtype = catalog.find(case), getattr(torch, case.dtype)
+        self.fault, self.fault_is_fatal = undefined.fault_of(case)
+        self.compared = self.arbitrated = self.failed = self.excused = 0
+        self.skipped = Counter[str]()
+        self.failures: dict[str, Failure] = {}
+        self.measured = Measurements({measure.name: 0 for measure in target.measures})
+        self.worst: dict[str, tuple[int, Call]] = {}
+        """By measure, the call with the largest excess over its bound, and that excess."""
 
-def _excused(tally: _Tally) -> bool:
-    """Whether nothing was compared for reasons that are no failure.
+    def run(self, skipped: Collection[int], together: bool) -> None:
+        """Run the samples; see `run_case`. Raises errors of the harness itself."""
+        case, drawn = self.case, False
+        most = batch.MOST_CALLS if together and self.target.compiles and case.variant not in batch.APART else 1
+        waiting: list[tuple[Call, Execution]] = []
+        for sample in samples(self.op, case.variant, self.dtype, case.layout, case.samples):
+            if sample.index in skipped:
+                continue
+            self.note(sample.index, "sampling")
+            drawn = True
+            for call in self._calls(sample):
+                expected = self._expected(call)
+                waiting += [(call, expected)] if expected is not None else []
+                if len(waiting) == most:
+                    self._compare(waiting)
+                    waiting = []
+        self._compare(waiting)
+        if case.variant in CHANGED and not (drawn or skipped):
+            self.skip("no argument of the op has such a change", excused=True)
 
-    Such reasons are declarations of the target, samples with nothing to compare, and a compiler that received no ops
-    from any other sample.
-    """
-    return bool(tally.measured.get(NOT_COMPILED)) or (0 < tally.excused == sum(tally.skipped.values()))
+    def judge_measured(self) -> None:
+        """Compare the measurements of all samples with their summed bounds, since a case's total is also compared with
+        the baseline. One sample may then cost a kernel more if another saves one.
+        """
+        if self.case.variant in ("error_inputs", *CHANGED):
+            return
+        for mismatch in exceeding(self.measured, self.measured.most, "aten ops on CPU and storages moved"):
+            excess, call = self.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
+            more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
+            self.fail(failure_of(self.case, self.target, call, more, Observation(), Observation()))
 
+    def result(self, seconds: float) -> Result:
+        """Return the result of the case."""
+        reason = "" if self.compared else ("; ".join(self.skipped) or "OpInfo has no sample for it")
+        # A compiler may receive no ops from any sample.
+        excused = self.measured.get(NOT_COMPILED) or 0 < self.excused == self.skipped.total()
+        if not (self.compared or self.failures or excused):
+            # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must
+            # declare it.
+            self.fail(Failure(NOT_COMPARED, "the whole case", "a comparison", "none", reason))
+        passed = Outcome.PASS if self.compared else Outcome.SKIP
+        outcome = Outcome.CRASH if "memory" in self.failures else Outcome.FAIL if self.failures else passed
+        return self.case.result(
+            outcome,
+            samples=self.compared,
+            arbitrated=self.arbitrated,
+            skipped=self.skipped.total(),
+            failed=self.failed,
+            reason=reason,
+            failures=tuple(self.failures.values()),
+            measurements=self.measured,
+            seconds=seconds,
+        )
 
-def _outcome(tally: _Tally) -> Outcome:
-    if "memory" in tally.failures:
-        return Outcome.CRASH
-    if tally.failures:
-        return Outcome.FAIL
-    return Outcome.PASS if tally.compared else Outcome.SKIP
+    def skip(self, reason: str, excused: bool = False) -> None:
+        """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample: a declaration
+        of the target, or a sample with nothing to compare."""
+        self.skipped[reason] += 1
+        self.excused += excused
 
+    def fail(self, failure: Failure) -> None:
+        """Store the first failure of each oracle."""
+        self.failures.setdefault(failure.oracle, failure)
 
-def _calls(op: Any, case: Case, sample: Sample, tally: _Tally) -> Iterator[Call]:
-    try:
-        yield from VARIANTS[case.variant](op, sample)
-    except Skip as reason:
-        tally.skip(str(reason), excused=str(reason) in NOTHING_THERE)
+    def take(self, call: Call, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation) -> None:
+        """Count a compared call, and store its mismatches."""
+        self.compared += 1
+        self.failed += bool(mismatches)
+        for mismatch in mismatches:
+            if mismatch.oracle not in self.failures:
+                self.fail(failure_of(self.case, self.target, call, mismatch, expected, actual))
 
+    def _watch(self, call: Call) -> Watch:
+        """Return a callback that notes each step of the call on the target."""
+        return lambda number, builds: self.note(call.sample.index, "target", builds, call.sample.origin)
 
-def _expected(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> Execution | None:
-    """Return the call's run on torch CPU. None if there is no run to compare: the call was skipped, counted as failed,
-    or judged by relations."""
-    index, origin = call.sample.index, call.sample.origin
-    reason = _undeclared(target, call)
-    if reason:
-        tally.skip(reason, excused=True)
-        return None
-    fault, dies = undefined.fault_of(case)
-    if dies:
-        tally.skip(fault, excused=True)
-        return None
-    if target.relations:
-        _run_related(case, target, call, tally, note)
-        return None
-    note(index, "CPU", origin=origin)
-    expected = Executor(reference()).run(call)
-    if expected.failed_step == 0:
-        # No declaration covers this skip, so it is a failure until an expectation declares it.
-        error = expected.last.error
-        text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
-        tally.failed += 1
-        tally.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", f"it cannot be moved: {text}", index))
-        return None
-    left_out = _left_out(case, call, expected)
-    if left_out is not None:
-        tally.skip(*left_out)
-        return None
-    if case.variant in CHANGED and expected.last.error is None:
-        beside = surroundings.faults(catalog.find(case), call, getattr(torch, case.dtype), expected)
-        if beside and not fault and target.name == reference().name:
-            tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
-            tally.fail(failure_of(case, target, call, beside[0], expected.last, expected.last))
+    def _calls(self, sample: Sample) -> Iterator[Call]:
+        try:
+            yield from VARIANTS[self.case.variant](self.op, sample)
+        except Skip as reason:
+            self.skip(str(reason), excused=str(reason) in NOTHING_THERE)
+
+    def _expected(self, call: Call) -> Execution | None:
+        """Return the call's run on torch CPU. None if there is no run to compare: the call was skipped, counted as
+        failed, or judged by relations."""
+        reason = _undeclared(self.target, call) or (self.fault if self.fault_is_fatal else "")
+        if reason:
+            self.skip(reason, excused=True)
             return None
-        if beside:
-            tally.skip(fault or "torch CPU's answer depends on the memory beside its operands", excused=True)
+        if self.target.relations:
+            self._judge_by_relations(call)
             return None
-    return expected
+        self.note(call.sample.index, "CPU", origin=call.sample.origin)
+        expected = Executor(reference()).run(call)
+        return None if self._says_nothing(call, expected) else expected
+
+    def _says_nothing(self, call: Call, expected: Execution) -> bool:
+        """Whether torch CPU's run says nothing about the target; counts the call as skipped or failed."""
+        changed, error = self.case.variant in CHANGED, expected.last.error
+        if expected.failed_step == 0:
+            # No declaration covers this skip, so it is a failure until an expectation declares it.
+            text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
+            self.failed += 1
+            detail = f"it cannot be moved: {text}"
+            self.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", detail, call.sample.index))
+        elif (left_out := _left_out(self.case, call, expected)) is not None:
+            self.skip(*left_out)
+        elif beside := changed and error is None and surroundings.faults(self.op, call, self.dtype, expected):
+            if self.fault or self.target.name != reference().name:
+                reason = self.fault or "torch CPU's answer depends on the memory beside its operands"
+                self.skip(reason, excused=True)
+            else:
+                self.take(call, beside[:1], expected.last, expected.last)
+        else:
+            return False
+        return True
+
+    def _compare(self, pairs: Sequence[tuple[Call, Execution]]) -> None:
+        """Run calls on the target, and judge them against their runs on torch CPU. Several calls run together first,
+        and those that do not pass that way run alone."""
+        passed: set[int] = set()
+        if len(pairs) > 1:
+            first = pairs[0][0].sample.index
+
+            def right(at: int, actual: Execution) -> bool:
+                call, expected = pairs[at]
+                subject = JudgedCall(self.case, call)
+                mismatches, arbitrated = judge(subject, expected, actual, self.target, self.target.oracles)
+                return not (mismatches or arbitrated)
+
+            def watch(number: int, builds: bool) -> None:
+                self.note(first, TOGETHER, builds)
+
+            passed = batch.passing(pairs, self.target, watch, right)
+            self.compared += len(passed)
+            self.measured += Measurements({COMPILED: len(passed)})
+        for at, (call, expected) in enumerate(pairs):
+            if at not in passed:
+                self._compare_call(call, expected)
+
+    def _compare_call(self, call: Call, expected: Execution) -> None:
+        case, target, error = self.case, self.target, expected.last.error
+        actual = Executor(target).run(call, watch=self._watch(call))
+        if actual.unavailable:
+            return self.skip(f"the device has no way to make {actual.unavailable}", excused=True)
+        # If only one side raises, which the judge reports, the counts of the two sides are not comparable.
+        if (error is None) == (actual.last.error is None):
+            self._measure(call, expected, actual)
+        # PyTorch does not define the content of operands after a refused call.
+        oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
+        mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
+        mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
+        if mismatches and self.fault:
+            return self.skip(self.fault, excused=True)
+        reached = self._reached(actual, error is not None)
+        if not mismatches and not reached:
+            # Counted separately, and never a pass: torch CPU would be compared with itself.
+            return self.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
+        self.arbitrated += arbitrated
+        return self.take(call, mismatches, expected.last, actual.last)
+
+    def _measure(self, call: Call, expected: Execution, actual: Execution) -> None:
+        """Add the measurements of one call; remember the call with the largest excess."""
+        judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
+        most = _under(AtenOps(), call).total + transfers(expected.last) if judged else None
+        measured = bounded(actual.measured, most)
+        self.measured += measured
+        for name, bound in measured.most.items():
+            excess = measured.counts[name] - bound
+            if excess > self.worst.get(name, (0, call))[0]:
+                self.worst[name] = excess, call
+
+    def _reached(self, actual: Execution, raises: bool) -> bool:
+        """Whether the target's compiler received at least a part of the call; counts the extent. An error during
+        tracing counts as the compiler's own answer.
+        """
+        if actual.capture is None:
+            return True
+        extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
+        self.measured += Measurements({extent: 1})
+        return extent != NOT_COMPILED
+
+    def _judge_by_relations(self, call: Call) -> None:
+        """Judge a call by the target's relations, as a program."""
+        case, target, watch = self.case, self.target, self._watch(call)
+        watch(0, target.transforms_program)
+        if self._broken_by_layout(call, watch):
+            return None
+        try:
+            program = program_of(case, call)
+        except Unwritable as reason:
+            return self.skip(f"no program holds {reason}", excused=True)
+        verdict = judge_program(program, target, watch=watch)
+        if verdict.unsupported:
+            return self.skip(verdict.unsupported, excused=True)
+        self.compared += 1
+        self.failed += bool(verdict.mismatches)
+        for mismatch in verdict.mismatches[:1]:
+            failure = Failure(sample=call.sample.index, **vars(mismatch))
+            self.fail(failure_of_program(case, target, failure, program, verdict))
+        return None
+
+    def _broken_by_layout(self, call: Call, watch: Watch) -> bool:
+        """Whether a call on tensors with a layout raises, and the same call on contiguous tensors does not; counts it
+        as failed."""
+        case, executor = self.case, Executor(self.target)
+        plain = case.layout == "as_sampled" or case.variant not in ("forward", "method", "backward")
+        if plain or BY_STRIDES.search(case.op):
+            return False
+        run = executor.run(call, watch=watch)
+        error = run.last.error
+        if error is None or run.unavailable or executor.run(LaidOut(call, "contiguous")).last.error is not None:
+            return False
+        detail = f"{headline(error.text)}; {BROKEN.format(LAYOUT)}"
+        self.take(call, [Mismatch("error", WHOLE, "no error", error.kind, detail)], Observation(), run.last)
+        return True
 
 
 ACCEPTED = {
@@ -240,111 +334,6 @@ def _left_out(case: Case, call: Call, expected: Execution) -> tuple[str, bool] |
     return ACCEPTED.get(case.variant) if error is None else None
 
 
-def _compare(case: Case, target: Target, pairs: Sequence[tuple[Call, Execution]], tally: _Tally, note: Note) -> None:
-    """Run calls on the target, and judge them against their runs on torch CPU. Several calls run together first, and
-    those that do not pass that way run alone."""
-    passed: set[int] = set()
-    if len(pairs) > 1:
-        first = pairs[0][0].sample.index
-
-        def right(at: int, actual: Execution) -> bool:
-            call, expected = pairs[at]
-            mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, target.oracles)
-            return not (mismatches or arbitrated)
-
-        passed = batch.passing(pairs, target, lambda number, builds: note(first, TOGETHER, builds), right)
-        tally.compared += len(passed)
-        tally.measured += Measurements({COMPILED: len(passed)})
-    for at, (call, expected) in enumerate(pairs):
-        if at not in passed:
-            _compare_call(case, target, call, expected, tally, note)
-
-
-def _compare_call(case: Case, target: Target, call: Call, expected: Execution, tally: _Tally, note: Note) -> None:
-    index, origin, error = call.sample.index, call.sample.origin, expected.last.error
-    fault, _ = undefined.fault_of(case)
-
-    def watch(number: int, builds: bool) -> None:
-        note(index, "target", builds, origin)
-
-    actual = Executor(target).run(call, watch=watch)
-    if actual.unavailable:
-        return tally.skip(f"the device has no way to make {actual.unavailable}", excused=True)
-    # If only one side raises, which the judge reports, the counts of the two sides are not comparable.
-    if (error is None) == (actual.last.error is None):
-        judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
-        most = _eager_ops(call) + transfers(expected.last) if judged else None
-        tally.measure(call, bounded(actual.measured, most))
-    # PyTorch does not define the content of operands after a refused call.
-    oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
-    mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
-    mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
-    if mismatches and fault:
-        return tally.skip(fault, excused=True)
-    reached = _reached(actual, error is not None, tally)
-    if not mismatches and not reached:
-        # Counted separately, and never a pass: torch CPU would be compared with itself.
-        return tally.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
-    tally.compared += 1
-    tally.arbitrated += arbitrated
-    tally.failed += bool(mismatches)
-    for mismatch in mismatches:
-        if mismatch.oracle not in tally.failures:
-            tally.fail(failure_of(case, target, call, mismatch, expected.last, actual.last))
-    return None
-
-
-def _run_related(case: Case, target: Target, call: Call, tally: _Tally, note: Note) -> None:
-    """Judge a call by the target's relations, as a program. A call on tensors with a layout must not raise either, if
-    the same call on contiguous tensors does not."""
-    index, origin = call.sample.index, call.sample.origin
-
-    def watch(number: int, builds: bool) -> None:
-        note(index, "target", builds, origin)
-
-    watch(0, target.transforms_program)
-    if (
-        case.layout != "as_sampled"
-        and case.variant in ("forward", "method", "backward")
-        and not BY_STRIDES.search(case.op)
-    ):
-        run = Executor(target).run(call, watch=watch)
-        error = run.last.error
-        if (
-            error is not None
-            and not run.unavailable
-            and Executor(target).run(LaidOut(call, "contiguous")).last.error is None
-        ):
-            tally.compared, tally.failed = tally.compared + 1, tally.failed + 1
-            detail = f"{headline(error.text)}; {BROKEN.format(LAYOUT)}"
-            wrong = Mismatch("error", WHOLE, "no error", error.kind, detail)
-            return tally.fail(failure_of(case, target, call, wrong, Observation(), run.last))
-    try:
-        program = program_of(case, call)
-    except Unwritable as reason:
-        return tally.skip(f"no program holds {reason}", excused=True)
-    verdict = judge_program(program, target, watch=watch)
-    if verdict.unsupported:
-        return tally.skip(verdict.unsupported, excused=True)
-    tally.compared += 1
-    tally.failed += bool(verdict.mismatches)
-    for mismatch in verdict.mismatches[:1]:
-        failure = Failure(sample=index, **vars(mismatch))
-        tally.fail(failure_of_program(case, target, failure, program, verdict))
-    return None
-
-
-def _reached(actual: Execution, raises: bool, tally: _Tally) -> bool:
-    """Whether the target's compiler received at least a part of the call; counts the extent. An error during tracing
-    counts as the compiler's own answer.
-    """
-    if actual.capture is None:
-        return True
-    extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
-    tally.measured += Measurements({extent: 1})
-    return extent != NOT_COMPILED
-
-
 def _undeclared(target: Target, call: Call) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     inputs = tensors(call.tree)
@@ -355,15 +344,11 @@ def _undeclared(target: Target, call: Call) -> str:
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
     if target.profile is not None and target.profile.operators:
-        operators = Operators()
-        Executor(_Watched(operators)).run(call)
-        operator = lacking(operators.names, target)
+        operator = lacking(_under(Operators(), call).names, target)
         if operator:
             return f"the target's profile declares that it lacks {operator}"
     for trait in target.unsupported("trait") & {*TAGGED}:
-        ops = Tagged(TAGGED[trait])
-        Executor(_Inside(ops)).run(call)
-        if ops.seen:
+        if _under(Tagged(TAGGED[trait]), call, _Inside).seen:
             return f"the target declares that it does not support {trait}"
     if not target.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
@@ -423,15 +408,15 @@ class _Inside(_Watched):
         return watched
 
 
-def _eager_ops(call: Call) -> int:
-    """Return the number of aten ops that the call runs on torch CPU."""
-    ops = AtenOps()
-    Executor(_Watched(ops)).run(call)
-    return ops.total
+Mode = TypeVar("Mode")
+
+
+def _under(mode: Mode, call: Call, cpu: type[_Watched] = _Watched) -> Mode:
+    """Run the call on torch CPU with a dispatch mode, and return the mode."""
+    Executor(cpu(mode)).run(call)
+    return mode
 
 
 def depends_on_values(call: Call) -> bool:
     """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
-    ops = Tagged(VALUE_DEPENDENT)
-    Executor(_Watched(ops)).run(call)
-    return ops.seen
+    return _under(Tagged(VALUE_DEPENDENT), call).seen

@@ -42,8 +42,8 @@ COMPARISONS = {
 UNDEFINED = frozenset({"resize_", "resize_as_"})
 
 FAMILIES = {
-    name: re.compile(one if isinstance(one, str) else "|".join(one))
-    for name, one in tomllib.loads((Path(__file__).parent / "families.toml").read_text()).items()
+    name: re.compile(words if isinstance(words, str) else "|".join(words))
+    for name, words in tomllib.loads((Path(__file__).parent / "families.toml").read_text()).items()
 }
 CLASS_FAMILY = {"UnaryUfuncInfo": "unary", "BinaryUfuncInfo": "binary", "ReductionOpInfo": "reductions"}
 
@@ -124,11 +124,11 @@ def tolerances(op: Any, dtype: torch.dtype, results: Iterable[str] = DTYPES) -> 
             active = decorator.active_if and decorator.test_name in COMPARISONS.get(decorator.cls_name, ())
             here = decorator.device_type in (None, "cpu") and (decorator.dtypes is None or dtype in decorator.dtypes)
             inner = decorator.decorators if active and here else []
-        for each in inner:
-            if isinstance(each, _op_db.tolerance_override) and dtype in each.d:
-                rtol, atol, granted = max(rtol, each.d[dtype].rtol), max(atol, each.d[dtype].atol), True
-            elif isinstance(each, _op_db.precision_override) and dtype in each.d:
-                atol, granted = max(atol, each.d[dtype]), True
+        for override in inner:
+            if isinstance(override, _op_db.tolerance_override) and dtype in override.d:
+                rtol, atol, granted = max(rtol, override.d[dtype].rtol), max(atol, override.d[dtype].atol), True
+            elif isinstance(override, _op_db.precision_override) and dtype in override.d:
+                atol, granted = max(atol, override.d[dtype]), True
     return dict.fromkeys(results, (rtol, atol)) if granted else {}
 
 

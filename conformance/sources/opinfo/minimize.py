@@ -20,10 +20,10 @@ from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, ExitReason, Limits, Task
+from conformance.run.messages import Death, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.progress import DEATHS, Progress
 
 BUDGET, SHARE = 120.0, 0.15
 """Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
@@ -34,9 +34,6 @@ TRIAL = 10.0
 
 UNSHOWN = (*MEASURED, "harness", NOT_COMPARED, "memory", "message", "device")
 """Oracles that the verdict on a program does not have, or that no script can show."""
-
-DEATHS = {"crash": ExitReason.CRASH, "timeout": ExitReason.TIMEOUT}
-"""Oracles of failures that end a worker."""
 
 
 def minimize(

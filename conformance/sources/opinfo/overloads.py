@@ -261,9 +261,9 @@ def functional(op: Any) -> Any:
     packet = op._schema.name.partition("::")[2]
     for name in (packet, f"_{packet}", f"{packet}_forward"):
         near = getattr(torch.ops.aten, name, None)
-        for one in [getattr(near, word) for word in near.overloads()] if near is not None else ():
-            if not any(argument.is_out for argument in one._schema.arguments) and types(one) == types(op):
-                return one
+        for other in [getattr(near, word) for word in near.overloads()] if near is not None else ():
+            if not any(argument.is_out for argument in other._schema.arguments) and types(other) == types(op):
+                return other
     raise LookupError(f"{op} has no functional overload")
 
 
@@ -327,8 +327,8 @@ def _keywords(op: Any, dtype: torch.dtype, turn: int) -> dict[str, Any]:
         argument.name: argument for argument in wanted if not argument.has_default_value() or argument.name == "device"
     }
     return {
-        name: MARKER if name == "device" else _drawn(one, dtype, turn, place)
-        for place, (name, one) in enumerate(needed.items())
+        name: MARKER if name == "device" else _drawn(argument, dtype, turn, place)
+        for place, (name, argument) in enumerate(needed.items())
     }
 
 
@@ -386,4 +386,4 @@ def name_of(op: Any) -> str:
 
 @functools.cache
 def _reasons() -> list[tuple[Any, str]]:
-    return [(re.compile(pattern), reason) for reason, some in TABLE["excluded"].items() for pattern in some]
+    return [(re.compile(pattern), reason) for reason, patterns in TABLE["excluded"].items() for pattern in patterns]

@@ -82,7 +82,7 @@ class Selection:
         """Return the selection in words; runs with the same words can be compared over time."""
         ops = self.ops if len(self.ops) <= SHOWN else (*self.ops[:SHOWN], f"{len(self.ops) - SHOWN} others")
         names = (ops or ("all ops",), self.dtypes, self.variants, self.layouts)
-        return "; ".join([*(",".join(each) for each in names), self.most])
+        return "; ".join([*(",".join(part) for part in names), self.most])
 
     @property
     def most(self) -> str:

@@ -8,7 +8,6 @@ the report is written from the results so far, also after Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import math
 import sys
@@ -127,22 +126,13 @@ def run(
             elif len(outcome.results) < len(chosen):
                 missing = len(chosen) - len(outcome.results)
                 outcome.notes.append(f"{missing} of {len(chosen)} cases not run, since the time was over")
-            for _ in range(0 if failed or time.monotonic() >= until else reruns):
-                flaky = {result.id for result in cases.run(again) if result.outcome is Outcome.PASS}
-                outcome.results = [result.flaky() if result.id in flaky else result for result in outcome.results]
-                again = [case for case in again if case.id not in flaky]
+            if not failed and time.monotonic() < until:
+                _mark_flaky(outcome, cases, again, reruns)
         for layer in cases.without_backend:
             failing = [chosen[result.id] for result in outcome.results if result.outcome in RERUN and not result.layer]
-            with (
-                Cases(layer, limits, min(jobs, len(failing)), place) if failing else contextlib.nullcontext() as others
-            ):
-                there = {result.id: result for result in others.run(failing)} if others else {}
-            outcome.results = [
-                result.without_backend(layer, fail_on_torch_bugs)
-                if result.id in there and result.fails_as(there[result.id])
-                else result
-                for result in outcome.results
-            ]
+            if failing:
+                with Cases(layer, limits, min(jobs, len(failing)), place) as on_layer:
+                    _mark_torch_bugs(outcome, on_layer, failing, fail_on_torch_bugs)
         minimize(outcome, chosen, limits, jobs, place, min(BUDGET, until - time.monotonic()))
     except KeyboardInterrupt:
         outcome.complete, outcome.interrupted = False, signals.signal_number()
@@ -154,6 +144,26 @@ def run(
     finally:
         outcome.seconds = time.monotonic() - begin
     return outcome
+
+
+def _mark_flaky(outcome: Run, cases: Cases, failing: Sequence[Case], reruns: int) -> None:
+    """Run failing cases again, up to `reruns` times. A case that passes is FLAKY."""
+    for _ in range(reruns):
+        flaky = {result.id for result in cases.run(failing) if result.outcome is Outcome.PASS}
+        outcome.results = [result.flaky() if result.id in flaky else result for result in outcome.results]
+        failing = [case for case in failing if case.id not in flaky]
+
+
+def _mark_torch_bugs(outcome: Run, on_layer: Cases, failing: Sequence[Case], fails_run: bool) -> None:
+    """Run failing cases on a target without the backend. A case that fails there in the same way is a bug of PyTorch,
+    which fails the run only with `fails_run`."""
+    there = {result.id: result for result in on_layer.run(failing)}
+    outcome.results = [
+        result.without_backend(on_layer.target, fails_run)
+        if result.id in there and result.fails_as(there[result.id])
+        else result
+        for result in outcome.results
+    ]
 
 
 # The command
@@ -247,7 +257,7 @@ class OpDb(Source):
             return [], []
         wanted = {row.operator for row in run.lacking}
         there, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
-        return [Result(name, "", DECLARED, "", Outcome.XPASS, reason=said) for name, said in there.items()], notes
+        return [Result(name, "", DECLARED, "", Outcome.XPASS, reason=reason) for name, reason in there.items()], notes
 
     def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""

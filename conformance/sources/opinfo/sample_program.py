@@ -1,6 +1,6 @@
 """A sample of op_db in a variant and a layout as a program: its tensors are the inputs, its call is a step.
 
-Defines `program_of`, and the encoding of a call's arguments that drawing shares. An entry is often a wrapper around the
+Defines `program_of`, and `steps_of` and `results_of`, which drawing shares. An entry is often a wrapper around the
 user's call. So a call is written with a public name: a function, a method or an attribute. `program_of` runs both on
 torch CPU and accepts the program only if every observed fact agrees. A gradient variant has one more step for each
 differentiated result, and its cotangents are inputs.
@@ -65,10 +65,10 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
         raise Unwritable("a call that torch CPU refuses")
     if draws_numbers(op, call.sample):
         raise Unwritable("a call that draws random numbers")
-    results, ending = _results(run.outcome)
+    results, ending = results_of(run.outcome)
     backward = _backward(case, names, call, results)
     bare, reason = names.program(case, call), ""
-    for step in _calls(case, op, ending, args, kwargs):
+    for step in steps_of(op, case.variant, ending, args, kwargs):
         program = bare.with_steps((replace(step, out=tuple(results)), *backward))
         try:
             answer = program_reference(program).observation
@@ -88,7 +88,7 @@ def unrun(case: Case, call: Call) -> Program:
     Raises Unwritable."""
     names = _Names(call)
     args, kwargs = names.arguments(call)
-    for step in _calls(case, catalog.find(case), "", args, kwargs):
+    for step in steps_of(catalog.find(case), case.variant, "", args, kwargs):
         return names.program(case, call).with_steps((step,))
     raise Unwritable("a call without a public name")
 
@@ -136,8 +136,8 @@ class _Names:
         return names if outcome is None else {**names, RESULT: "step 1"}
 
 
-def _results(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the result tensors by name, and the ending of the step's kind. Raises Unwritable."""
+def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors in a call's outcome by name, and the ending of the step's kind. Raises Unwritable."""
     if isinstance(outcome, torch.Tensor):
         named, ending = {RESULT: outcome}, ""
     elif isinstance(outcome, (tuple, list)) and outcome and all(isinstance(result, torch.Tensor) for result in outcome):
@@ -163,24 +163,24 @@ def _backward(case: Case, names: _Names, call: Call, results: Mapping[str, torch
     return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
 
 
-def _calls(case: Case, op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
-    """Yield the ways to make the call by public names."""
-    if case.variant in ("method", "inplace"):
-        place = case.variant == "inplace"
+def steps_of(op: Any, variant: str, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
+    """Yield the ways to call a variant of the entry by public names."""
+    if variant in ("method", "inplace"):
+        place = variant == "inplace"
         name = getattr(op.inplace_variant if place else op.method_variant, "__name__", "")
         if has_method(name, METHOD):
             yield Step(f"op_db.inplace:{name}" if place else f"op_db.method{ending}:{name}", args, kwargs)
         if has_function(name):
             yield Step(f"op_db.function.inplace:{name}" if place else f"op_db{ending}:{name}", args, kwargs)
-    elif case.variant == "out":
-        for step in forms(op, "", args, kwargs):
+    elif variant == "out":
+        for step in _forms(op, "", args, kwargs):
             if step.op.startswith("op_db:"):
                 yield replace(step, op=step.op.replace(":", ".out:", 1))
     else:
-        yield from forms(op, ending, args, kwargs)
+        yield from _forms(op, ending, args, kwargs)
 
 
-def forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
+def _forms(op: Any, ending: str, args: tuple[Json, ...], kwargs: dict[str, Json]) -> Iterator[Step]:
     """Yield the ways to call the entry by public names: as a function, as a method, as an attribute."""
     name = op.name.removeprefix("torch.")
     if has_function(name):

@@ -29,6 +29,9 @@ AROUND = {
 }
 """Function that makes the call, by variant."""
 
+HELPERS = (*"placed replaced with_ends emptied single sent moved with_gaps".split(), *AROUND.values(), "processed")
+"""Functions that a script carries if it calls them."""
+
 UNSEEDED = """from torch.testing._internal import common_methods_invocations as invocations
 
 invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # which no compiler traces
@@ -58,71 +61,26 @@ def from_op_db(
     `processed` means that OpInfo processes the result before the comparison, and `plain` that all tensors are dense.
     `lacks` are the features that the device lacks. `origin` is the changed argument of the sample.
     """
-    usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
-    drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
-    name, _, turn = case.overload.partition("#")
-    number = index
-    kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {sorted(stays)}}}" * bool(stays)
-    names = takes_specials(case.op, case.family, case.dtype)
-    rest = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
-    special = f"given = placed(given, {TIERS.get(case.variant)!r}, torch.{case.dtype}{rest})"
-    layout = "" if case.layout == "as_sampled" else case.layout
-    changed, form = list[str](), case.variant
-    if origin is not None:
-        index, form, new = origin.sample, origin.form, origin.change.to
-        imports = [f"import {module}" for module in ("math", "numpy") if f"{module}." in new]
-        place = written(origin.place)
-        changed = [*imports, f"x = given{place}", f"given = replaced(given, {origin.place!r}, {new})  # {origin}"]
-        if origin.change.host and not stays:  # a crash, whose inputs this process does not see
-            stays = [f"{origin.place[0]}{written(origin.place[1:])}"]
+    if origin is not None and origin.change.host and not stays:  # a crash, whose inputs this process does not see
+        stays = [f"{origin.place[0]}{written(origin.place[1:])}"]
     windows = "as_strided" in lacks and not plain
-    extra = "".join([f", layout={layout!r}" * bool(layout), f", stays={sorted(stays)}" * bool(stays)])
-    extra += ", place=unfolded" * windows
-    inputs = [
-        "given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}",
-        *changed,
-        *[special] * (case.variant in TIERS),
-        f"made = {'sent' if plain else 'moved'}(given, device{extra})",
-    ]
-    parameters = ["input", "args", "kwargs"]
-    call = f"{CALLED.get(form, 'op.op')}(input, *args, **kwargs)"
+    inputs = _inputs(case, origin, sorted(stays), plain, windows)
+    form = case.variant if origin is None else origin.form
+    parameters, call = ["input", "args", "kwargs"], f"{CALLED.get(form, 'op.op')}(input, *args, **kwargs)"
     if case.variant == "out":
         parameters, call = [*parameters, "out"], call.replace(")", ", out=out)")
         *lines, last = out or ["with_gaps(op.op(made['input'], *made['args'], **made['kwargs']), device)"]
         inputs += [*lines, f"made['out'] = {last}"]
-    around, process = AROUND.get(case.variant, ""), "sample.output_process_fn_grad"
-    calls = f"{around}(program, given, {process})" if around else f"processed(program, given, {process})"
-    if processed and around == "gradients":
-        calls = f"processed(program, given, {process}, lambda *run: gradients(*run, {process}))"
-    wrapped = [f"def call(program, given): return {calls}"] if processed else []
+    around = AROUND.get(case.variant, "")
+    wrapped = [f"def call(program, given): return {_processed(around)}"] if processed else []
     text = "\n".join([*inputs, *wrapped, f"{around}("])
-    helpers = [
-        word
-        for word in (
-            "placed",
-            "replaced",
-            "with_ends",
-            "emptied",
-            "single",
-            "sent",
-            "moved",
-            "with_gaps",
-            *AROUND.values(),
-            "processed",
-        )
-        if f"{word}(" in text
-    ]
-    draw = (
-        "import itertools\n"
-        "from torch.testing._internal.common_methods_invocations import op_db\n"
-        f"{UNSEEDED * ('transform' in defined(setup))}\n"
-        f"op = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, name)!r}]"
-        f"[{int(turn) - 1 if turn else 0}]\n"
-        f"sample = next(itertools.islice({drawn}, {index}, None))"
-        f"{'.sample_input' if case.variant == 'error_inputs' else ''}"
-    )
+    helpers = [name for name in HELPERS if f"{name}(" in text]
     bug = Bug(
-        [draw, carried((*helpers, *["unfolded"] * windows)), *wrapped],
+        [
+            _sampled(case, index if origin is None else origin.sample, unseeded="transform" in defined(setup)),
+            carried((*helpers, *["unfolded"] * windows)),
+            *wrapped,
+        ],
         [*inputs, "return made"],
         parameters,
         f"def program({', '.join(parameters)}):\n    return {{'result': {call}}}",
@@ -134,6 +92,49 @@ def from_op_db(
         finding[:500].replace("\n", " "),
         mismatch,
         {"apart": "taken_apart", **(options or judged({*ORACLES} - {"version"}, lacks))},
-        [f"Case {case.id}, sample {number}", *notes],
+        [f"Case {case.id}, sample {index}", *notes],
         roots=("taken_apart",),
     )
+
+
+def _sampled(case: Case, index: int, unseeded: bool) -> str:
+    """Return the lines that take the sample from op_db. With `unseeded`, an entry calls its op without setting a
+    seed."""
+    usual = f"op.sample_inputs(torch.device('cpu', 0), torch.{{dtype}}, requires_grad={case.variant in DIFFERENTIATED})"
+    drawn = DRAWN.get(case.variant, usual.replace(", requires_grad=False", "")).format(dtype=case.dtype)
+    overload, _, turn = case.overload.partition("#")
+    return (
+        "import itertools\n"
+        "from torch.testing._internal.common_methods_invocations import op_db\n"
+        f"{UNSEEDED * unseeded}\n"
+        f"op = [op for op in op_db if (op.name, op.variant_test_name) == {(case.op, overload)!r}]"
+        f"[{int(turn) - 1 if turn else 0}]\n"
+        f"sample = next(itertools.islice({drawn}, {index}, None))"
+        f"{'.sample_input' if case.variant == 'error_inputs' else ''}"
+    )
+
+
+def _inputs(case: Case, origin: Origin | None, stays: list[str], plain: bool, windows: bool) -> list[str]:
+    """Return the lines that make the inputs `made` on the device from the sample. With `windows`, tensors are made
+    without `as_strided`."""
+    lines = ["given = {'input': sample.input, 'args': sample.args, 'kwargs': sample.kwargs}"]
+    if origin is not None:
+        new, place = origin.change.to, written(origin.place)
+        lines += [f"import {module}" for module in ("math", "numpy") if f"{module}." in new]
+        lines += [f"x = given{place}", f"given = replaced(given, {origin.place!r}, {new})  # {origin}"]
+    if case.variant in TIERS:
+        kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {stays}}}" * bool(stays)
+        names = takes_specials(case.op, case.family, case.dtype)
+        more = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
+        lines.append(f"given = placed(given, {TIERS[case.variant]!r}, torch.{case.dtype}{more})")
+    layout = f", layout={case.layout!r}" * (case.layout != "as_sampled")
+    arguments = f"{layout}{f', stays={stays}' * bool(stays)}{', place=unfolded' * windows}"
+    return [*lines, f"made = {'sent' if plain else 'moved'}(given, device{arguments})"]
+
+
+def _processed(around: str) -> str:
+    """Return the call of a program whose result OpInfo processes, with the function that makes the call, if any."""
+    process = "sample.output_process_fn_grad"
+    if around == "gradients":
+        return f"processed(program, given, {process}, lambda *run: gradients(*run, {process}))"
+    return f"{around or 'processed'}(program, given, {process})"

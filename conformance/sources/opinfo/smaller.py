@@ -26,18 +26,14 @@ from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
-from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.progress import DEATHS, Progress
 from conformance.sources.programs.trials import Trials, alike
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part
 from conformance.standalone.torch_compat import op_db_unseeded
 
-NOTHING = Program((), ())
 TRIALS, SECONDS = 250, 30.0
 """Limits on the trials of one failure in one worker: their number, and the time in which they begin."""
-
-DEATHS = ("crash", "timeout")
-"""Oracles of failures that end a worker."""
 
 NOT_SHOWN = "the program does not show the failure"
 
@@ -56,23 +52,22 @@ class Minimizer:
         """Return the failure on the smallest program, or the reason why there is none; "" if there is no time."""
         if self.late:
             return ""
-        start = NOTHING
-        if self.failure.where == ON_CPU:  # the reference itself ends its process, so no smaller program can be judged
-            programs, reason = programs_of(self.case, self.failure, self.target)
-            return self._failure(programs[0]) if programs else f"it cannot be written as a program: {reason}"
-        if not self.trials.progress.best:
+        failing = self.trials.best
+        if failing is None:
             programs, reason = programs_of(self.case, self.failure, self.target)
             if not programs:
                 return f"it cannot be written as a program: {reason}"
+            if self.failure.where == ON_CPU:  # the reference ends its process, so no smaller program can be judged
+                return self._failure(programs[0])
             if self.trials.hangs and not (self.target.lazy or self.target.transforms_program):
                 # A hang would take the time for kernels too, and only some devices build kernels for long.
                 self.trials.hang = {"", *(step.op for program in programs for step in program.steps)}
-            start = next(filter(self.trials.fails, programs), NOTHING)
-        if start is NOTHING and not self.trials.progress.best:
-            return self.reason
+            failing = next(filter(self.trials.fails, programs), None)
+            if failing is None:
+                return self.reason
         distinct = undefined.needs_distinct(self.case.op)
         passes = [reduction for reduction in SAMPLE_PASSES if not (distinct and reduction is plainer_values)]
-        return self._failure(self.trials.smallest(start, TRIALS, passes))
+        return self._failure(self.trials.smallest(failing, TRIALS, passes))
 
     def _matches(self, program: Program, verdict: Verdict) -> bool:
         if verdict.unsupported:

@@ -64,13 +64,16 @@ class Trials:
         self.target, self.progress, self.matches, self.hangs, self.hang = target, progress, matches, hangs, hang
         self.seconds, self.until = seconds, until
 
+    @property
+    def best(self) -> Program | None:
+        """The smallest failing program so far."""
+        return Program.from_json(json.loads(self.progress.best)) if self.progress.best else None
+
     def smallest(
         self, start: Program, most: int, passes: Sequence[Callable[[Program], Iterator[Program]]] = ()
     ) -> Program:
         """Return the smallest failing program after at most `most` trials, from `start` or from the progress so far."""
-        best = self.progress.best
-        start = Program.from_json(json.loads(best)) if best else start
-        return reduce_program(start, self.fails, most, passes, self.until)
+        return reduce_program(self.best or start, self.fails, most, passes, self.until)
 
     def fails(self, program: Program) -> bool:
         """Whether the target fails on the program in the same way."""

@@ -12,11 +12,11 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.record.result import Outcome
-from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.worker import FailingProgram
 
 LIARS = "class:tests.planted.liars."
 VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))

@@ -15,12 +15,12 @@ from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing import isolation, worker
-from conformance.sources.fuzzing.campaign import Campaign, Group
+from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.shrinking import LocalShrinker
-from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.sources.programs import progress
 from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result

@@ -30,15 +30,15 @@ from conformance.run import session
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, worker
-from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign, Group
+from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.finding import FailingProgram, Group, ended
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing.terminal import summarize
-from conformance.sources.fuzzing.worker import FailingProgram
 from conformance.standalone.oracles import Mismatch
 
 PLANTED = Path(__file__).parents[2] / "planted"
@@ -97,11 +97,11 @@ class TestHangs:
         result has a note."""
         campaign = Campaign(Plan("cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
-        campaign.add(worker.ended(TIMEOUT, 0, 1, program(NEG), 1))
+        campaign.add(ended(TIMEOUT, 0, 1, program(NEG), 1))
         assert campaign.hang == {}
-        campaign.add(worker.ended(TIMEOUT, 0, 2, program(NEG), 1))
-        campaign.add(worker.ended(CRASH, 0, 3, program(EXP), 1))
-        campaign.add(worker.ended(CRASH, 0, 4, program(EXP), 1))
+        campaign.add(ended(TIMEOUT, 0, 2, program(NEG), 1))
+        campaign.add(ended(CRASH, 0, 3, program(EXP), 1))
+        campaign.add(ended(CRASH, 0, 4, program(EXP), 1))
         assert campaign.hang == {"neg": 2}
         [note] = run_of(campaign).notes
         assert "neg hung in 2 programs" in note
@@ -111,7 +111,7 @@ class TestHangs:
         """A lazy device and a compiler build the kernels of several steps together, so no single op is responsible."""
         campaign = Campaign(Plan(target, reports=tmp_path))
         for number in range(3):
-            finding = worker.ended(TIMEOUT, 0, number, program(NEG), 1)
+            finding = ended(TIMEOUT, 0, number, program(NEG), 1)
             campaign.groups.append(Group(finding, {0, 1, 2}, set()))
         assert campaign.hang == {}
 

@@ -22,8 +22,9 @@ from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.report.summary import masked
 from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.worker import FailingProgram, run_shard
+from conformance.sources.fuzzing.worker import run_shard
 from tests.planted.pairs import Pair
 
 FAULTS = (

@@ -14,8 +14,8 @@ from conformance.record import result as model
 from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from_signature
 from conformance.record.result import Outcome
 from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.results import parts, replayed, result_of
-from conformance.sources.fuzzing.worker import NOTHING, FailingProgram
 
 FAULT = "mutant:slice drops the offset"
 

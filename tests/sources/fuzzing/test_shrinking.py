@@ -18,9 +18,9 @@ from conformance.record.finding import FAIL
 from conformance.run.messages import Limits
 from conformance.run.signals import Stopped
 from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
-from conformance.sources.fuzzing.worker import NOTHING, FailingProgram
 
 FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}

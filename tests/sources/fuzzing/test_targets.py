@@ -20,7 +20,8 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import INVALID
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing, Tally
-from conformance.sources.fuzzing.worker import FailingProgram, elsewhere
+from conformance.sources.fuzzing.finding import FailingProgram
+from conformance.sources.fuzzing.smaller import elsewhere
 from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,221 @@
+"""The work on one finding in a worker: its smallest program, its culprit, and its result on related targets.
+
+Defines `shrink`, `attributed`, `fails`, `survives` and `elsewhere`. `shrinking.py` calls them, in workers that may die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from conformance.engine.target import Target
+from conformance.program import recorded
+from conformance.program.attribution import culprit
+from conformance.program.calls import judge_program
+from conformance.program.cause import cause_of, plainer
+from conformance.program.model import Program, ProgramError
+from conformance.program.reduce import RECORDED_PASSES
+from conformance.program.verdict import Verdict, leading, shortest, signature
+from conformance.record.errors import TargetError
+from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT, answers
+from conformance.run.messages import Death, ExitReason
+from conformance.run.worker import UnitTimeout, at_most, loaded, unit
+from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
+from conformance.sources.programs.progress import Progress
+from conformance.sources.programs.trials import Trials, alike, watching
+from conformance.standalone.oracles import Mismatch
+
+CRASH_TRIALS = 60
+"""Number of smaller programs that one worker tries for a crash or a hang."""
+
+NO_PROGRESS = Progress()
+
+LONGEST_TRIAL = 30.0
+"""Time limit in seconds for a smaller program during shrinking."""
+
+LONGEST_ATTRIBUTION = 120.0
+"""Time limit in seconds for finding the culprit of one cause."""
+
+
+def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program]]]:
+    """The passes that make the program smaller; none for the usual ones."""
+    return RECORDED_PASSES if recorded.is_recorded(program) else ()
+
+
+def unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
+    """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
+    of them, if there is one. Without such targets, all mismatches."""
+    for spec in target.without_backend if wrong else ():
+        there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
+        left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]
+        if not left:
+            return [], spec
+        wrong = left
+    return wrong, ""
+
+
+def shrink(
+    spec: str,
+    finding: FailingProgram,
+    trials: int,
+    until: float = math.inf,
+    progress: Progress = NO_PROGRESS,
+    hang: Collection[str] = (),
+) -> FailingProgram:
+    """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
+    `until` on, in seconds since the epoch, no smaller program is tried. `progress` is that of earlier workers."""
+    target = loaded(spec)
+    if finding.kind not in DEATHS:
+        return Minimizer(target, finding, trials, until, progress).smallest()
+
+    def exhausts(candidate: Program, verdict: Verdict) -> bool:
+        return finding.kind == MEMORY and verdict.exhausted
+
+    hangs = finding.kind == TIMEOUT
+    deadly = Trials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
+    return finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding.program)))
+
+
+class Minimizer:
+    """Minimization of one finding that ends no worker.
+
+    If the finding also shows on PyTorch without the backend, so must each smaller program. Otherwise each smaller
+    program must have a mismatch that does not show there. If the last layer of a target is slow, the trials run on the
+    first layer that shows the failure, unless the result does not fail on the target."""
+
+    trials: Trials
+    leading: Mismatch
+    """The mismatch that each smaller program must have too."""
+
+    def __init__(self, target: Target, finding: FailingProgram, most: int, until: float, progress: Progress) -> None:
+        self.target, self.finding, self.most, self.until, self.progress = target, finding, most, until, progress
+
+    def smallest(self) -> FailingProgram:
+        """Return the finding on the smallest program, with its cause; the same finding if it does not fail again."""
+        small, verdict = self._smallest()
+        if not verdict.mismatches or verdict.vanished:
+            return self.finding
+        plain = None if recorded.is_recorded(small) else plainer(small, verdict, self._is_wrong)
+        if plain is not None:
+            small, verdict = plain, judge_program(plain, self.target)
+        cause = cause_of(small, verdict, self._is_wrong)
+        return replace(
+            self.finding,
+            group=str(signature(small, verdict)),
+            program=small,
+            mismatches=verdict.mismatches,
+            step=verdict.bad_step,
+            property=cause.property,
+            op=cause.op,
+        )
+
+    def _smallest(self) -> tuple[Program, Verdict]:
+        finding, target = self.finding, self.target
+        shown = self._own(finding.program, finding.mismatches) or finding.mismatches
+        layer = shortest(finding.program, target, shown, judge_program)
+        if layer is not target:
+            small, verdict = self._smallest_on(layer, shown)
+            if self._matches(small, verdict):
+                return small, verdict
+        return self._smallest_on(target, shown)
+
+    def _smallest_on(self, layer: Target, shown: Sequence[Mismatch]) -> tuple[Program, Verdict]:
+        """Return the smallest program that fails on a layer of the target, and the target's verdict on it. Steps after
+        the first bad step may be wrong for other reasons, so they are removed first."""
+        program, step = self.finding.program, self.finding.step
+        self.trials = Trials(layer, self.progress, self._matches, seconds=LONGEST_TRIAL, until=self.until)
+        if step:
+            beginning = program.with_steps(program.steps[:step])
+            mismatches = self._mismatches(beginning)
+            program, shown = (beginning, mismatches) if mismatches else (program, shown)
+        self.leading = leading(shown)
+        small = self.trials.smallest(program, self.most, passes_of(program))
+        return small, judge_program(small, self.target)
+
+    def _matches(self, candidate: Program, verdict: Verdict) -> bool:
+        own = self._own(candidate, verdict.mismatches)
+        return bool(own) and alike(self.leading, leading(own))
+
+    def _own(self, candidate: Program, mismatches: Sequence[Mismatch]) -> Sequence[Mismatch]:
+        """Return the mismatches that PyTorch without the backend does not show; for a finding that shows there too, all
+        of them or none."""
+        own, layer = unexplained(self.target, candidate, mismatches)
+        return (mismatches if layer else ()) if self.finding.layer else own
+
+    def _mismatches(self, candidate: Program) -> Sequence[Mismatch]:
+        with contextlib.suppress(UnitTimeout):
+            return self._own(candidate, self.trials.judged(candidate).mismatches)
+        return ()
+
+    def _is_wrong(self, candidate: Program) -> bool:
+        return bool(self._mismatches(candidate))
+
+
+_culprits: dict[tuple[str, str], str] = {}
+"""The culprits that this process has searched, by target and cause."""
+
+
+def attributed(spec: str, finding: FailingProgram, until: float = math.inf) -> FailingProgram:
+    """Return the finding with the culprit of its cause, if it is known by `until`, in seconds since the epoch. A worker
+    searches once for each cause. Whatever a target raises while its parts are replaced, the finding stays."""
+    if finding.kind != FAIL or not finding.mismatches:
+        return finding
+    key = (spec, finding.cause())
+    if key not in _culprits:
+        limit = min(LONGEST_ATTRIBUTION, max(until - time.time(), 0.01))
+        with contextlib.suppress(UnitTimeout, Exception), at_most(limit):
+            _culprits[key] = culprit(finding.program, loaded(spec), finding.difference)
+    return replace(finding, culprit=_culprits.get(key, ""))
+
+
+def fails(spec: str, program: Program, limit: float) -> bool:
+    """Whether the target is wrong on a program. Raises ProgramError if the program has no meaning on torch CPU."""
+    try:
+        with at_most(limit):
+            return bool(judge_program(program, loaded(spec), locate=False).mismatches)
+    except UnitTimeout:
+        return True
+
+
+def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
+    """Run a program to see whether the process survives it. Return False if it only runs out of memory."""
+    try:
+        with unit("a smaller program"):
+            return not judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)).exhausted
+    except MemoryError:
+        return False
+
+
+SAME = "fails in the same way"
+"""Answer for a related target that shows every difference of a finding with the same answers."""
+
+
+def elsewhere(spec: str, finding: FailingProgram, limit: float) -> str:
+    """The result of a finding's program on a related target: `agrees`, `fails` with the oracle, or why it did not
+    run."""
+    program = finding.program
+    try:
+        with at_most(limit):
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
+    except UnitTimeout:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    except TargetError as error:
+        return f"cannot be used: {error}"
+    except ProgramError as error:
+        return f"cannot be judged: {error}"
+    if verdict.unsupported:
+        return f"leaves out {verdict.unsupported}"
+    if not verdict.mismatches:
+        return "agrees"
+    same = finding.kind == FAIL and answers(finding.mismatches) <= answers(verdict.mismatches)
+    return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
+
+
+def died_elsewhere(finding: FailingProgram, death: Death) -> str:
+    """The result of a finding's program on a related target whose worker died of it."""
+    if death.reason is ExitReason.TIMEOUT:
+        return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
+    return f"{SAME if finding.kind == CRASH and finding.said == death.said else 'fails'} (crash)"
