@@ -21,6 +21,11 @@ A step's time includes forward, backward, both optimizers, the average, and read
 step (whitening and the images of the first epoch) is in the column `start`. `--way "torch CPU, no oneDNN"` shows how
 far two sets of torch's own convolutions differ: 1.3e-4 of the loss in six steps of batch 128. The exit code is 1 if a
 float32 loss of the first six steps on tiny differs by more than 1e-3.
+
+A whole epoch of 48 steps fits into ten minutes with `--images 3072 --batch 64 --test-images 512 --test-batch 256`. On
+2026-11-27 the losses on tiny differed by 1.3 % of torch CPU's on average and by 5.2 % at most, and those of torch
+without oneDNN by 0.7 % and 2.6 %; after one step, all agreed to 1e-6. A step took 0.9 processor seconds on torch CPU,
+6 on tiny and 33 in plain tinygrad. With the published batch of 1024, a step on tiny takes three minutes.
 """
 
 from __future__ import annotations

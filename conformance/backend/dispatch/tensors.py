@@ -81,10 +81,16 @@ def cast(x: UOp, dtype: DType) -> UOp:
 
 
 def _is_rounded(x: UOp) -> bool:
-    """Whether a half is the rounding of a float within the same kernel."""
-    while x.op in GroupOp.Movement:
-        x = x.src[0]
-    return x.op is Ops.CAST and x.src[0].dtype is dtypes.float32
+    """Whether a half is the rounding of a float within the same kernel, or selects one."""
+    waiting, seen = [x], {x}
+    while waiting:
+        x = waiting.pop()
+        if x.op is Ops.CAST and x.src[0].dtype is dtypes.float32:
+            return True
+        chosen = x.src[:1] if x.op in GroupOp.Movement else x.src[1:] if x.op is Ops.WHERE else ()
+        waiting += [source for source in chosen if source not in seen]
+        seen.update(chosen)
+    return False
 
 
 def _decoded(half: UOp) -> UOp:

@@ -15,14 +15,27 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
+
 _NO_KERNEL = re.compile(r"not implemented for '(Half|BFloat16|ComplexHalf)'")
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+_AUTOCAST = torch_compat.DispatchKeySet(torch_compat.parse_key("AutocastCPU"))
 
 
 def run(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
 ) -> Any:
-    """Run `call` on CPU tensors, including the `written` ones; raises the error of the call in the original dtypes."""
+    """Run `call` on CPU tensors, including the `written` ones; raises the error of the call in the original dtypes.
+
+    `torch.autocast("cpu")` has no effect, since the user's tensors are not on the CPU.
+    """
+    with torch_compat.exclude_keys(_AUTOCAST):
+        return _run(call, args, kwargs, written)
+
+
+def _run(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
+) -> Any:
     try:
         return call(*args, **kwargs)
     except RuntimeError as error:  # includes NotImplementedError

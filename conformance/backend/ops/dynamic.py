@@ -27,7 +27,12 @@ MASKS = (torch.bool, torch.uint8)
 
 
 def _integers(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Indices on the device, each mask replaced by an integer index per dimension; MetaRejected for other shapes."""
+    """Indices on the device, each mask replaced by an integer index per dimension; MetaRejected for other shapes, and
+    torch's RuntimeError for indices on the device of a tensor on the CPU.
+    """
+    if not is_tiny(self) and any(i is not None and is_tiny(i) for i in indices):
+        where = f"on {self.device} or on the same device as the indexed tensor ({self.device})"
+        raise RuntimeError(f"indices should be either {where}")
     result: list[torch.Tensor | None] = []
     for i in indices:
         if i is None or i.dtype not in MASKS:

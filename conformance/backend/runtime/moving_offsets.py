@@ -69,11 +69,18 @@ def _form(kernel: UOp) -> tuple[UOp, dict[UOp, int]]:
 
 
 def _has_offset(node: UOp) -> bool:
-    """Whether a node of an index adds a constant to a place, or compares a place with a constant."""
+    """Whether a node reads or writes one element of several, adds a constant to a place, or compares both."""
+    if node.op is Ops.INDEX:
+        return len(node.src) == 2 and node.src[1].op is Ops.CONST and _size(node.src[0]) > 1
     if node.op not in (Ops.ADD, Ops.CMPLT):
         return False
     place, constant = node.src
     return place.dtype is dtypes.weakint and place.op is not Ops.CONST and constant.op is Ops.CONST
+
+
+def _size(buffer: UOp) -> int:
+    """The number of elements of a kernel's argument; 0 for other nodes."""
+    return int(buffer.src[0].val) if buffer.op is Ops.PARAM else 0  # type: ignore[call-overload]
 
 
 __all__ = ["numbers_of", "share_programs"]

@@ -61,7 +61,7 @@ def check(
         reference,
         inputs,
         tuple(dtypes),
-        checks,
+        checks if checks is None or isinstance(checks, str) else tuple(checks),
         exclude or {},
         batch or {},
         rtol,

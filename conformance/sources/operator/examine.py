@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class Request:
     reference: Callable[..., Any] | None = None
     inputs: Mapping[str, Any] | None = None
     dtypes: Sequence[str] = ("float32",)
-    checks: Iterable[str] | None = None
+    checks: Collection[str] | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
     batch: Mapping[str, int] = field(default_factory=dict)
     rtol: float | None = None
@@ -132,6 +132,8 @@ def examination(request: Request) -> Examination:
     """Make the calls. Raises UsageError for a request that contradicts itself."""
     if (request.like is None) == (request.reference is None):
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
+    if (request.rtol is None) != (request.atol is None):
+        raise UsageError("rtol= and atol= replace the tolerances together: give both or neither")
     if request.like is not None:
         if request.inputs is not None:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
@@ -154,8 +156,8 @@ def _like(request: Request, operator: Operator) -> Examination:
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
     plan = from_op_db(entry, operator, functools.partial(_accepts, reference), request.dtypes, SAMPLES)
-    if request.rtol is not None or request.atol is not None:
-        plan.calls = [replace(call, rtol=request.rtol or 0.0, atol=request.atol or 0.0) for call in plan.calls]
+    if request.rtol is not None:
+        plan.calls = [replace(call, rtol=request.rtol, atol=request.atol) for call in plan.calls]
     if "refusals" in request.chosen():
         plan.calls += _refused(entry, operator)
     return Examination(operator, reference, plan, request.batch, _rule(entry))

@@ -117,3 +117,13 @@ def test_an_optimizer_trains() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_optimizers_train(dtype: torch.dtype, kind: str, options: dict[str, bool]) -> None:
     trains(dtype, kind, options)
+
+
+@pytest.mark.parametrize("function", [torch.mm, torch.linalg.solve, torch.linalg.householder_product])
+def test_autocast_of_the_cpu_has_no_effect(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """The CPU's autocast does not reach a call that runs on the CPU for the device. Formerly `mm` became bfloat16, also
+    in later calls outside of the context."""
+    a, b = (X[:9].float().view(3, 3) + torch.eye(3)).to("tiny"), torch.ones(3, 3).to("tiny")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = function(a, b if function is not torch.linalg.householder_product else b[0])
+    assert inside.dtype is torch.float32

@@ -50,6 +50,13 @@ def previous(x: torch.Tensor, i: int) -> torch.Tensor:
     return x.sum()
 
 
+def element(x: torch.Tensor, i: int) -> torch.Tensor:
+    """Add one element to another, as in `total[1] += x[i]`."""
+    flat = x.view(-1)
+    flat[1] += flat[flat.numel() - 1 - i]
+    return x.sum()
+
+
 def cached(x: torch.Tensor, i: int) -> torch.Tensor:
     """Attention over the rows so far."""
     cache = torch.zeros_like(x)
@@ -62,7 +69,10 @@ LOOPS: dict[str, Loop] = {
     "softmax": lambda x: [torch.stack([row.softmax(0) for row in x]).cpu()],
     "windows": lambda x: [torch.stack([x[i : i + 2].softmax(0) for i in range(len(x) - 2)]).cpu()],
     "lazy data": lambda x: rows(x * 2 + 1, lambda y, i: y[i].sum()),
-    **{f.__name__: lambda x, f=f: rows(x, f) for f in (written, added, number, other_number, column, previous, cached)},
+    **{
+        f.__name__: lambda x, f=f: rows(x, f)
+        for f in (written, added, number, other_number, column, previous, element, cached)
+    },
 }
 
 

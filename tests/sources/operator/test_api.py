@@ -70,6 +70,15 @@ def test_a_local_function():
         conformance.check(double, reference=lambda x: x * 2, inputs={"x": "float32[3]"}, checks=["values"])
 
 
+def test_checks_from_a_generator():
+    """The names may come from an iterator. Formerly the second reader of it found none, and the usual checks ran."""
+    request = {"reference": lambda x: x * 2, "inputs": {"x": "float32[3]"}}
+    named = (name for name in ("values", "mutation"))
+    assert str(conformance.check(lambda x: x + x, **request, checks=named)) == str(
+        conformance.check(lambda x: x + x, **request, checks=["values", "mutation"])
+    )
+
+
 def test_tolerances_of_the_user():
     """`rtol` and `atol` replace the usual ones."""
     request = {"reference": torch.exp, "inputs": {"x": "float32[8] in 0..1"}, "checks": ["values"]}

@@ -199,6 +199,7 @@ class TestRequest:
         [
             ({"like": None}, "give either like="),
             ({"reference": abs}, "give either like="),
+            ({"rtol": 0.1}, "give both or neither"),
             ({"inputs": {}}, "like= takes the inputs from op_db"),
             ({"like": None, "reference": abs}, "reference= needs inputs="),
             ({"checks": ["valeus"]}, "did you mean values"),
