@@ -11,7 +11,6 @@ import runpy
 import sys
 
 from conformance import __version__
-from conformance.run import signals
 
 JOBS = {
     "test": ("conformance.sources.whole", "test a target completely within a time: one page, one exit code"),
@@ -41,7 +40,6 @@ def main() -> int:
     """Run the job that the first argument names, with the other arguments. Returns its exit code, 2 for an unknown job,
     and 130 at Ctrl-C.
     """
-    signals.ends_imports("conformance")
     job, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if job in ("-h", "--help"):
         print("usage: conformance JOB [options]        (conformance JOB --help says more)\n")

@@ -106,6 +106,21 @@ class TestCtrlC:
         code, _, errors = interrupted(COMMANDS[name], after, signal.SIGINT, tmp_path)
         assert (code, errors.count("\n")) == (130, 1), errors
 
+    def test_a_script_of_the_user_handles_it_itself(self, tmp_path: Path) -> None:
+        """A command that runs a script leaves Ctrl-C to it, so that the script can save its work."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(60)\n"
+            "except KeyboardInterrupt:\n    print('saved', flush=True)\n"
+        )
+        words = [sys.executable, "-m", "conformance", "kernels", str(script)]
+        running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=60)
+        assert out.startswith("saved\n")
+
     @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
     def test_while_the_interpreter_ends(self, number: str) -> None:
         """The exit code is the command's own. Regression test: the signal ended a process that had reported its

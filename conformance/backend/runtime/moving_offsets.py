@@ -69,7 +69,7 @@ def _form(kernel: UOp) -> tuple[UOp, dict[UOp, int]]:
 
 
 def _has_offset(node: UOp) -> bool:
-    """Whether a node reads or writes one element of several, adds a constant to a place, or compares both."""
+    """Whether a node indexes a constant place of a buffer, adds a constant to a place, or compares a place with one."""
     if node.op is Ops.INDEX:
         return len(node.src) == 2 and node.src[1].op is Ops.CONST and _size(node.src[0]) > 1
     if node.op not in (Ops.ADD, Ops.CMPLT):
