@@ -296,7 +296,7 @@ def without_cases(declarations: Sequence[Declaration], catalog: Sequence[Any]) -
 
 
 def known_ops(installed: Sequence[str]) -> list[str]:
-    """Return the names of ops that an entry may have: those of the installed op_db, then those of other versions."""
+    """Return the names of ops that an entry may have: the installed op_db first, then other versions of it."""
     return [*dict.fromkeys([*installed, *op_names.versions_of()])]
 
 

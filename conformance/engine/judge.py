@@ -132,7 +132,7 @@ def judge(
 
 
 def bounded(measured: Measurements, most: int | None) -> Measurements:
-    """Return the measurements with `most` as the bound of those that are judged; without a bound if it is None."""
+    """Return the measurements, with `most` as the bound of each judged one; None means no bound."""
     judged = [name for name in MEASURED if name in measured.counts]
     return measured if most is None else replace(measured, most=dict.fromkeys(judged, most))
 

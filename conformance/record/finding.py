@@ -29,10 +29,10 @@ MOVE = "the move of the inputs"
 """The failing step of a program that fails before its first step."""
 
 ON_CPU, ON_TARGET = "torch CPU, not the target", "the target"
-"""The sides on which a call may end its process."""
+"""The two sides of a comparison: a call may end the process on either."""
 
 TOGETHER = "several calls together"
-"""The phase in which a target runs several calls as one function. A process that ends in it blames none of them."""
+"""The phase of several calls in one function. If the process ends in this phase, no single call is to blame."""
 
 SEVERITY = (
     ("crash", "timeout", "memory", "device"),

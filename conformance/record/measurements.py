@@ -92,7 +92,7 @@ CALLS = (
     Measure("host", "on the CPU by design", group="calls"),
 )
 RECOMPILED = Measure("recompiled", "further calls that compiled a graph again")
-"""Of drawn programs: calls after a function's first one that compiled a graph."""
+"""In drawn programs: a function's calls after the first, if they compiled a graph."""
 SCHEDULED = Measure("scheduled", "graphs scheduled anew", Rise.UNTIMED)
 COMPILED, PARTLY, NOT_COMPILED = "compiled", "partly compiled", "not compiled"
 EXTENTS = (

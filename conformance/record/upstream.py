@@ -23,7 +23,7 @@ UNKNOWN = "not in the index"
 """Text for a finding of PyTorch that no entry of the index matches."""
 
 DECISIVE = ("pass", "decomposition")
-"""Kinds of a compiler's parts of which each is one bug. Without a lowering or a setting, several bugs disappear."""
+"""Kinds of a compiler's parts, if a part has one bug. Several bugs disappear without a lowering or a setting."""
 
 RELATIONS = (
     "same",
