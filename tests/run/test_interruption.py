@@ -110,7 +110,7 @@ class TestCtrlC:
         """A command that runs a script leaves Ctrl-C to it, so that the script can save its work."""
         script = tmp_path / "script.py"
         script.write_text(
-            "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(60)\n"
+            "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\n"
             "except KeyboardInterrupt:\n    print('saved', flush=True)\n"
         )
         words = [sys.executable, "-m", "conformance", "kernels", str(script)]
