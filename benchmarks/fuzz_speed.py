@@ -6,8 +6,9 @@
 Each row is a separate process with the same numbered programs. `tiny` runs four times: with an empty kernel cache, with
 the cache from that run, and both again *naively*, reading every tensor after every step. Some programs of another seed
 run first, unmeasured, to trigger late imports. Time is processor time, including child processes (compilers), so a busy
-machine changes it little. Memory is measured after each quarter of the programs. With `--minutes`, the run takes this
-many minutes and runs as many programs as it can; the quarters are quarters of that time.
+machine changes it little. A function of a compiler is called as often as in a campaign; calls/s counts its judged
+calls. Memory is measured after each quarter of the programs. With `--minutes`, the run takes this many minutes and runs
+as many programs as it can; the quarters are quarters of that time.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from typing import Any
 from conformance.backend.runtime import compiler_process
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.execute import SteppedProgram, make_inputs
 from conformance.program.model import Program
 from conformance.program.shadow import reference
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.program.verdict import judge_program
 from conformance.record.measurements import growth
 from conformance.run.options import steps_range
 from conformance.sources.fuzzing.drawing import STEPS, Drawing
+from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import compare
 from conformance.targets.tiny import TinyTarget
@@ -59,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     low, high = args.steps
     print(f"Programs of {low} to {high} steps, seed {args.seed}, processor seconds, one process each\n")
-    print("| target | kernel cache | tensors read | programs | programs/s | kernels | schedules | MiB by quarter |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("target", "kernel cache", "tensors read", "programs", "programs/s", "calls/s", "kernels", "schedules")
+    print(f"| {' | '.join(columns)} | MiB by quarter |\n{'|---' * (len(columns) + 1)}|")
     rates: dict[tuple[str, str, str], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for target in args.targets.split(","):
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rates[target, cache, "each step" if naive else "end"] = done["rate"]
                 print(
                     f"| {target} | {cache} | {'after each step' if naive else 'at the end'} | {done['programs']} | "
-                    f"{done['rate']:.1f} | {done['kernels']} | {done['schedules']} | "
+                    f"{done['rate']:.1f} | {done['calls']:.1f} | {done['kernels']} | {done['schedules']} | "
                     f"{', '.join(f'{size:.0f}' for size in done['memory'])} |",
                     flush=True,
                 )
@@ -123,12 +125,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     way = naively if args.naive else as_a_worker
     for number in range(WARM_UP):
         way(drawing.numbered(args.seed + 1, number), target)
-    memory, kernels, ran, number = [], 0, 0, 0
+    memory, kernels, calls, ran, number = [], 0, 0, 0, 0
     schedules, began, started = schedules_of(target), processor_seconds(target), time.monotonic()
     done = 0.0
     while done < 1:
         program = drawing.numbered(args.seed, number)
-        kernels += way(program, target)
+        if target.transforms_program:
+            program = with_calls(program, args.seed, number, target)
+        more_kernels, more_calls = way(program, target)
+        kernels, calls = kernels + more_kernels, calls + more_calls
         ran += not unsupported_reason(program, target)
         number += 1
         before, done = (
@@ -137,30 +142,33 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
         if int(4 * before) < int(4 * done):
             memory.append(resident())
+    seconds = processor_seconds(target) - began
     return {
         "programs": ran,
-        "rate": number / (processor_seconds(target) - began),
+        "rate": number / seconds,
+        "calls": calls / seconds,
         "kernels": kernels,
         "schedules": schedules_of(target) - schedules,
         "memory": memory,
     }
 
 
-def as_a_worker(program: Program, target: Target) -> int:
-    """Judge a program and return its number of kernels."""
-    return judge_program(program, target, locate=False).measured.get("kernels") or 0
+def as_a_worker(program: Program, target: Target) -> tuple[int, int]:
+    """Judge a program and return its numbers of kernels and of judged calls."""
+    verdict = judge_program(program, target, locate=False)
+    return verdict.measured.get("kernels") or 0, 0 if verdict.unsupported else max(verdict.calls, 1)
 
 
-def naively(program: Program, target: Target) -> int:
-    """Judge a program that is read after each step, and return its number of kernels."""
+def naively(program: Program, target: Target) -> tuple[int, int]:
+    """Judge a program that is read after each step, and return its numbers of kernels and of judged calls."""
     if unsupported_reason(program, target):
-        return 0
+        return 0, 0
     expected = reference(program)
     before = target.counters()
     actual = read_after_each_step(program, target)
     measured = growth(before, target.counters())
     compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
-    return measured.get("kernels") or 0
+    return measured.get("kernels") or 0, 1
 
 
 def schedules_of(target: Target) -> int:
