@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,13 +53,12 @@ float16 rounds or whose exponential overflows."""
 NUMBERS = (0, 1, 0.5, -0.5, 2, -1, 1.5, 2.5, 0)
 EXPONENTS = (2, 3, 0.5, -1, 0, 1, 2.0)
 LARGE, LONG = 1000.0, (257, 1025, 1031, 2049, 4099)
-HALVED = ("float16", "bfloat16", "float16", "bfloat16", "float32", "float64")
+HALVES, PRECISE = ("float16", "bfloat16"), ("float32", "float32", "float64")
+CONVERTED = (*HALVES, *HALVES, "float32", "float64")
 INVERSE = {"exp.edge": "log.edge", "log.edge": "exp.edge", "exp.fused": "log", "log": "exp.fused"}
 INVERSE |= {"expm1": "log1p", "log1p": "expm1", "square": "sqrt"}
 INVERSE |= {"neg.edge": "neg.edge", "reciprocal": "reciprocal", "mul.fused": "sqrt"}
 """Rows with the row that inverts them."""
-INVERTED = (*INVERSE, "to.edge")
-"""Rows that `undone` inverts. A program of edges opens with one of them and its inverse, each in turn."""
 
 
 def values(k: Any, dtype: torch.dtype, count: int) -> list[Json]:
@@ -191,7 +191,7 @@ def _searched(k: DrawContext, t: torch.Tensor) -> Given:
 
 
 def _narrowed(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    options = [name for name in HALVED if name in k.dtypes and name != dtype_name(t.dtype)]
+    options = [name for name in CONVERTED if name in k.dtypes and name != dtype_name(t.dtype)]
     return [{"dtype": k.choice(options)}] if options else None
 
 
@@ -224,14 +224,46 @@ def _joined(k: DrawContext) -> Step | None:
     return Step("cat.dtypes", (parts[::-1] if k.chance(1, 2) else parts, 0))
 
 
-def _undone(k: DrawContext) -> Step | None:
-    """Draw the inverse of the last step, applied to its result."""
+def _halved(k: DrawContext) -> Step | None:
+    """Draw a conversion to a half that can round."""
+    name = k.pick(lambda t: dtype_name(t.dtype) in PRECISE and t.numel() > 0)
+    halves = [half for half in HALVES if half in k.dtypes]
+    return Step("to.edge", (tensor(name), {"dtype": k.choice(halves)})) if name and halves else None
+
+
+SELECTIONS: dict[str, Callable[[DrawContext, Json, torch.Tensor], tuple[Json, ...]]] = {
+    "where.number": lambda k, x, t: (k.mask_for(t), x, k.choice(NUMBERS)),
+    "masked_fill": lambda k, x, t: (x, k.mask_for(t), k.choice(NUMBERS)),
+    "stack": lambda k, x, t: ([x, x], 0),
+}
+"""Rows that select elements, with the rules for their arguments."""
+
+
+def _selection(k: DrawContext) -> Step | None:
+    """Draw a selection of elements of the last conversion's result. Its result takes the name of the conversion's."""
     for step in k.shadow.steps[-1:]:
-        names = step.names()
-        if step.op == "to.edge" and step.out and names and names[0] in k.shadow.env:
-            return Step("to.edge", (tensor(step.out[0]), {"dtype": dtype_name(k[names[0]].dtype)}))
-        if step.op in INVERSE and step.out and (step.op != "mul.fused" or len({*names}) == 1):
-            return Step(INVERSE[step.op], (tensor(step.out[0]),))
+        if step.op == "to.edge" and step.out:
+            name = k.choice(tuple(SELECTIONS))
+            return Step(name, SELECTIONS[name](k, tensor(step.out[0]), k[step.out[0]]), out=step.out)
+    return None
+
+
+def _undone(k: DrawContext) -> Step | None:
+    """Draw the inverse of the last step, applied to its result. After a selection of a conversion's result, draw the
+    inverse of the conversion. The inverse of a conversion mostly takes the name of its operand: a device need not
+    compute a half that is not observable."""
+    *earlier, step = k.shadow.steps[-2:] or (None,)
+    if step is None or not step.out:
+        return None
+    conversion = earlier[0] if earlier and step.op in SELECTIONS and earlier[0].out == step.out else step
+    if conversion.op == "to.edge":
+        source = conversion.names()[0]
+        if source not in k.shadow.env:
+            return None
+        out = step.out if conversion is not step or k.chance(1, 2) else ()
+        return Step("to.edge", (tensor(step.out[0]), {"dtype": dtype_name(k[source].dtype)}), out=out)
+    if step.op in INVERSE and (step.op != "mul.fused" or len({*step.names()}) == 1):
+        return Step(INVERSE[step.op], (tensor(step.out[0]),))
     return None
 
 
@@ -307,9 +339,12 @@ def _weighed(k: DrawContext, t: torch.Tensor) -> Given:
     return Given(k.factors(t), {"beta": k.choice((0, 0, 1, 2)), "alpha": k.choice((1, 2))})
 
 
+HALVED = Op("halved", NAME, MOVE, _halved)
+SELECTION = Op("selection", NAME, MOVE, _selection, FUNCTION)
 UNDONE = Op("undone", NAME, LOSSY, _undone, FUNCTION)
 FOLLOWERS = (
     UNDONE,
+    SELECTION,
     Op("gradient", NAME, METADATA, _gradient, may_raise=True),
     Op("wrapped", NAME, COMPUTE, _wrapped, FUNCTION),
 )

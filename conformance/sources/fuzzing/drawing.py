@@ -119,6 +119,13 @@ most compilers. If `only` names such families alone, every program is one."""
 HAZARD_TRIALS = 8
 """Number of times to draw a hazard or a topic before it is given up."""
 
+OPENINGS = (
+    *((OPS[name], edges.UNDONE) for name in (*edges.INVERSE, "to.edge")),
+    (edges.HALVED, edges.SELECTION, edges.UNDONE),
+)
+"""A program of edges opens with a step of a row and its inverse, each in turn. The last opening has a selection of
+elements in between: a compiler that cancels both conversions loses the rounding of the first."""
+
 KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
 """The dtypes and family weights of each kind of programs."""
 
@@ -499,6 +506,9 @@ class Drawing:
         program, or one of edge-case calls, opens."""
         d, fused = Draw(source), kind == fusion.NAME
         dtypes, weights = KINDS.get(kind, (DTYPES, FAMILY_WEIGHT))
+        opening = OPENINGS[turn % len(OPENINGS)] if kind == edges.NAME else ()
+        if edges.HALVED in opening:
+            dtypes = (*edges.PRECISE, *edges.HALVES)
         known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
         grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
         program = draw_inputs(d, known, grad, start, kind)
@@ -520,8 +530,9 @@ class Drawing:
         with contextlib.suppress(Broken):
             if state:
                 stateful.open_with(k, families, state, turn, most, lambda op, under: offer(k, op, tally, under=under))
-            elif kind == edges.NAME:
-                draw_pair(k, OPS[edges.INVERTED[turn % len(edges.INVERTED)]], most, tally)
+            for op in opening:
+                if len(shadow.steps) < most and (op.fits is None or k.holds(op.fits)):
+                    offer(k, op, tally)
             for _ in range(4 * most):
                 drawn = len(shadow.steps)
                 ends = drawn >= least and d.integer(0, most) == 0
@@ -535,7 +546,7 @@ class Drawing:
                     own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
                     stateful.draw(k, families, state, most, *own)
                 elif (following := _following(k, kind)) and d.chance(1, 3):
-                    offer(k, following[0], tally)
+                    offer(k, k.choice(following), tally)
                 else:
                     draw_step(k, families, tally, weights, follows=not kind)
         if state and shadow.done == len(shadow.steps) < self.steps[1]:
@@ -557,14 +568,6 @@ def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None
         offer(k, k.choice(fitting), tally)
     k.only = None
     return bool(fitting)
-
-
-def draw_pair(k: DrawContext, op: Op, most: int, tally: Tally | None) -> None:
-    """Draw a step of this row, if it fits a tensor, and a step that inverts it."""
-    if op.fits is None or k.holds(op.fits):
-        offer(k, op, tally)
-        if edges.UNDONE.draw(k) is not None and len(k.shadow.steps) < most:
-            offer(k, edges.UNDONE, tally)
 
 
 def draw_step(
@@ -621,7 +624,7 @@ def offer(
 
 
 def _following(k: DrawContext, kind: str) -> list[Op]:
-    """Rows that can invert the last step of a program of edges, or be its gradient."""
+    """Rows that can invert the last step of a program of edges, select from it, or be its gradient."""
     return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
 
 

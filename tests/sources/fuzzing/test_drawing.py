@@ -18,7 +18,7 @@ from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import judge_program
-from conformance.sources.fuzzing.drawing import DTYPES, Drawing, DrawingError, Tally, UnknownFamily
+from conformance.sources.fuzzing.drawing import DTYPES, OPENINGS, Drawing, DrawingError, Tally, UnknownFamily
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -222,6 +222,21 @@ class TestEdges:
         for number in range(2, 400, 8):
             program = Drawing().numbered(0, number)
             assert all(len(storage.make()) == storage.size for storage in program.storages)
+
+    def test_a_selection_lies_between_a_conversion_to_a_half_and_its_inverse(self):
+        """The last opening converts a float to a half, selects elements and converts back, all under one name, so a
+        device need not compute the half. Regression test: tiny did not round a half that `where` selected, and no
+        program had one."""
+        every = range(2 + 8 * (len(OPENINGS) - 1), 800, 8 * len(OPENINGS))
+        openings = [Drawing().numbered(0, number).steps[:3] for number in every]
+        rounding = [
+            (half, selection, whole)
+            for half, selection, whole in openings
+            if half.op == whole.op == "to.edge" and half.out == selection.out == whole.out
+        ]
+        assert {selection.op for _, selection, _ in rounding} == {*edges.SELECTIONS}
+        assert {half.args[1]["dtype"] for half, _, _ in rounding} == {*edges.HALVES}
+        assert all(whole.args[1]["dtype"] in edges.PRECISE for _, _, whole in rounding)
 
     def test_zeros_of_both_signs_are_not_compared(self):
         """PyTorch does not define the order of 0.0 and -0.0."""
