@@ -23,9 +23,6 @@ class Guarded(torch.Tensor):
         tensor.raw = raw
         return tensor
 
-    def tolist(self) -> Any:
-        return self.raw.tolist()
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call(func, *args, **(kwargs or {}))

@@ -146,7 +146,10 @@ class TestBackward:
 
     def test_the_device_is_there_before(self, tmp_path, monkeypatch):
         """The script loads the device before any `backward`. Regression test: the script ran `backward` on torch CPU
-        before it loaded the device, and then died on the device: `device_ready_queues_ INTERNAL ASSERT FAILED`."""
+        before it loaded the device, and then died on the device: `device_ready_queues_ INTERNAL ASSERT FAILED`.
+
+        Torch refuses `tolist` on the device's tensors, since they are of a subclass. Regression test: the script called
+        it to print its answer, and ended with torch's error."""
         wrong = Mismatch("grad", "grad of a", "[2.0, 2.0, 2.0]", "[3.0, 3.0, 3.0]", "3 of 3 elements differ")
         target = describe_target("device:guarded,import=guarded_device,without=storages+set_+as_strided+data_ptr")
         text = script(self.WRITTEN, target, [wrong], bad_step=1)
