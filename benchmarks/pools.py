@@ -83,6 +83,9 @@ class Simulated(Pool):
     def alive(self) -> int:
         return 1
 
+    def busy(self) -> list[tuple[Task, float]]:
+        return []
+
     def close(self) -> None:
         pass
 

@@ -78,6 +78,10 @@ class PlacedPool(Pool):
             else:
                 yield task, result
 
+    def busy(self) -> list[tuple[Task, float]]:
+        """See `Pool.busy`."""
+        return self.pool.busy()
+
     def alive(self) -> int:
         """See `Pool.alive`."""
         return self.pool.alive()

@@ -176,6 +176,9 @@ class Pool(Protocol):
         WorkerDied, Stopped, and OutOfTime at the time `until`, in seconds since the epoch.
         """
 
+    def busy(self) -> list[tuple[Task, float]]:
+        """Return the tasks that workers have not ended, each with the seconds since a worker took it."""
+
     def alive(self) -> int:
         """Return how many workers are ready or busy."""
 

@@ -159,6 +159,10 @@ class LocalPool(Pool):
         self._census()
         self._folder.cleanup()
 
+    def busy(self) -> list[tuple[Task, float]]:
+        """See `Pool.busy`."""
+        return [(running.task, time.monotonic() - running.submitted) for running in self._running.values()]
+
     def alive(self) -> int:
         """See `Pool.alive`."""
         return self._census()

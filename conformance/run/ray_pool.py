@@ -60,7 +60,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # devices stay
 
 @dataclass
 class _Seat:
-    """An actor, its pending call and the time of its last sign of life, and its task or None."""
+    """An actor, its pending call and the time of its last sign of life, and its task or None, with its start."""
 
     actor: Any
     reference: Any
@@ -68,6 +68,7 @@ class _Seat:
     node: str = ""
     ready: bool = False
     task: Task | None = None
+    began: float = 0.0
 
 
 class _Actor(Supervisor):
@@ -214,6 +215,10 @@ class RayPool(Pool):
             _kill(seat.actor)
         self._seats.clear()
 
+    def busy(self) -> list[tuple[Task, float]]:
+        """See `Pool.busy`."""
+        return [(seat.task, time.monotonic() - seat.began) for seat in self._seats if seat.task is not None]
+
     def alive(self) -> int:
         """See `Pool.alive`."""
         return sum(self.workers.values())
@@ -310,6 +315,7 @@ class RayPool(Pool):
             return
         seat.task = task
         seat.reference, seat.since = seat.actor.look.remote(WATCH, relayed), time.monotonic()
+        seat.began = seat.since
 
     def _hear(self, seat: _Seat) -> None:
         """Process the answer of an actor's pending call."""

@@ -126,6 +126,11 @@ def run(
             elif len(outcome.results) < len(chosen):
                 missing = len(chosen) - len(outcome.results)
                 outcome.notes.append(f"{missing} of {len(chosen)} cases not run, since the time was over")
+                outcome.notes += [
+                    f"{task.name} had given no answer after {ran:.0f} s when the time was over"
+                    for task, ran in cases.busy()
+                    if ran > SHARE * seconds
+                ]
             if not failed and time.monotonic() < until:
                 _mark_flaky(outcome, cases, again, reruns)
         for layer in cases.without_backend:

@@ -20,6 +20,7 @@ from conformance.record.result import Outcome, Result, Run
 from conformance.sources.opinfo import plan, runner
 from conformance.sources.opinfo.journal import NAME, Journal
 from tests.run import signals
+from tests.sources.opinfo.conftest import PLANTED
 
 if TYPE_CHECKING:
     from .conftest import Command
@@ -345,6 +346,17 @@ class TestCommand:
             [result] = model.load(command.reports / "opinfo.json").results
             assert result.outcome is Outcome.TIMEOUT
             assert result.failures[0].actual == f"gave no answer {said}"
+
+    def test_a_hang_when_the_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A case that runs at the end of `--minutes` is named. Regression test: a device that hung in its first case
+        got only the advice to give more minutes, since a hang has up to 300 s to build kernels."""
+        monkeypatch.syspath_prepend(str(PLANTED))
+        monkeypatch.setattr(runner, "SHARE", 0.0)
+        run = runner.run("planted", selections=[plan.Selection(("acosh",), ("float32",), samples=2)], seconds=5.0)
+        assert not run.results
+        assert run.notes[0] == "1 of 1 cases not run, since the time was over"
+        hung = r"acosh::float32::forward::as_sampled had given no answer after \d+ s when the time was over"
+        assert re.fullmatch(hung, run.notes[1])
 
     def test_stop_at_first_failure(self, command: Command) -> None:
         """The run stops at the first undeclared failure and reports that; `--resume` continues."""
