@@ -154,7 +154,7 @@ def declare(run: Run, path: Path, reason: str = "") -> list[str]:
     ReportError."""
     kept, done = update(read(path), run, reason)
     write_atomic(path, dumps(kept, HEAD.format(target=quoted(run.title))))
-    return [*done, f"{path}: {len(kept)} entries"]
+    return [*done, f"{path}: {counted(len(kept), 'entry')}"]
 
 
 def update(declarations: Sequence[Declaration], run: Run, reason: str = "") -> tuple[list[Declaration], list[str]]:

@@ -425,8 +425,9 @@ def summary_line(run: Run) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun: `1 program`, `2 programs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number and its noun: `1 program`, `2 programs`, `2 entries`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),

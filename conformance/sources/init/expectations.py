@@ -81,7 +81,8 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         from conformance.sources.fuzzing.results import parts
 
         problems += check(read(path), FINDINGS, parts())
-    entries = f"{len(read(path))} entries, every name exists" if path.exists() else "no such file, so no entries"
+    entries = f"{model.counted(len(read(path)), 'entry')}, every name exists"
+    entries = entries if path.exists() else "no such file, so no entries"
     print("\n".join(problems) or "\n".join([f"{path}: {entries}", *skipped]))
     return model.exit_code(len(problems), compared=1)
 
@@ -110,7 +111,7 @@ def _print(declarations: Sequence[Declaration], subject: str) -> None:
     """Print declarations as they are in their files, with their places, and their number."""
     for declaration in declarations:
         print(f"# {declaration.where}\n{declaration.toml()}")
-    print(f"{len(declarations)} {'entry' if len(declarations) == 1 else 'entries'} for {subject}")
+    print(f"{model.counted(len(declarations), 'entry')} for {subject}")
 
 
 _COMMANDS = {"update": _update, "check": _check, "explain": _explain}

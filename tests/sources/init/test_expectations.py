@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.record import result as model
-from conformance.record.result import Outcome, Result, Run
+from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.sources.init.expectations import main
 
 
@@ -26,3 +26,15 @@ def test_a_file_that_does_not_exist(words, tmp_path, capsys):
     """A named file that does not exist is refused. Regression test: it had "0 entries, every name exists"."""
     assert main(["--file", str(tmp_path / "none.toml"), *words]) == 2
     assert "none.toml does not exist; give the path of a file of declarations" in capsys.readouterr().err
+
+
+def test_one_entry(tmp_path, capsys):
+    """A file of one entry has "1 entry". Regression test: it had "1 entries"."""
+    wrong = Failure("value", "result", "1", "2")
+    failed = Result("sin", "float32", "forward", "as_sampled", Outcome.FAIL, samples=1, failures=(wrong,))
+    model.save(Run("cpu", [failed]), tmp_path / "opinfo.json")
+    file = ["--target", "cpu", "--file", str(tmp_path / "declared.toml")]
+    assert main(["update", str(tmp_path / "opinfo.json"), *file]) == 0
+    assert capsys.readouterr().out.endswith("declared.toml: 1 entry\n")
+    assert main(["explain", "sin", *file]) == 0
+    assert capsys.readouterr().out.endswith("1 entry for sin\n")
