@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from conformance.declare.features import FEATURES
 from conformance.engine.aten_ops import Operators
 from conformance.program.execute import RunningProgram
@@ -21,6 +23,7 @@ from conformance.program.steps.op import VIEW, Json, Op, Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.verdict import FURTHER, Verdict
 from conformance.record.finding import MOVE, shown_by
+from conformance.standalone.moving import storage_key
 from conformance.standalone.oracles import Mismatch
 
 NAMED = re.compile(r"\b(?:aten|prims)::(\w+)")
@@ -80,8 +83,10 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     if op is None or wrong not in ("value", "aliasing", "error"):
         return Cause(wrong, name)
     written = _written(op, step)
-    spoilt = [mismatch.where.partition("[")[0] for mismatch in verdict.mismatches if mismatch.oracle == "value"]
-    if wrong == "value" and spoilt and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
+    values = [mismatch for mismatch in verdict.mismatches if mismatch.oracle == "value"]
+    spoilt = [mismatch.where.partition("[")[0] for mismatch in values]
+    unseen = written.startswith("_") and bool(values) and _in_written(program, at, written, values[0])
+    if wrong == "value" and spoilt and not unseen and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
         wrong = "aliasing"  # the step's results are right, but another tensor is wrong
     if fails is not None and written:
         view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, written))), None)
@@ -134,6 +139,22 @@ def _written(op: Op, step: Step) -> str:
     if isinstance(op.writes, int) and op.writes < len(step.args):
         argument = step.args[op.writes]
     return str(argument.get("t", "")) if isinstance(argument, dict) else ""
+
+
+def _in_written(program: Program, at: int, written: str, mismatch: Mismatch) -> bool:
+    """Return whether the first wrong element lies in the memory that the step writes. If the written view is not
+    observed, such an element of its base shows a wrong write."""
+    running = RunningProgram(program)
+    running.run(program.steps[:at])
+    view, base = running.env.get(written), running.env.get(mismatch.where)
+    if view is None or base is None or {view.layout, base.layout} != {torch.strided}:
+        return False
+    index = [int(number) for number in re.findall(r"\d+", mismatch.first)]
+    if len(index) != base.dim() or storage_key(view) != storage_key(base) or view.dtype is not base.dtype:
+        return False  # the mismatch names no element, or the view cannot contain it
+    cell = base.storage_offset() + sum(number * step for number, step in zip(index, base.stride(), strict=True))
+    cells = torch.arange(base.untyped_storage().nbytes() // base.itemsize)
+    return cell in cells.as_strided(view.size(), view.stride(), view.storage_offset())
 
 
 def _maker(program: Program, before: int, name: str) -> Step | None:
