@@ -29,8 +29,8 @@ PLANTED = ROOT / "tests" / "planted"
 sys.path[:0] = [str(ROOT), str(PLANTED)]
 
 from conformance.engine.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
+from conformance.program.calls import judge_program  # noqa: E402
 from conformance.program.model import ProgramError, read_program  # noqa: E402
-from conformance.program.verdict import judge_program  # noqa: E402
 from conformance.record.causes import causes_of  # noqa: E402
 from conformance.record.result import load  # noqa: E402
 

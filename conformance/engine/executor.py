@@ -30,6 +30,11 @@ Watch = Callable[[int, bool], None]
 """Callback that receives the number of a step before it runs, and whether the step may build kernels for the first
 time."""
 
+
+def no_watch(number: int, builds: bool) -> None:
+    """Do nothing; the default of each `Watch`."""
+
+
 _RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()
 """The signatures of all steps that each target has run in this process."""
 
@@ -163,7 +168,7 @@ class Executor:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def run(self, subject: Subject, *, each: bool = False, watch: Watch = lambda number, builds: None) -> Execution:
+    def run(self, subject: Subject, *, each: bool = False, watch: Watch = no_watch) -> Execution:
         """Run a subject, and observe it at the end, or after each step if `each`.
 
         The target first forgets the state of earlier subjects, so kernels depend on the subject alone. The

@@ -22,9 +22,10 @@ from conformance.engine.aten_ops import is_metadata_only, name_of
 from conformance.engine.kernel_tables import key_of
 from conformance.engine.layers import Layered
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.compiler_attribution import compiler_culprit
 from conformance.program.model import Program
-from conformance.program.verdict import Verdict, judge_program
+from conformance.program.verdict import Verdict
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode, has_kernel, run_kernel, tree_leaves, tree_map
 

@@ -12,17 +12,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
-from conformance.engine.executor import Executor, Watch
+from conformance.engine.executor import Executor, Watch, no_watch
 from conformance.engine.target import Target
-from conformance.program import metamorphic
-from conformance.program import verdict as one_call
 from conformance.program.execute import Broken, CallsSubject
 from conformance.program.float64 import differences
+from conformance.program.metamorphic import judge_relations
 from conformance.program.model import Program, ProgramError, call_of
 from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
 from conformance.program.unsupported import unsupported_reason
-from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, CpuFunction, Verdict
+from conformance.program.verdict import (
+    UNAVAILABLE,
+    UNCAPTURED,
+    WATCHED,
+    CpuFunction,
+    Verdict,
+    judge_call,
+    located,
+    reached,
+)
 from conformance.record.measurements import RECOMPILED, Measurements
 from conformance.standalone.oracles import compare
 
@@ -82,16 +90,19 @@ def judge_program(
     target: Target,
     *,
     locate: bool = True,
-    watch: Watch = lambda number, builds: None,
+    watch: Watch = no_watch,
     baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
-    """Return the verdict on a program and all its calls; on its first call if the target transforms no functions, or is
-    judged by relations."""
+    """Run the program on the target and on torch CPU, compare all its calls, and return the verdict. If the target
+    transforms no functions, or is judged by relations, the program has its first call only.
+
+    With `locate`, search the first bad step of a failure. The executor calls `watch` before each step (see
+    `Executor.run`). `baseline` has the counts of an earlier run by digest of the program and measure. Raises
+    ProgramError if the program has no defined meaning on torch CPU."""
     if target.relations:
-        return metamorphic.judge_program(replace(program, calls=()), target, locate=locate, watch=watch)
+        return judge_relations(call_of(program, 0), target, locate=locate, watch=watch)
     if not program.calls or not target.transforms_program:
-        alone = replace(program, calls=())
-        return one_call.judge_program(alone, target, locate=locate, watch=watch, baseline=baseline)
+        return judge_call(call_of(program, 0), target, locate=locate, watch=watch, baseline=baseline)
     reason = unsupported_call(program, target)
     if reason:
         return Verdict(unsupported=reason)
@@ -112,7 +123,7 @@ def judge_program(
         if wrong:
             sides, change = (expected[at].observation, actual), change_of(program, number) if number else ""
             return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
-    if execution.capture is not None and not execution.capture.ops and not all(step.raises for step in program.steps):
+    if not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     return Verdict(arbitrated=arbitrated, calls=len(every), measured=measured)
 
@@ -160,9 +171,7 @@ def _unwatched(program: Program, expected: list[Reference]) -> bool:
     )
 
 
-def resolved(
-    program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None
-) -> tuple[Program, Verdict]:
+def resolved(program: Program, verdict: Verdict, target: Target, watch: Watch = no_watch) -> tuple[Program, Verdict]:
     """Return the program to report for a failing verdict, and its verdict.
 
     If a call also fails as the first call of the function, it is reported as a program of one call. Otherwise the calls
@@ -171,9 +180,9 @@ def resolved(
         return program, verdict
     if verdict.call == 0:  # it ran before the others
         alone = call_of(program, 0)
-        return alone, one_call.located(alone, Verdict(verdict.mismatches, sides=verdict.sides), target, watch)
+        return alone, located(alone, Verdict(verdict.mismatches, sides=verdict.sides), target, watch)
     alone = call_of(program, min(verdict.call, len(program.calls)) if verdict.change != KEPT else 0)
-    first = one_call.judge_program(alone, target, watch=watch)
+    first = judge_call(alone, target, watch=watch)
     if first.mismatches:
         return alone, first
     return replace(program, calls=program.calls[: verdict.call]), verdict

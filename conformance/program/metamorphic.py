@@ -1,6 +1,6 @@
 """Verdict on a program by metamorphic relations: the target must answer a rewritten program as the program itself.
 
-Defines `judge_program` for targets with `relations`. The target runs both programs, so it needs no trusted reference.
+Defines `judge_relations` for targets with `relations`. The target runs both programs, so it needs no trusted reference.
 Torch CPU only says whether the programs have a defined meaning, which of their tensors share memory, and which answers
 float64 gives. A difference breaks the relation if rounding does not explain it: each side must be within the tolerances
 of float64's answer, or about as far from it as the other one.
@@ -58,9 +58,7 @@ class RelatedProgram(JudgedProgram):
         return [*super().swayed(mismatches, self.cpu, actual), *moved]
 
 
-def judge_program(
-    program: Program, target: Target, *, locate: bool = True, watch: Watch = lambda number, builds: None
-) -> Verdict:
+def judge_relations(program: Program, target: Target, *, locate: bool, watch: Watch) -> Verdict:
     """Return the verdict on a program by the target's relations: the first broken one.
 
     With `locate`, search the step that breaks it. Raises ProgramError if the program has no defined meaning on torch

@@ -9,11 +9,11 @@ between. The last step of the wrong prefix is the first bad step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conformance.engine.executor import Executor, Watch
+from conformance.engine.executor import Executor, Watch, no_watch
 from conformance.engine.judge import bounded, exceeding
 from conformance.engine.layers import Layered
 from conformance.engine.target import Capture, Target
@@ -129,19 +129,15 @@ UNCAPTURED = "a program of which the compiler was handed nothing"
 UNAVAILABLE = "a layout of an input that the device has no way to make"
 
 
-def judge_program(
+def judge_call(
     program: Program,
     target: Target,
     *,
     locate: bool = True,
-    watch: Watch = lambda number, builds: None,
+    watch: Watch = no_watch,
     baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
-    """Run the program on the target and on torch CPU and compare.
-
-    With `locate`, search the first bad step of a failure. The executor calls `watch` before each step (see
-    `Executor.run`). `baseline` has the counts of an earlier run by digest of the program and measure. Raises
-    ProgramError if the program has no defined meaning on torch CPU."""
+    """Return the verdict on a program of one call; see `calls.judge_program`."""
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
@@ -155,7 +151,7 @@ def judge_program(
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
     mismatches, arbitrated = differences(program, expected, actual, target, target.oracles)
-    if execution.capture is not None and not mismatches and not _reached(program, execution.capture):
+    if not mismatches and not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
         where = f"step {execution.failed_step}"
@@ -173,18 +169,14 @@ def judge_program(
         arbitrated=arbitrated,
         sides=(expected.observation, actual),
     )
-    if (
-        verdict.passed
-        and target.lazy
-        and any(OPS[step.op].family == FUSION for step in program.steps if step.op in OPS)
-    ):
+    if verdict.passed and target.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
         return _step_by_step(program, target, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
     return located(program, verdict, target, watch)
 
 
-def located(program: Program, verdict: Verdict, target: Target, watch: Watch = lambda number, builds: None) -> Verdict:
+def located(program: Program, verdict: Verdict, target: Target, watch: Watch) -> Verdict:
     """Return a failing verdict with the first bad step. Unless a missing error names it, the program runs again, so a
     failure may vanish."""
     suspected = suspect(program, verdict.mismatches)
@@ -211,10 +203,10 @@ def _step_by_step(program: Program, target: Target, together: Verdict, watch: Wa
     return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
 
 
-def _reached(program: Program, capture: Capture) -> bool:
-    """Return whether the compiler received ops. If every step must raise, each may do so during tracing, which counts
-    as reached."""
-    return bool(capture.ops) or all(step.raises for step in program.steps)
+def reached(program: Program, capture: Capture | None) -> bool:
+    """Return whether the compiler received ops, if the target counts them. If every step must raise, each may do so
+    during tracing, which counts as reached."""
+    return capture is None or bool(capture.ops) or all(step.raises for step in program.steps)
 
 
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
@@ -223,7 +215,7 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
 
 
 def shortest(
-    program: Program, target: Target, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_program
+    program: Program, target: Target, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_call
 ) -> Target:
     """Return the target that ends with the first layer that gives all the wrong answers. Return the target itself if no
     earlier one does, if its last layer is not slow, or if it is no stack of layers.
@@ -260,9 +252,7 @@ def suspect(program: Program, mismatches: Sequence[Mismatch]) -> int:
     return 0
 
 
-def first_bad_step(
-    program: Program, target: Target, watch: Watch = lambda number, builds: None, suspected: int = 0
-) -> tuple[int, Mismatch] | None:
+def first_bad_step(program: Program, target: Target, watch: Watch, suspected: int) -> tuple[int, Mismatch] | None:
     """Run with an observation after each step, and return the number of the first bad step with its mismatch.
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
@@ -286,7 +276,7 @@ def _wrong_inputs(program: Program, target: Target, watch: Watch) -> tuple[int, 
 
 
 def first_bad_beginning(
-    program: Program, target: Target, watch: Watch = lambda number, builds: None, suspected: int = 0
+    program: Program, target: Target, watch: Watch, suspected: int = 0
 ) -> tuple[int, Mismatch] | None:
     """Return the length of a wrong prefix of the program, and its mismatch; None if the failure is not reproduced.
 
@@ -294,11 +284,7 @@ def first_bad_beginning(
     prefix is compiled anew, so the search runs few: first the two that end with the suspected step and before it, and
     if these do not settle it, it bisects. It finds the shortest wrong prefix unless a later step hides the difference
     again."""
-    executor, shadow = Executor(target), Shadow(program)
-    expected = []
-    for step in program.steps:
-        shadow.step(step)
-        expected.append(Reference(shadow.observe(), shadow.exact_names()))
+    executor, expected = Executor(target), list(_after_each_step(program))
 
     def wrong(number: int) -> Mismatch | None:
         beginning = program.with_steps(program.steps[:number])
@@ -318,14 +304,19 @@ def first_bad_beginning(
 
 
 def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:
-    shadow = Shadow(program)
-    for number, (step, actual) in enumerate(zip(program.steps, seen, strict=False), 1):
-        shadow.step(step)
-        expected = Reference(shadow.observe(), shadow.exact_names())
+    for number, (actual, expected) in enumerate(zip(seen, _after_each_step(program), strict=False), 1):
         wrong = _difference(program.with_steps(program.steps[:number]), target, expected, actual)
         if wrong is not None:
             return number, wrong
     return None
+
+
+def _after_each_step(program: Program) -> Iterator[Reference]:
+    """Yield the answer of torch CPU after each step."""
+    shadow = Shadow(program)
+    for step in program.steps:
+        shadow.step(step)
+        yield Reference(shadow.observe(), shadow.exact_names())
 
 
 def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:

@@ -17,12 +17,12 @@ import torch
 from conformance.engine.executor import Executor, StepFailed
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
-from conformance.program.calls import unsupported_call
+from conformance.program.calls import judge_program, unsupported_call
 from conformance.program.execute import ProgramSubject, SteppedProgram, make_inputs
 from conformance.program.model import Call, Input, Program, Storage, dump
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import UNCAPTURED, judge_program
+from conformance.program.verdict import UNCAPTURED
 from conformance.record.errors import TargetError
 from conformance.record.measurements import COMPILED, NOT_COMPILED, PARTLY
 from conformance.record.result import Outcome, Result, load

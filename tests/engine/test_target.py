@@ -15,9 +15,9 @@ from conformance.declare.declaration import unsupported
 from conformance.engine.aten_ops import AtenOps
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.model import read_program
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge_program
 from conformance.record.errors import TargetError
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.fuzzing.command import main

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from conformance.program.attribution import culprit
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.patterns import LESS_PRECISE
@@ -43,7 +43,7 @@ sys.path[:0] = {[str(PLANTED.parents[1]), str(PLANTED)]!r}
 from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
 from conformance.program.model import Program
-from conformance.program.verdict import judge_program
+from conformance.program.calls import judge_program
 target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), dict()
 import toy_device
 for name, program in json.loads(sys.argv[1]).items():

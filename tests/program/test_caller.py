@@ -9,6 +9,7 @@ import torch
 
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.execute import functions
 from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.reduce import reduce_program
@@ -17,7 +18,7 @@ from conformance.program.shadow import reference
 from conformance.program.source import caller, source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason
-from conformance.program.verdict import judge_program, signature
+from conformance.program.verdict import signature
 
 NEUTRAL = Program(
     (Storage("float32", 3),),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from conformance.program.calls import judge_program
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import Verdict, judge_program
+from conformance.program.verdict import Verdict
 from conformance.record.finding import MOVE
 from conformance.selftest.faults import DISPATCH, FAULTS, FUNCTION, WRITES, Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted

@@ -11,9 +11,9 @@ import torch._inductor.fx_passes.post_grad
 
 from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 
 CELLS = Storage("float32", 6, [-1.0, 2.0, -3.0, 4.0, -5.0, 6.0])
 GIVEN = Input("a", 0, "float32", (2, 3), (3, 1))

@@ -12,11 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step
-from conformance.program.verdict import judge_program
 
 CANCELS = [0.0, -8.0, -2.5]
 """Inputs for which torch CPU's logsumexp in bfloat16 has an error of four hundredths."""

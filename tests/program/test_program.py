@@ -11,13 +11,13 @@ import torch
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, ProgramError, Storage, dump, read_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import judge_program
 from conformance.record.measurements import KERNELS, Measurements
 from conformance.selftest.faults import FAULTS, Fault
 from conformance.selftest.mutants import MutantTarget, Planted

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.execute import make_inputs
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import (
@@ -23,7 +24,7 @@ from conformance.program.reduce import (
 )
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program, signature
+from conformance.program.verdict import signature
 from conformance.sources.fuzzing.drawing import Drawing
 
 

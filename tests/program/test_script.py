@@ -15,11 +15,11 @@ import pytest
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.model import LOOP, Input, Program, Storage
 from conformance.program.reduce import reduce_program
 from conformance.program.script import script
 from conformance.program.steps.op import Step, definitions_of, tensor
-from conformance.program.verdict import judge_program
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.finding import FailingProgram, ended

@@ -9,6 +9,7 @@ import torch
 from conformance.declare.declaration import unsupported
 from conformance.engine.executor import Executor
 from conformance.engine.loading import describe_target, load_target
+from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject, RunningProgram
 from conformance.program.float64 import truth_of
 from conformance.program.model import Input, Program, ProgramError, Storage
@@ -22,7 +23,7 @@ from conformance.program.steps.stateful import TOPICS
 from conformance.program.steps.states import OF_STEPS, STATES, ordered, within
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
-from conformance.program.verdict import CpuFunction, judge_program
+from conformance.program.verdict import CpuFunction
 from conformance.sources.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
 from conformance.standalone.oracles import compare
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import gist, judge_program, signature, suspect
+from conformance.program.verdict import gist, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from conformance.engine.target import SPARSE, Target
+from conformance.program.calls import judge_program
 from conformance.program.gradients import with_gradient
 from conformance.program.model import Program
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS, unsupported_steps
-from conformance.program.verdict import judge_program
 from conformance.sources.fuzzing.drawing import Drawing
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import UNCAPTURED, judge_program
+from conformance.program.verdict import UNCAPTURED
 from conformance.record.result import Outcome
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case

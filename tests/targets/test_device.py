@@ -11,10 +11,10 @@ import torch
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.probe import trial
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_script import from_op_db
 from conformance.standalone.oracles import Mismatch

@@ -9,9 +9,9 @@ import pytest
 import conformance.backend as backend
 from conformance.backend.lazy import steps
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 
 TWO_CALLS = Program(
     (Storage("float32", 6),),

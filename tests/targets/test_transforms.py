@@ -10,6 +10,7 @@ import torch
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject, functions
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.script import script
@@ -17,7 +18,6 @@ from conformance.program.shadow import reference
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.program.verdict import judge_program
 from conformance.record.errors import TargetError
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from conformance.engine.executor import Executor, OneCall, Transform, Watch
+from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_watch
 from conformance.engine.target import Target
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import HELD_TIMES
@@ -87,7 +87,7 @@ def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Te
     return names["program"], names["inputs"]
 
 
-def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> list[Part]:
+def measure(case: Case, target: Target, watch: Watch = no_watch) -> list[Part]:
     """Return all measurements of the case, the worst first. Raises Unmeasured, Raises, and TargetError."""
     row, dtype = case.row, getattr(torch, case.dtype)
     program, inputs = built(row)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.engine.executor import Executor, OneCall, Transform, Watch
+from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_watch
 from conformance.engine.target import Target
 from conformance.record.footprint import allowed
 from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
@@ -70,7 +70,7 @@ def on_cpu(case: Case) -> tuple[Side, Exact]:
         raise raised_on_cpu(error) from None
 
 
-def measure(case: Case, target: Target, watch: Watch = lambda number, builds: None) -> tuple[Side, Side]:
+def measure(case: Case, target: Target, watch: Watch = no_watch) -> tuple[Side, Side]:
     """Return torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
     cpu, exact = on_cpu(case)
     gc.collect()

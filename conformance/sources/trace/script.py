@@ -15,13 +15,14 @@ import torch
 from conformance.engine.loading import load_target
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.capture import NotAnInput, Unwritable, as_inputs, inputs_of
 from conformance.program.model import LARGEST_STORAGE, Input, Program, Storage
 from conformance.program.reduce import CALL_PASSES, reduce_program
 from conformance.program.script import script
 from conformance.program.steps.op import Json, Step, dtype_name
 from conformance.program.steps.table import OPS
-from conformance.program.verdict import Verdict, judge_program
+from conformance.program.verdict import Verdict
 from conformance.record.errors import DeviceLost, TargetError
 from conformance.sources.trace.call import RESULT, NodeCall, TracedCall
 from conformance.sources.trace.faults import Fault

@@ -16,9 +16,9 @@ from conformance.backend.lazy import flush, storage
 from conformance.backend.lazy.storage import lazy_storage
 from conformance.backend.runtime import replay, scheduler
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS
-from conformance.program.verdict import judge_program
 from conformance.record import names
 from conformance.record.program_stats import ProgramStats
 from conformance.sources.fuzzing import arguments

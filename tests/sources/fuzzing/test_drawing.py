@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, find, given, settings
 
 from conformance import programs
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Program, dump
 from conformance.program.reduce import reduce_program, settle
 from conformance.program.shadow import reference
 from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.program.verdict import judge_program
 from conformance.sources.fuzzing.drawing import DTYPES, OPENINGS, Drawing, DrawingError, Tally, UnknownFamily
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.steps import definitions, functions
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
-from conformance.program.verdict import judge_program
 from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.model import Program
 from conformance.program.steps.hazards import CELLS, FUNCTION_STEPS, NAME, NEEDS, PER_FUNCTION
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
-from conformance.program.verdict import judge_program
 from conformance.sources.fuzzing.drawing import HAZARDS_AT, HAZARDS_EVERY, Drawing
 from conformance.sources.fuzzing.tally import Tally
 from scripts import hazard_cells

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conformance.engine.loading import describe_target, load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, digest, dump, read_program
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing

@@ -10,10 +10,11 @@ import pytest
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program, signature
+from conformance.program.verdict import signature
 from conformance.sources.fuzzing.command import main
 from tests.sources.fuzzing.saved import fuzz_result
 

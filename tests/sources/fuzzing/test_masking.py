@@ -15,9 +15,9 @@ import pytest
 
 from conformance.declare.declaration import read
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.report.summary import masked

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from conformance.program.calls import judge_program
 from conformance.program.model import Program, ProgramError
 from conformance.program.script import script
 from conformance.program.steps.draw import Draw
-from conformance.program.verdict import judge_program
 from conformance.selftest.faults import Call, Fault
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing import op_db, op_db_calls

@@ -10,9 +10,9 @@ import pytest
 
 from conformance.declare.declaration import read
 from conformance.engine.loading import describe_target, load_target
+from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import judge_program
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, WITHOUT_BACKEND, Outcome
 from conformance.report import html, machine

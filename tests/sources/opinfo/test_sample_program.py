@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
+from conformance.program.calls import judge_program
 from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program
-from conformance.program.verdict import judge_program
 from conformance.record.names import LAYOUTS, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.plan import Case
