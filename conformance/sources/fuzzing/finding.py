@@ -17,6 +17,7 @@ from conformance.record.finding import (
     CRASH,
     FAIL,
     FLAKY,
+    HARNESS,
     MEMORY,
     MOVE,
     TIMEOUT,
@@ -119,6 +120,13 @@ class FailingProgram:
         """Whether the first difference is an error of one side, whose text may be that of several bugs. The text of a
         missing operator names it."""
         return self.kind == FAIL and self.property in ("error", "missing error")
+
+    @functools.cached_property
+    def shrinkable(self) -> bool:
+        """Whether a smaller program can show the failure: the death of a worker, or a difference of the target."""
+        if self.kind in DEATHS:
+            return self.program != NOTHING
+        return self.kind != HARNESS and bool(self.mismatches)
 
     @functools.cached_property
     def exit_reasons(self) -> frozenset[ExitReason]:

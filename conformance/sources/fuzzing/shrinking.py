@@ -26,7 +26,7 @@ from conformance.run import signals
 from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.worker import environment
 from conformance.sources.fuzzing import smaller
-from conformance.sources.fuzzing.finding import DEATHS, NOTHING, FailingProgram
+from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.programs.progress import Progress
 
@@ -99,10 +99,11 @@ class LocalShrinker:
 
     def smaller(self, finding: FailingProgram, until: float = math.inf) -> FailingProgram:
         """Return the finding on the smallest program found by `until`. A death that does not repeat in a fresh worker
-        is FLAKY. If a smaller program ends the worker, another one goes on. Raises errors of the harness itself."""
+        is FLAKY. If a smaller program ends the worker, another one goes on. A finding that is not `shrinkable` stays as
+        it is. Raises errors of the harness itself."""
+        if not finding.shrinkable:
+            return finding
         if finding.kind in DEATHS:
-            if finding.program == NOTHING:
-                return finding
             try:
                 repeats = self._repeats(finding, until)
             except OutOfTime:

@@ -80,7 +80,7 @@ def shrink(
 
 
 class Minimizer:
-    """Minimization of one finding that ends no worker.
+    """Minimization of one finding with mismatches.
 
     If the finding also shows on PyTorch without the backend, so must each smaller program. Otherwise each smaller
     program must have a mismatch that does not show there. If the last layer of a target is slow, the trials run on the

@@ -80,7 +80,7 @@ def targets(tmp_path, monkeypatch) -> str:
 
             @property
             def oracles(self):
-                if "_judged" in {frame.function for frame in inspect.stack()}:
+                if {"_judged", "shrink"} & {frame.function for frame in inspect.stack()}:
                     raise RuntimeError("no verdict")
                 return self.judged
 
@@ -265,6 +265,16 @@ class TestReplay:
         assert (smaller["target"], smaller["kind"]) == (targets + name, kind)
         assert len(smaller["program"]["steps"]) == 1
         assert main(["--target", "cpu", "--replay", str(saved), *words]) == 0
+
+    def test_a_program_on_which_the_harness_fails(self, targets, tmp_path, capsys):
+        """Replay and minimization report the fault. Regression test: minimization ended with its traceback."""
+        saved, words = tmp_path / "found.json", ("--target", targets + "Unjudged", "--reports", str(tmp_path))
+        saved.write_text(dump(PROGRAM))
+        for option in ("--replay", "--minimize"):
+            assert main([option, str(saved), *words]) == 1
+            said = capsys.readouterr()
+            assert "RuntimeError: no verdict" in said.out
+            assert not said.err
 
     def test_a_folder(self, targets, tmp_path, capsys):
         """Programs after a crashing one still run."""

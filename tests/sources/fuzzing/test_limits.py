@@ -42,6 +42,7 @@ from conformance.sources.fuzzing.terminal import summarize
 from conformance.standalone.oracles import Mismatch
 
 PLANTED = Path(__file__).parents[2] / "planted"
+WRONG = (Mismatch("value", "b", "1.0", "2.0"),)
 
 
 def program(*steps: Step) -> Program:
@@ -199,7 +200,7 @@ class TestMinutes:
         """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
         FLAKY."""
         steps = [NEG] * 8
-        finding = FailingProgram(kind, 0, 7, "a group", program(*steps), step=8)
+        finding = FailingProgram(kind, 0, 7, "a group", program(*steps), WRONG, step=8)
         until = clock.now + left
         slow.answer = False if kind != FAIL else finding
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
@@ -215,7 +216,7 @@ class TestMinutes:
         requests: list[Any] = []
         monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: requests.append((args, options)))
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
-            shrinker.smaller(FailingProgram(FAIL, 0, 7, "a group", program(NEG)), clock.now + 50)
+            shrinker.smaller(FailingProgram(FAIL, 0, 7, "a group", program(NEG), WRONG), clock.now + 50)
         (_, _, _, _, early, *_), options = requests[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - TO_ANSWER, clock.now + 50)
 
@@ -371,9 +372,8 @@ class TestNotShrunk:
     def not_shrunk(self, tmp_path: Path) -> tuple[Campaign, Run]:
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         (tmp_path / "failures").mkdir()
-        wrong = (Mismatch("value", "b", "1.0", "2.0"),)
         for number, op in enumerate(("neg", "exp", "abs", "sin")):
-            finding = FailingProgram(FAIL, 0, number, f"value / {op}", program(NEG, EXP), wrong, 1, "value", op)
+            finding = FailingProgram(FAIL, 0, number, f"value / {op}", program(NEG, EXP), WRONG, 1, "value", op)
             campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=op == "sin"))
         campaign.result.done = 4
         return campaign, run_of(campaign)

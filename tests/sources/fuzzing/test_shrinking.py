@@ -53,6 +53,16 @@ def test_a_program_without_inputs() -> None:
     assert [step.op for step in small.program.steps] == ["ones.new", "narrow", "zero_"]
 
 
+def test_a_finding_without_mismatches() -> None:
+    """A finding with nothing that a smaller program could show stays as it is. Regression test: its shrinking ended
+    with an IndexError."""
+    zeroed = Step("zero_", (tensor("a"),))
+    program = Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), (zeroed,))
+    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, step=1)
+    with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
+        assert shrinker.smaller(finding) is finding
+
+
 class TestThreads:
     def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With two jobs, both programs are shrunk at the same time. They are of one cause, as with one job."""
