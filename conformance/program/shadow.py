@@ -117,6 +117,11 @@ class Shadow(RunningProgram):
         self.steps.append(declared)
         return declared
 
+    def undo(self, count: int) -> None:
+        """Restore the state after the first `count` recorded steps."""
+        del self.steps[count:]
+        self.rollback()
+
     def rollback(self) -> None:
         """Restore the state after the recorded steps, if a step ran before it was rejected.
 

@@ -21,6 +21,10 @@ Source = Callable[[int, int], int]
 """Function that returns a whole number from the first to the second argument, both included."""
 
 
+class Refused(Exception):
+    """A step of a hazard or a topic is rejected, or the inputs do not have what it needs."""
+
+
 class Draw:
     """Choices, each a whole number from the source."""
 

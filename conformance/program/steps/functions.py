@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from conformance.program.steps import definitions, factories
-from conformance.program.steps.draw import Draw, DrawContext, tensor_of
+from conformance.program.steps.draw import Draw, DrawContext, Refused, tensor_of
 from conformance.program.steps.op import (
     COMPUTE,
     DEFINED,
@@ -94,10 +94,6 @@ def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
     if not callable_as(call, row.form):
         raise KeyError(name)
     return replace(row, settled=row.settled or call.rpartition(".")[2].rstrip("_") in DECIDING)
-
-
-class Refused(Exception):
-    """A step of a topic is rejected, or the topic cannot be drawn."""
 
 
 class Wanted(NamedTuple):

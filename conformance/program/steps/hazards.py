@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from conformance.program.steps.draw import Draw, DrawContext, category, index_of, tensor_of
+from conformance.program.steps.draw import Draw, DrawContext, Refused, category, index_of, tensor_of
 from conformance.program.steps.layouts import THRESHOLDS, Layout, laid_out, overlap, overlaps_itself
 from conformance.program.steps.lists import CUSTOM, LISTS
 from conformance.program.steps.op import COMPUTE, DEFINED, QUERY, Json, Step, decode, dtype_name, dtype_of, tensor
@@ -75,10 +75,6 @@ SMALL = 16
 
 Offer = Callable[[Step], Step | None]
 """Function that offers a step to the shadow, and returns None if it is rejected."""
-
-
-class Refused(Exception):
-    """A step of a hazard is rejected, or no part of the input has the relation."""
 
 
 class Place(NamedTuple):

@@ -55,9 +55,7 @@ EXCLUDED = ("autograd", "metadata in place", "questions", "state", "layers")
 """Families whose arguments are not changed: a change of metadata, or a step of several calls."""
 
 
-def extended(
-    program: Program, source: Source, unsupported: Collection[str] = (), tally: Tally | None = None
-) -> Program:
+def extended(program: Program, source: Source, unsupported: Collection[str], tally: Tally) -> Program:
     """Return the program with changed steps if it is one of the share, else the program itself. They come last, but
     before the steps that the caller runs after the return of the function.
 
@@ -93,7 +91,7 @@ def _has_meaning(program: Program) -> bool:
             return False
 
 
-def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
+def _extend(shadow: Shadow, d: Draw, tally: Tally) -> None:
     """Offer changed steps to the shadow."""
     steps = [step for step in shadow.steps if _changeable(step, shadow)]
     for _ in range(MOST if steps else 0):
@@ -118,9 +116,8 @@ def _extend(shadow: Shadow, d: Draw, tally: Tally | None) -> None:
             continue  # a result of Python numbers alone lies on the CPU
         offered = shadow.offer(replace(changed, raises=error, out=()) if error else changed, aimed=True)
         if offered is not None and offered.raises and shadow.answers.get(f"step {shadow.done}") == "no error":
-            shadow.steps.pop()  # torch refuses only the copies, which overlap in other ways
-            shadow.rollback()
-        elif offered is not None and tally is not None:
+            shadow.undo(len(shadow.steps) - 1)  # torch refuses only the copies, which overlap in other ways
+        elif offered is not None:
             outcome = offered.raises or "accepted"
             tally.arguments[f"{step.op}|{arguments.shown(place)}|{variant}|{outcome}"] += 1
 

@@ -32,7 +32,7 @@ from conformance.program.execute import Broken
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import ROUNDED, Shadow
 from conformance.program.steps import edges, factories, functions, fusion, hazards, op_db, stateful, states
-from conformance.program.steps.draw import Draw, DrawContext, Source
+from conformance.program.steps.draw import Draw, DrawContext, Refused, Source
 from conformance.program.steps.hazards import OUTSIDE
 from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
@@ -165,13 +165,13 @@ def programs(
     steps: the least and most number of steps. only, without: step families (see `FAMILIES`; views are always included).
     dtypes: names of the dtypes of inputs and of conversions. tally: counts the draws, if given. Raises DrawingError for
     a family or dtype that does not exist, and if no program has a step of a family of `only`."""
-    drawing = Drawing(steps, tuple(only), tuple(without), tuple(dtypes))
+    drawing, counts = Drawing(steps, tuple(only), tuple(without), tuple(dtypes)), Tally() if tally is None else tally
 
     @st.composite
     def draw_program(draw: Callable[[st.SearchStrategy[int]], int]) -> Program:
         at = draw(_integers(0, len(drawing.cells)))
         aim = drawing.cells[at - 1] if at else None
-        return drawing.program(lambda low, high: draw(_integers(low, high)), tally, aim)
+        return drawing.program(lambda low, high: draw(_integers(low, high)), counts, aim)
 
     return draw_program()
 
@@ -236,18 +236,20 @@ class Drawing:
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
         """Program `number` of this seed. It is the same on every machine, for one version of this package."""
+        tally = Tally() if tally is None else tally
+        source = random.Random(f"{seed}:{number}").randint
         if self.calls_op_db:
             turn, rest = divmod(number, EVERY) if self.only != (op_db.FAMILY,) else (number, 0)
             if not rest:
-                return self.of_op_db(seed, turn, random.Random(f"{seed}:{number}").randint, tally)
-        source, (state, turn) = random.Random(f"{seed}:{number}").randint, self.state(seed, number)
-        wanted = self.hazard_cells(seed, number)
-        if wanted:
-            return self.of_hazards(wanted, source, tally, self.aim(seed, number))
+                return self.of_op_db(seed, turn, source, tally)
+        aim = self.aim(seed, number)
+        if wanted := self.hazard_cells(seed, number):
+            return self.of_hazards(wanted, source, tally, aim)
         if topics := self.topics(seed, number):
-            return self.of_functions(topics, source, seed, tally, self.aim(seed, number))
+            return self.of_functions(topics, source, seed, tally, aim)
+        state, turn = self.state(seed, number)
         kind, turn = ("", turn) if state else self.kind(number)
-        return self.program(source, tally, self.aim(seed, number), kind, state, turn)
+        return self.program(source, tally, aim, kind, state, turn)
 
     def kind(self, number: int) -> tuple[str, int]:
         """The main family of a program with a special kind, and its number of earlier turns: expressions, or edge-case
@@ -337,17 +339,17 @@ class Drawing:
         wanted = not self.only or op_db.FAMILY in self.only
         return self.biased and wanted and op_db.FAMILY not in self.without
 
-    def of_op_db(self, seed: int, turn: int, source: Source, tally: Tally | None = None) -> Program:
+    def of_op_db(self, seed: int, turn: int, source: Source, tally: Tally) -> Program:
         """The program of op_db's entries for this turn. Each call has its own inputs. Later steps may use these inputs
         and the results of the call."""
         from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
 
-        each = min(EACH, self.steps[1])
+        entries = min(EACH, self.steps[1])
         room = 2 * EACH if self.steps == STEPS else self.steps[1]
         families = {name: ops for name, ops in self.families.items() if name not in APART}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
-            planned = Operators(self.dtypes, frozenset(self.lacking), each).calls(source, seed, turn, tally)
+            planned = Operators(self.dtypes, frozenset(self.lacking), entries).calls(source, seed, turn, tally)
             program = inputs_of(planned)
             shadow = Shadow(program)
             k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
@@ -355,7 +357,7 @@ class Drawing:
             for at, call in enumerate(planned, 1):
                 k.hidden -= {input_.name for input_ in call.inputs}
                 offered = shadow.offer(replace(call.step, out=shadow.fresh(call.results)))
-                if offered is not None and not offered.raises and tally is not None:
+                if offered is not None and not offered.raises:
                     tally.entries["|".join(call.cell)] += 1
                     if call.inputs:
                         tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
@@ -363,9 +365,7 @@ class Drawing:
                     draw_step(k, families, tally, computes=False)
         return self._drawn(program, shadow, tally)
 
-    def of_hazards(
-        self, wanted: Sequence[hazards.Hazard], source: Source, tally: Tally | None = None, aim: Cell | None = None
-    ) -> Program:
+    def of_hazards(self, wanted: Sequence[hazards.Hazard], source: Source, tally: Tally, aim: Cell | None) -> Program:
         """The program with these hazards. The caller's calls of all hazards come last.
 
         If `aim` is a cell, the last input and at most one step beside the hazards are aimed at it."""
@@ -399,25 +399,18 @@ class Drawing:
                 more = hazards.draw(k, hazard, offer, same, free, plain)
                 if more is not None and len(shadow.steps) + len(calls) + len(more) <= most:
                     calls += more
-                    if tally is not None:
-                        tally.hazards["|".join(hazard)] += 1
+                    tally.hazards["|".join(hazard)] += 1
                     break
-                del shadow.steps[steps:], cells[counted:]
-                shadow.rollback()
+                del cells[counted:]
+                shadow.undo(steps)
         for step in calls:
             cells.append(_cell(OPS[step.op], k[step.names()[0]]))
             shadow.offer(step)
-        if tally is not None:
-            tally.cells.update(cells)
+        tally.cells.update(cells)
         return self._drawn(program, shadow, tally)
 
     def of_functions(
-        self,
-        wanted: Sequence[tuple[str, int]],
-        source: Source,
-        seed: int = 0,
-        tally: Tally | None = None,
-        aim: Cell | None = None,
+        self, wanted: Sequence[tuple[str, int]], source: Source, seed: int, tally: Tally, aim: Cell | None
     ) -> Program:
         """The program with these topics, each with the number of its turn. Each topic has its own inputs. The caller's
         calls of all topics come last.
@@ -430,7 +423,7 @@ class Drawing:
         program = Program((Storage(dtype, layout.cells),), (start,))
         drawn: list[tuple[str, list[str], list[Step]]] = []
         for topic, turn in wanted:
-            with contextlib.suppress(functions.Refused):
+            with contextlib.suppress(Refused):
                 own, steps = self._inputs_of(d, topic, turn, seed, len(program.inputs))
                 program, names = joined(program, own)
                 drawn.append((topic, names, steps))
@@ -439,10 +432,10 @@ class Drawing:
 
         def offer(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
             if {step.op, OPS[step.op].family} & {*self.without} or len(shadow.steps) + len(calls) >= most:
-                raise functions.Refused
+                raise Refused
             offered = shadow.offer(step, aimed, unimplemented)
             if offered is None:
-                raise functions.Refused
+                raise Refused
             return offered
 
         for topic, names, steps in drawn:
@@ -455,12 +448,10 @@ class Drawing:
                         calls += functions.TOPICS[topic].draw(k, names, offer)
                     for step in steps:
                         offer(replace(step, out=shadow.fresh(len(step.out))), aimed=True, unimplemented=True)
-                    if tally is not None:
-                        tally.topics[topic] += 1
+                    tally.topics[topic] += 1
                     break
-                except functions.Refused:
-                    del shadow.steps[before:]
-                    shadow.rollback()
+                except Refused:
+                    shadow.undo(before)
             else:
                 # The aimed step may use some of them.
                 needless = {*names} - {name for step in shadow.steps for name in step.names()}
@@ -472,7 +463,7 @@ class Drawing:
         return self._drawn(program, shadow, tally)
 
     def _inputs_of(self, d: Draw, topic: str, turn: int, seed: int, first: int) -> tuple[Program, list[Step]]:
-        """The inputs of a topic, and the steps that are planned with them. Raises functions.Refused."""
+        """The inputs of a topic, and the steps that are planned with them. Raises Refused."""
         if topic in functions.TOPICS:
             return draw_wanted(d, functions.TOPICS[topic].inputs(d, self.dtypes), first), []
         from conformance.sources.fuzzing.op_db import converted, inputs_of  # op_db takes seconds to import
@@ -482,21 +473,14 @@ class Drawing:
         return inputs_of(planned), [replace(call.step, out=("",) * call.results) for call in planned]
 
     @staticmethod
-    def _drawn(program: Program, shadow: Shadow, tally: Tally | None) -> Program:
-        if tally is not None:
-            tally.programs += 1
-            tally.steps += len(shadow.steps)
-            tally.avoided += shadow.avoided
+    def _drawn(program: Program, shadow: Shadow, tally: Tally) -> Program:
+        tally.programs += 1
+        tally.steps += len(shadow.steps)
+        tally.avoided += shadow.avoided
         return program.with_steps(tuple(shadow.steps))
 
     def program(
-        self,
-        source: Source,
-        tally: Tally | None = None,
-        aim: Cell | None = None,
-        kind: str = "",
-        state: str = "",
-        turn: int = 0,
+        self, source: Source, tally: Tally, aim: Cell | None = None, kind: str = "", state: str = "", turn: int = 0
     ) -> Program:
         """Draw a program. Every choice comes from the source.
 
@@ -559,7 +543,7 @@ def families_of(family: str) -> dict[str, list[Op]]:
     return {fromkey: [op for op in OPS.values() if op.family == fromkey] for fromkey in dict.fromkeys((family, "view"))}
 
 
-def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None) -> bool:
+def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally) -> bool:
     """Draw a step of `ops`, the rows of the cell's family, whose first tensor is in the cell. Return False if no row
     fits a tensor of the cell now."""
     k.only = lambda t: dtype_name(t.dtype) == aim[2] and layout_class(t) == aim[1]
@@ -573,7 +557,7 @@ def draw_aimed(k: DrawContext, ops: Sequence[Op], aim: Cell, tally: Tally | None
 def draw_step(
     k: DrawContext,
     by_family: dict[str, list[Op]],
-    tally: Tally | None,
+    tally: Tally,
     weights: Mapping[str, int] = FAMILY_WEIGHT,
     follows: bool = True,
     computes: bool = True,
@@ -593,9 +577,7 @@ def draw_step(
     offer(k, op, tally, computes)
 
 
-def offer(
-    k: DrawContext, op: Op, tally: Tally | None, computes: bool = True, under: tuple[str, ...] = ()
-) -> Step | None:
+def offer(k: DrawContext, op: Op, tally: Tally, computes: bool = True, under: tuple[str, ...] = ()) -> Step | None:
     """Draw a step of this row, offer it to the shadow under these states, and return it as recorded; None if it is
     rejected. Without `computes`, a step that would compute with rounded values is rejected. Rounded values of a network
     layer may cancel, so that a correct result consists of rounding errors only."""
@@ -618,7 +600,7 @@ def offer(
     names = [name for name in step.names() if name in k.shadow.env]
     cell = _cell(op, k[names[0]]) if names else None
     offered = k.shadow.offer(step)
-    if offered is not None and tally is not None and (cell or offered.out):
+    if offered is not None and (cell or offered.out):
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
     return offered
 

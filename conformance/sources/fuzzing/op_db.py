@@ -163,14 +163,14 @@ class Operators:
         for position in order[at * self.each : (at + 1) * self.each]:
             yield known[position], turn
 
-    def calls(self, source: Source, seed: int, number: int, tally: Tally | None = None) -> list[Planned]:
+    def calls(self, source: Source, seed: int, number: int, tally: Tally) -> list[Planned]:
         """The calls of the op_db program `number` of this seed. The tally counts the entries given up."""
         planned: list[Planned] = []
         for key, turn in self.turn(seed, number):
             planned += self.plan(Draw(source), key, turn, seed, sum(len(other.inputs) for other in planned), tally)
         return planned
 
-    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally | None = None) -> list[Planned]:
+    def plan(self, d: Draw, key: Key, turn: int, seed: int, first: int, tally: Tally) -> list[Planned]:
         """Calls of the entry: first any calls that torch CPU rejects, then one with an answer. Empty if there is no
         such call in these dtypes. The names of the inputs begin with the name of number `first`."""
         planned: list[Planned] = []
@@ -188,7 +188,7 @@ class Operators:
                 first += len(candidate.inputs)
                 if not candidate.raises:
                     return planned
-        if lacking and tally is not None:
+        if lacking:
             tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
         return [call for call in planned if not call.raises]
 

@@ -17,6 +17,7 @@ from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
 from conformance.sources.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
+from conformance.sources.fuzzing.tally import Tally
 
 TRIED = 40
 """Number of programs drawn with no earlier step, then with one, two, and so on. The plainest one is used."""
@@ -52,7 +53,7 @@ def _drawn(name: str, dtypes: tuple[str, ...], before: int, number: int) -> Prog
     try:
         while len(shadow.steps) < before:
             count = len(shadow.steps)
-            draw_step(k, families_of(op.family), None)
+            draw_step(k, families_of(op.family), Tally())
             if len(shadow.steps) == count:
                 return None
         if op.fits is not None and not k.holds(op.fits):

@@ -36,12 +36,13 @@ from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
 from conformance.run.worker import keep, loaded, unit
-from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.smaller import unexplained
+from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.programs.trials import watching
 from conformance.standalone.oracles import Mismatch
 
@@ -258,7 +259,7 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
         return read_program(Path(shard.plan.corpus[number]))
     if shard.plan.recorded:
         return recorded_program(shard.plan, number)
-    target = described(shard.plan.target)
+    target, tally = described(shard.plan.target), Tally() if tally is None else tally
     drawing = drawing_of(shard.plan.drawing, shard.plan.target)
     program = drawing.numbered(shard.plan.seed, number, tally)
     if drawing.changes_arguments:

@@ -154,6 +154,6 @@ def test_a_changed_step_that_gives_a_result_has_a_tensor() -> None:
     """Regression test: program 3 of seed 0 added two Python numbers, whose sum lies on the CPU."""
     for number in (3, *range(20, 40)):
         base = Drawing().numbered(0, number)
-        program = arguments.extended(base, random.Random(f"0:{number}:arguments").randint)
+        program = arguments.extended(base, random.Random(f"0:{number}:arguments").randint, (), Tally())
         added = program.steps[len(base.steps) :]
         assert all(step.names() for step in added if not step.raises)

@@ -16,6 +16,7 @@ from conformance.program.calls import judge_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.steps import definitions, functions
+from conformance.program.steps.draw import Refused
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.run import options
@@ -229,7 +230,7 @@ class TestDrawing:
         """The inputs of a topic that cannot be drawn leave the program, except those that the aimed step uses."""
 
         def refused(*_):
-            raise functions.Refused
+            raise Refused
 
         kept = 0
         with mock.patch.dict(functions.TOPICS, {name: topic._replace(draw=refused) for name, topic in TOPICS.items()}):

@@ -16,6 +16,7 @@ from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline, write_baseline
+from conformance.sources.fuzzing.tally import Tally
 from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +98,7 @@ class TestFile:
         traits = describe_target("tiny").unsupported("trait")
         for number in range(20):
             source = random.Random(f"0:{number}:arguments").randint
-            programs.append(arguments.extended(Drawing().numbered(0, number), source, traits))
+            programs.append(arguments.extended(Drawing().numbered(0, number), source, traits, Tally()))
         assert [program.note or program for program in programs if digest(program) not in known] == []
         assert len(known) >= 300
 

@@ -92,7 +92,7 @@ class TestDrawing:
         count = 0
         for name, turn in itertools.product(("topk", "kthvalue", "median", "sort"), range(12)):
             for planned in op_db.Operators((dtype, "int64")).plan(
-                Draw(random.Random(turn).randint), (name, ""), turn, 0, 0
+                Draw(random.Random(turn).randint), (name, ""), turn, 0, 0, Tally()
             ):
                 (values,) = (storage.make() for storage in planned.storages[:1])
                 if planned.inputs[0].dtype == dtype:
@@ -106,7 +106,7 @@ class TestDrawing:
         count = 0
         for turn in range(40):
             for planned in op_db.Operators(("float32", "int64")).plan(
-                Draw(random.Random(turn).randint), ("scatter", ""), turn, 0, 0
+                Draw(random.Random(turn).randint), ("scatter", ""), turn, 0, 0, Tally()
             ):
                 count += sum(one.dtype == "int64" and 0 not in one.size for one in planned.inputs)
                 for one in planned.inputs:
