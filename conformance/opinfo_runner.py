@@ -10,14 +10,14 @@ if __name__ == "__main__":  # before the imports that take long
     ends_imports("conformance opinfo")
 
 try:
-    from conformance.sources.opinfo.runner import main, run
+    from conformance.sources.opinfo.runner import Listener, Request, main, run
 except UserError as error:  # the installed torch lacks a required symbol
     if __name__ != "__main__":
         raise
     print(f"opinfo_runner: {error}", file=sys.stderr)
     sys.exit(2)
 
-__all__ = ["main", "run"]
+__all__ = ["Listener", "Request", "main", "run"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
 """The command `conformance opinfo`: PyTorch's op_db on a target and on torch CPU; `run` is the same as a library call.
 
-Defines `OpDb`, the source of op_db's cases, and `run`. This process only plans, collects and writes. It imports neither
-torch nor the target, so a crash of an op cannot lose results. Each result is on disk as soon as it is available, and
-the report is written from the results so far, also after Ctrl-C.
+Defines `OpDb`, the source of op_db's cases, and `run`, which takes a `Request` and a `Listener`. This process only
+plans, collects and writes. It imports neither torch nor the target, so a crash of an op cannot lose results. Each
+result is on disk as soon as it is available, and the report is written from the results so far, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
@@ -47,128 +46,164 @@ LIMITS = Limits(unit=120.0, memory=8.0)
 """Default limits of a case."""
 
 
-def run(
-    target: str,
-    *,
-    selections: Sequence[Selection] = (Selection(),),
-    jobs: int = 1,
-    limits: Limits = LIMITS,
-    shard: tuple[int, int] = (1, 1),
-    variants: Collection[str] = (),
-    reruns: int = 0,
-    stop_at_first: bool = False,
-    expected: Sequence[Declaration] = (),
-    times: Mapping[str, float] = MappingProxyType({}),
-    finished: Sequence[Result] = (),
-    lacking: bool = False,
-    fail_on_torch_bugs: bool = False,
-    place: Place = LOCAL,
-    seconds: float = math.inf,
-    listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None,
-    started: Callable[[Run, int], None] = lambda run, planned: None,
-    ended: Callable[[Result], None] = lambda result: None,
-    on_result: Callable[[Result], None] = lambda result: None,
-) -> Run:
-    """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, the results so far.
+@dataclass(frozen=True)
+class Request:
+    """The cases of a run, its limits, and the facts about earlier runs."""
 
-    The target must be able to show `variants`, which the user named; other variants that it cannot show are excluded.
-    After `seconds` no result is awaited, and a note counts the cases that did not run. `times` are seconds of cases in
-    an earlier run, by id; without a time limit the longest begin first. `finished` are results of an interrupted run,
-    whose cases do not run again. Cases that the target's profile declares lacking run only with `lacking`.
+    selections: Sequence[Selection] = (Selection(),)
+    shard: tuple[int, int] = (1, 1)
+    variants: Collection[str] = ()
+    """Variants that the user named, which the target must be able to show. Others that it cannot show are excluded."""
+    lacking: bool = False
+    """Whether cases run that the target's profile declares lacking."""
+    jobs: int = 1
+    limits: Limits = LIMITS
+    place: Place = LOCAL
+    seconds: float = math.inf
+    """Time after which no result is awaited, and a note counts the cases that did not run."""
+    reruns: int = 0
+    stop_at_first: bool = False
+    fail_on_torch_bugs: bool = False
+    """Whether a bug of PyTorch, a case that fails in the same way on a target of `without_backend`, fails the run."""
+    expected: Sequence[Declaration] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of cases in an earlier run, by id. Without a time limit the longest begin first."""
+    finished: Sequence[Result] = ()
+    """Results of an interrupted run, whose cases do not run again."""
 
-    A case that fails in the same way on a target of `without_backend` is a bug of PyTorch, and fails the run only with
-    `fail_on_torch_bugs`. `listed` receives the entries of op_db, and `started` the run and the number of its cases.
-    `ended` receives each new result, and `on_result` each result after the expectations are applied. Raises UsageError
-    for unknown names, and TargetError for a target that cannot be loaded.
-    """
-    begin = time.monotonic()
-    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    outcome = Run(target, started=at, identity=profiles.identity(target))
+
+@dataclass(frozen=True)
+class Listener:
+    """Callbacks of a run."""
+
+    listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None
+    """Receives the entries of op_db."""
+    started: Callable[[Run, int], None] = lambda run, planned: None
+    """Receives the run and the number of its cases."""
+    ended: Callable[[Result], None] = lambda result: None
+    """Receives each new result."""
+    judged: Callable[[Result], None] = lambda result: None
+    """Receives each result after the expectations are applied."""
+
+
+def run(target: str, request: Request = Request(), listener: Listener = Listener()) -> Run:
+    """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, the results so far. Raises
+    UsageError for unknown names, and TargetError for a target that cannot be loaded."""
+    running = _Running(target, request, listener)
+    result = running.result
     try:
-        with Cases(target, limits, jobs, place) as cases:
-            catalog, outcome.environment = cases.catalog(variants, plan.asks_beside(selections))
-            outcome.measures = cases.measures
-            listed(catalog)
-            profile = profiles.of(target) or Profile()
-            known = expectations.known_ops([entry.name for entry in catalog])
-            refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
-            unsupported = () if lacking else profile.unsupported("op")
-            wanted, left_out = plan.without(plan.select(catalog, selections, shard), unsupported)
-            outcome.lacking = profile.table(left_out)
-            chosen = {case.id: case for case in wanted}
-            started(outcome, len(chosen))
-            earlier = {result.id: result for result in finished if result.id in chosen}
-            left = [case for case in chosen.values() if case.id not in earlier]
-            again: list[Case] = []
-
-            def take(result: Result) -> bool:
-                declared = expectations.judged(result, expected)
-                outcome.results.append(declared)
-                on_result(declared)
-                if reruns and declared.outcome in RERUN:
-                    again.append(chosen[result.id])
-                return stop_at_first and declared.outcome in UNEXPECTED
-
-            failed = any(list(map(take, earlier.values())))
-            limited = seconds < math.inf
-            ordered = left if limited else plan.longest_first(left, times)
-            until = begin + seconds
-            for result in () if failed else cases.run(ordered, until - time.monotonic() if limited else None):
-                ended(result)
-                failed = take(result)
-                outcome.calibration = cases.calibration
-                late = time.monotonic() >= until - SHARE * seconds if limited else False
-                if failed or (late and any(result.outcome in RERUN for result in outcome.results)):
-                    break
-            if failed:
-                outcome.complete = len(outcome.results) == len(chosen)
-                outcome.notes.append("stopped at the first failure")
-            elif len(outcome.results) < len(chosen):
-                missing = len(chosen) - len(outcome.results)
-                outcome.notes.append(f"{missing} of {len(chosen)} cases not run, since the time was over")
-                outcome.notes += [
-                    f"{task.name} had given no answer after {ran:.0f} s when the time was over"
-                    for task, ran in cases.busy()
-                    if ran > SHARE * seconds
-                ]
-            if not failed and time.monotonic() < until:
-                _mark_flaky(outcome, cases, again, reruns)
-        for layer in cases.without_backend:
-            failing = [chosen[result.id] for result in outcome.results if result.outcome in RERUN and not result.layer]
-            if failing:
-                with Cases(layer, limits, min(jobs, len(failing)), place) as on_layer:
-                    _mark_torch_bugs(outcome, on_layer, failing, fail_on_torch_bugs)
-        minimize(outcome, chosen, limits, jobs, place, min(BUDGET, until - time.monotonic()))
+        running.run()
     except KeyboardInterrupt:
-        outcome.complete, outcome.interrupted = False, signals.signal_number()
+        result.complete, result.interrupted = False, signals.signal_number()
     except TargetError as error:
-        if not outcome.results:
+        if not result.results:
             raise
-        outcome.complete = False
-        outcome.notes.append(str(error))
+        result.complete = False
+        result.notes.append(str(error))
     finally:
-        outcome.seconds = time.monotonic() - begin
-    return outcome
+        result.seconds = time.monotonic() - running.began
+    return result
 
 
-def _mark_flaky(outcome: Run, cases: Cases, failing: Sequence[Case], reruns: int) -> None:
-    """Run failing cases again, up to `reruns` times. A case that passes is FLAKY."""
-    for _ in range(reruns):
-        flaky = {result.id for result in cases.run(failing) if result.outcome is Outcome.PASS}
-        outcome.results = [result.flaky() if result.id in flaky else result for result in outcome.results]
-        failing = [case for case in failing if case.id not in flaky]
+class _Running:
+    """A run in progress: its result so far, its cases by id, and the cases to run again."""
 
+    def __init__(self, target: str, request: Request, listener: Listener) -> None:
+        self.target, self.request, self.listener = target, request, listener
+        self.began = time.monotonic()
+        self.until = self.began + request.seconds
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.result = Run(target, started=at, identity=profiles.identity(target))
+        self.chosen: dict[str, Case] = {}
+        self.again: list[Case] = []
 
-def _mark_torch_bugs(outcome: Run, on_layer: Cases, failing: Sequence[Case], fails_run: bool) -> None:
-    """Run failing cases on a target without the backend. A case that fails there in the same way is a bug of PyTorch,
-    which fails the run only with `fails_run`."""
-    there = {result.id: result for result in on_layer.run(failing)}
-    outcome.results = [
-        result.without_backend(on_layer.target, fails_run)
-        if result.id in there and result.fails_as(there[result.id])
-        else result
-        for result in outcome.results
-    ]
+    def run(self) -> None:
+        """Run the cases, rerun failures, mark the bugs of PyTorch, and minimize a failure of each cause."""
+        request, result = self.request, self.result
+        with Cases(self.target, request.limits, request.jobs, request.place) as cases:
+            self._choose(cases)
+            failed = self._run_cases(cases)
+            if failed:
+                result.complete = len(result.results) == len(self.chosen)
+                result.notes.append("stopped at the first failure")
+            elif len(result.results) < len(self.chosen):
+                missing = len(self.chosen) - len(result.results)
+                result.notes.append(f"{missing} of {len(self.chosen)} cases not run, since the time was over")
+                result.notes += [
+                    f"{task.name} had given no answer after {seconds:.0f} s when the time was over"
+                    for task, seconds in cases.busy()
+                    if seconds > SHARE * request.seconds
+                ]
+            if not failed and time.monotonic() < self.until:
+                self._mark_flaky(cases)
+        for layer in cases.without_backend:
+            failing = [self.chosen[bad.id] for bad in result.results if bad.outcome in RERUN and not bad.layer]
+            if failing:
+                with Cases(layer, request.limits, min(request.jobs, len(failing)), request.place) as on_layer:
+                    self._mark_torch_bugs(on_layer, failing)
+        left = min(BUDGET, self.until - time.monotonic())
+        minimize(result, self.chosen, request.limits, request.jobs, request.place, left)
+
+    def _choose(self, cases: Cases) -> None:
+        """Choose the cases from the catalog of op_db."""
+        request, result = self.request, self.result
+        catalog, result.environment = cases.catalog(request.variants, plan.asks_beside(request.selections))
+        result.measures = cases.measures
+        self.listener.listed(catalog)
+        profile = profiles.of(self.target) or Profile()
+        known = expectations.known_ops([entry.name for entry in catalog])
+        refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
+        unsupported = () if request.lacking else profile.unsupported("op")
+        wanted, left_out = plan.without(plan.select(catalog, request.selections, request.shard), unsupported)
+        result.lacking = profile.table(left_out)
+        self.chosen = {case.id: case for case in wanted}
+        self.listener.started(result, len(self.chosen))
+
+    def _run_cases(self, cases: Cases) -> bool:
+        """Run the cases without a result. Return whether a failure stopped the run."""
+        earlier = {result.id: result for result in self.request.finished if result.id in self.chosen}
+        left = [case for case in self.chosen.values() if case.id not in earlier]
+        if any(list(map(self._take, earlier.values()))):
+            return True
+        seconds = self.request.seconds
+        limited = seconds < math.inf
+        ordered = left if limited else plan.longest_first(left, self.request.times)
+        for result in cases.run(ordered, self.until - time.monotonic() if limited else None):
+            self.listener.ended(result)
+            failed = self._take(result)
+            self.result.calibration = cases.calibration
+            late = limited and time.monotonic() >= self.until - SHARE * seconds
+            if failed or (late and any(result.outcome in RERUN for result in self.result.results)):
+                return failed
+        return False
+
+    def _take(self, result: Result) -> bool:
+        """Add a result, with the expectations applied. Return whether it stops the run."""
+        declared = expectations.judged(result, self.request.expected)
+        self.result.results.append(declared)
+        self.listener.judged(declared)
+        if self.request.reruns and declared.outcome in RERUN:
+            self.again.append(self.chosen[result.id])
+        return self.request.stop_at_first and declared.outcome in UNEXPECTED
+
+    def _mark_flaky(self, cases: Cases) -> None:
+        """Run failing cases again, up to `reruns` times. A case that passes is FLAKY."""
+        failing = self.again
+        for _ in range(self.request.reruns):
+            flaky = {result.id for result in cases.run(failing) if result.outcome is Outcome.PASS}
+            self.result.results = [result.flaky() if result.id in flaky else result for result in self.result.results]
+            failing = [case for case in failing if case.id not in flaky]
+
+    def _mark_torch_bugs(self, on_layer: Cases, failing: Sequence[Case]) -> None:
+        """Run failing cases on a target without the backend. A case that fails there in the same way is a bug of
+        PyTorch."""
+        there = {result.id: result for result in on_layer.run(failing)}
+        self.result.results = [
+            result.without_backend(on_layer.target, self.request.fail_on_torch_bugs)
+            if result.id in there and result.fails_as(there[result.id])
+            else result
+            for result in self.result.results
+        ]
 
 
 # The command
@@ -220,27 +255,24 @@ class OpDb(Source):
         }
         absent: list[str] = []
         with Journal(args.reports, identity, args.resume) as journal, shown(session.console) as view:
-            outcome = run(
-                session.target,
+            request = Request(
                 selections=selections,
+                shard=args.shard,
+                # A suite and `all` take every variant that the target supports.
+                variants={*(args.variant or ())} - {"all"},
                 jobs=args.jobs,
                 limits=session.limits,
-                shard=args.shard,
-                variants={*(args.variant or ())}
-                - {"all"},  # a suite and `all` take every variant that the target supports
+                place=session.place,
+                seconds=seconds,
                 reruns=args.rerun_failures,
                 stop_at_first=args.stop_at_first_failure,
+                fail_on_torch_bugs=args.fail_on_torch_bugs,
                 expected=self.expected,
                 times={result.id: result.seconds for result in self.baseline.results} if self.baseline else {},
                 finished=journal.finished,
-                fail_on_torch_bugs=args.fail_on_torch_bugs,
-                place=session.place,
-                seconds=seconds,
-                listed=lambda catalog: absent.extend(check_names(self.expected_file, catalog)),
-                started=view.start,
-                ended=journal.add,
-                on_result=view.add,
             )
+            listed = lambda catalog: absent.extend(check_names(self.expected_file, catalog))  # noqa: E731
+            outcome = run(session.target, request, Listener(listed, view.start, journal.add, view.add))
             self.journal = journal
         outcome.notes += absent
         outcome.seconds = journal.seconds
@@ -302,7 +334,10 @@ def instead(args: argparse.Namespace) -> int | None:
     if not args.replay:
         return None
     limits, place = limits_of(args, LIMITS), place_of(args)
-    again = lambda target, these: run(target, selections=these, limits=limits, lacking=True, place=place)  # noqa: E731
+
+    def again(target: str, selections: Sequence[Selection]) -> Run:
+        return run(target, Request(selections, limits=limits, lacking=True, place=place))
+
     return replay(args.replay, args.target, again, args.oracle)
 
 

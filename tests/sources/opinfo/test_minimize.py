@@ -19,7 +19,7 @@ from conformance.run.scripts import statement_about
 from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
-from conformance.sources.opinfo.runner import run
+from conformance.sources.opinfo.runner import Request, run
 from conformance.sources.programs.progress import Progress
 from conformance.standalone.script import own_part
 from tests.sources.opinfo.conftest import PLANTED
@@ -44,7 +44,7 @@ def alone() -> Iterator[Callable[[str], Ended]]:
 def results(*ops: str, variants: Sequence[str] = ("forward",), layouts: Sequence[str] = ("as_sampled",)) -> Run:
     """The run of these ops on the planted target."""
     selection = Selection(ops, ("float32",), tuple(variants), tuple(layouts), 3)
-    return run("planted", selections=[selection], limits=LIMITS)
+    return run("planted", Request([selection], limits=LIMITS))
 
 
 @pytest.mark.usefixtures("here")
@@ -110,7 +110,7 @@ class TestPlanted:
         """A run with a time limit and a failure ends its cases early, so that time is left to minimize."""
         monkeypatch.setattr(runner, "SHARE", 1.0)
         selection = Selection(("add", "sin", "sub"), ("float32",), samples=2)
-        minimized = run("planted", selections=[selection], limits=LIMITS, seconds=600.0)
+        minimized = run("planted", Request([selection], limits=LIMITS, seconds=600.0))
         assert [result.op for result in minimized.results] == ["add"]
         assert minimized.notes == ["2 of 3 cases not run, since the time was over"]
         assert "torch.add(a, a)" in minimized.results[0].failures[0].script

@@ -11,7 +11,7 @@ from conformance.declare.expectations import update as declared
 from conformance.record import result as model
 from conformance.record.result import SHOWS, WITHOUT_BACKEND, Failure, Outcome, Result, Run
 from conformance.sources.opinfo.plan import Selection
-from conformance.sources.opinfo.runner import main, run
+from conformance.sources.opinfo.runner import Request, main, run
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
 RELU, DROPOUT = (f"nn.functional.{name}::float32::forward::as_sampled" for name in ("relu", "dropout"))
@@ -87,8 +87,8 @@ class TestRun:
         """With `fail_on_torch_bugs`, such a case fails, and the result still names the layer. A declared failure stays
         declared, even if it is PyTorch's own."""
         selections = [Selection(("nn.functional.dropout",), samples=8)]
-        (result,) = run(SPEC, selections=selections, fail_on_torch_bugs=True).results
+        (result,) = run(SPEC, Request(selections, fail_on_torch_bugs=True)).results
         assert (result.outcome, result.layer) == (Outcome.FAIL, "compile:aot_eager")
         entry = Declaration(Scope(op=("nn.functional.dropout",)), ("alias",), "known")
-        (result,) = run(SPEC, selections=selections, expected=[entry]).results
+        (result,) = run(SPEC, Request(selections, expected=[entry])).results
         assert (result.outcome, result.reason, result.layer) == (Outcome.XFAIL, "known", "")
