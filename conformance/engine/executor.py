@@ -168,8 +168,8 @@ class Executor:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def run(self, subject: Subject, *, each: bool = False, watch: Watch = no_watch) -> Execution:
-        """Run a subject, and observe it at the end, or after each step if `each`.
+    def run(self, subject: Subject, *, stepwise: bool = False, watch: Watch = no_watch) -> Execution:
+        """Run a subject, and observe it at the end, or after each step if `stepwise`.
 
         The target first forgets the state of earlier subjects, so kernels depend on the subject alone. The
         measurements include those of the moves and of the observation.
@@ -183,7 +183,7 @@ class Executor:
         """
         target = self.target
         for _ in range(target.rehearsals):
-            self._rehearse(subject, each)
+            self._rehearse(subject, stepwise)
         target.reset_state()
         seen: list[Observation] = []
         failed: int | None = 0
@@ -211,10 +211,10 @@ class Executor:
                         running.advance(number)
                     if capture:
                         capture.after.append(capture.graphs)
-                    if each:
+                    if stepwise:
                         seen.append(running.observe(target))
                 watch(running.count + 1, news.any)
-                if not each or not running.count:
+                if not stepwise or not running.count:
                     seen.append(running.observe(target))
                 outcome = running.outcome
                 watch(running.count + 1, False)
@@ -233,7 +233,7 @@ class Executor:
             raise DeviceLost(f"{raised.kind}: {raised.text}".partition("\n")[0])
         return Execution(tuple(seen), failed, capture, outcome, inputs, measured=measured)
 
-    def _rehearse(self, subject: Subject, each: bool) -> None:
+    def _rehearse(self, subject: Subject, stepwise: bool) -> None:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
         target.reset_state()
@@ -247,7 +247,7 @@ class Executor:
             for number in range(1, running.count + 1):
                 with target.active():
                     running.advance(number)
-                if each:
+                if stepwise:
                     running.observe(target)
             running.observe(target)
 

@@ -22,10 +22,10 @@ class Differs(Exception):
     """A trial ran and its outcome differs from torch CPU's."""
 
 
-def _same(actual: torch.Tensor, expected: list[Any], what: str = "read back") -> None:
+def _same(actual: torch.Tensor, expected: list[Any], action: str = "read back") -> None:
     seen = actual.cpu().tolist()
     if seen != expected:
-        raise Differs(f"{what}: {expected} became {seen}"[:200])
+        raise Differs(f"{action}: {expected} became {seen}"[:200])
 
 
 def _flat(target: Target, count: int = 6) -> torch.Tensor:

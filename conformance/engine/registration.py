@@ -40,9 +40,9 @@ def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def register(module: str, function: str, what: str) -> None:
+def register(module: str, function: str, registered: str) -> None:
     """Import the module, also from the current folder, and call its function (a dotted name), which should register
-    `what`. Raises TargetError with the last line of the module's own error."""
+    `registered`. Raises TargetError with the last line of the module's own error."""
     if not module:
         return
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -54,7 +54,7 @@ def register(module: str, function: str, what: str) -> None:
         for part in function.split(".") if function else ():
             if not hasattr(member, part):
                 raise TargetError(
-                    f"module {module!r}, which should register {what}, has no function {function!r}"
+                    f"module {module!r}, which should register {registered}, has no function {function!r}"
                     f"{nearest(part, vars(member))}"
                 )
             member = getattr(member, part)
@@ -66,7 +66,7 @@ def register(module: str, function: str, what: str) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".strip().splitlines()[-1:])
         kind = "" if reason.startswith(type(error).__name__) else f"{type(error).__name__}: "
         raise TargetError(
-            f"importing module {module!r}{called}, which should register {what}, fails: {kind}{reason}"
+            f"importing module {module!r}{called}, which should register {registered}, fails: {kind}{reason}"
         ) from error
 
 

@@ -110,7 +110,7 @@ def judge_program(
     if not _unwatched(program, expected):
         return Verdict(unsupported=WATCHED)
     with target.saving_graphs() if program.restarts else nullcontext():
-        execution = Executor(target).run(CallsSubject(program), each=True, watch=watch)
+        execution = Executor(target).run(CallsSubject(program), stepwise=True, watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     arbitrated, after = False, execution.capture.after if execution.capture else []
@@ -164,7 +164,7 @@ def has_meaning(program: Program, target: Target) -> bool:
 
 def _unwatched(program: Program, expected: list[Reference]) -> bool:
     """Whether each call on torch CPU gives the same answer without observations between its steps."""
-    seen = Executor(CpuFunction()).run(CallsSubject(program), each=True).observations
+    seen = Executor(CpuFunction()).run(CallsSubject(program), stepwise=True).observations
     return len(seen) == len(expected) + (len(expected) > 1) and not any(
         compare(want.observation, got, oracles=CpuFunction.oracles, exact=want.exact)
         for want, got in zip([*expected, expected[0]], seen, strict=False)

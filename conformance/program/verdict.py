@@ -194,7 +194,7 @@ def located(program: Program, verdict: Verdict, target: Target, watch: Watch) ->
 def _step_by_step(program: Program, target: Target, together: Verdict, watch: Watch) -> Verdict:
     """Return the verdict on fused expressions that passed as a whole: each step's result must also be right if it is
     computed separately."""
-    seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
+    seen = Executor(target).run(ProgramSubject(program), stepwise=True, watch=watch).observations
     wrong = _first_wrong(program, target, seen)
     if wrong is None:
         return together
@@ -263,7 +263,7 @@ def first_bad_step(program: Program, target: Target, watch: Watch, suspected: in
     moved = _wrong_inputs(program, target, watch)
     if moved:
         return moved
-    seen = Executor(target).run(ProgramSubject(program), each=True, watch=watch).observations
+    seen = Executor(target).run(ProgramSubject(program), stepwise=True, watch=watch).observations
     return _first_wrong(program, target, seen)
 
 

@@ -453,6 +453,6 @@ def test_steps_are_run_one_by_one() -> None:
     """With `each`, every step has an observation, and the last one equals that of a normal run."""
     cpu = load_target("cpu")
     both = PROGRAM.with_steps((*PROGRAM.steps, Step("zero_", (tensor("b"),))))
-    seen = Executor(cpu).run(ProgramSubject(both), each=True)
+    seen = Executor(cpu).run(ProgramSubject(both), stepwise=True)
     assert [observation.tensors["b"].value.abs().sum().item() for observation in seen.observations] == [15.0, 0.0]
     assert torch.equal(seen.last.tensors["b"].value, Executor(cpu).run(ProgramSubject(both)).last.tensors["b"].value)

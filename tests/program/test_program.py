@@ -168,7 +168,7 @@ class TestRun:
     def test_lazy_observes_the_end_and_eager_every_step(self, cpu):
         """A lazy run has one observation, and an eager run has one per step."""
         assert len(Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE)).observations) == 1
-        first, second = Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE), each=True).observations
+        first, second = Executor(cpu).run(ProgramSubject(TRANSPOSE_AND_WRITE), stepwise=True).observations
         assert first.tensors["b"].value.tolist() == [[0, 3], [1, 4], [2, 5]]
         assert second.tensors["a"].value.tolist() == [[7, 7, 7], [7, 7, 7]]
 

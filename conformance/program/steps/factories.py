@@ -90,7 +90,7 @@ def _exact(t: torch.Tensor) -> bool:
     return not t.is_complex() and t.dim() > 0 and t.numel() > 0 and bool((t.detach().double().abs() <= 100).all())
 
 
-made = functools.partial(row, family=NAME, effect=COMPUTE)
+factory = functools.partial(row, family=NAME, effect=COMPUTE)
 
 ROWS = [
     new("full", _full, 3),
@@ -98,9 +98,9 @@ ROWS = [
     new("zeros", _sized, 2),
     new("arange", _range, 2),
     new("eye", _square),
-    made("full_like", _like, always, form=FUNCTION),
-    made("ones_like", fits=always, form=FUNCTION),
-    made("cumsum.dtype", _other_dtype, _exact, call="cumsum", weight=2),
-    made("sum.dtype", _other_dtype, _exact, call="sum", weight=2),
+    factory("full_like", _like, always, form=FUNCTION),
+    factory("ones_like", fits=always, form=FUNCTION),
+    factory("cumsum.dtype", _other_dtype, _exact, call="cumsum", weight=2),
+    factory("sum.dtype", _other_dtype, _exact, call="sum", weight=2),
     Op("random_zeros", NAME, COMPUTE, _random, DEFINED, weight=2),
 ]

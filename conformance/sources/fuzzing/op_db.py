@@ -153,14 +153,14 @@ class Operators:
 
     dtypes: tuple[str, ...]
     lacking: frozenset[str] = frozenset()
-    each: int = EACH
+    per_program: int = EACH
 
     def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
         """The entries in the op_db program `number` of this seed, each with its number of earlier turns."""
         known = entries()
-        turn, at = divmod(number, -(-len(known) // self.each))
+        turn, at = divmod(number, -(-len(known) // self.per_program))
         order = random.Random(f"op_db:{seed}:{turn}").sample(range(len(known)), len(known))
-        for position in order[at * self.each : (at + 1) * self.each]:
+        for position in order[at * self.per_program : (at + 1) * self.per_program]:
             yield known[position], turn
 
     def calls(self, source: Source, seed: int, number: int, tally: Tally) -> list[Planned]:

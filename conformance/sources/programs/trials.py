@@ -41,7 +41,7 @@ def alike(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
     """Whether two mismatches are about the same oracle, and for errors have the same type and text."""
     if "error" not in (mismatch.oracle, other.oracle):
         return mismatch.oracle == other.oracle
-    texts = ((each.oracle, each.expected, each.actual, gist(each.detail)) for each in (mismatch, other))
+    texts = ((side.oracle, side.expected, side.actual, gist(side.detail)) for side in (mismatch, other))
     return next(texts) == next(texts)
 
 

@@ -68,7 +68,7 @@ def forgetful(tmp_path, monkeypatch) -> str:
 
 
 def seen_eagerly(target: Target) -> list[list[float]]:
-    return Executor(target).run(ProgramSubject(PROGRAM), each=True).observations[-1].tensors["a"].value.tolist()
+    return Executor(target).run(ProgramSubject(PROGRAM), stepwise=True).observations[-1].tensors["a"].value.tolist()
 
 
 def test_the_first_bad_step_is_named(forgetful):
