@@ -19,7 +19,7 @@ from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
 from conformance.program.steps import definitions
-from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local, walk
+from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
@@ -139,8 +139,8 @@ class SteppedProgram(RunningProgram):
 
     def signature(self, number: int) -> Hashable:
         """Return a key for the kernels of a step: its ops, their dtype arguments, and the signature of its tensors."""
-        step, dtypes = self.program.steps[number - 1], list[str]()
-        walk([*step.args, *step.kwargs.values()], lambda marker: dtypes.append(str(marker.get("dtype", ""))))
+        step = self.program.steps[number - 1]
+        dtypes = [str(marker.get("dtype", "")) for marker in step.markers()]
         tensors = [self.env[name] for name in step.names() if name in self.env]
         return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(tensors))
 

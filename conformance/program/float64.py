@@ -26,7 +26,7 @@ from conformance.program.execute import ProgramSubject, RunningProgram, make_inp
 from conformance.program.model import Program
 from conformance.program.shadow import Reference
 from conformance.program.steps import layouts
-from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError, walk
+from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import OPS
 from conformance.standalone.moving import storage_key, whole_storage
@@ -97,9 +97,7 @@ class JudgedProgram(ProgramSubject):
 
 def _names_the_cpu(step: Step) -> bool:
     """Whether a step has a constant that stays on the CPU, or the CPU among its arguments."""
-    markers: list[bool] = []
-    walk([*step.args, *step.kwargs.values()], lambda marker: markers.append("host" in marker))
-    return any(markers) or "cpu" in (*step.args, *step.kwargs.values())
+    return any("host" in marker for marker in step.markers()) or "cpu" in (*step.args, *step.kwargs.values())
 
 
 UP, DOWN = "up", "down"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from conformance.engine.rules import KNOWN
-from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_local, is_name, walk
+from conformance.program.steps.op import Json, Step, StepError, decode, dtype_of, is_local, is_name
 from conformance.program.steps.states import STATES, fault_of
 from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
@@ -315,13 +315,10 @@ class Program:
 def arguments_of(program: Program) -> dict[str, Json]:
     """Return the Python arguments of the program's function, by name, with their values in the first call."""
     result: dict[str, Json] = {}
-
-    def visit(marker: dict[str, Json]) -> None:
-        if "arg" in marker:
-            result.setdefault(marker["arg"], marker["value"])
-
     for step in program.every_step:
-        walk([*step.args, *step.kwargs.values()], visit)
+        for marker in step.markers():
+            if "arg" in marker:
+                result.setdefault(marker["arg"], marker["value"])
     return result
 
 

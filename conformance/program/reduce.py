@@ -21,7 +21,7 @@ from conformance.program.execute import Broken, make_inputs
 from conformance.program.model import LOOP, Call, Input, Program, ProgramError, Storage, arguments_of, call_of, spliced
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
-from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, walk
+from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, tensor, walk
 from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
 
@@ -145,9 +145,8 @@ def fewer_steps(program: Program) -> Iterator[Program]:
             yield without(program, dropped, {})
             if length == 1:
                 step = program.steps[start]
-                sources = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
-                if step.out and sources:
-                    yield without(program, dropped, dict.fromkeys(step.out, sources[0]))
+                if step.out and step.operands:
+                    yield without(program, dropped, dict.fromkeys(step.out, step.operands[0]))
         length //= 2
 
 
@@ -320,12 +319,17 @@ def plainer_step(step: Step) -> Iterator[Step]:
         return
     if step.op in OPS and OPS[step.op].settled:
         return  # the arguments of an op_db sample are valid only together: other numbers may crash torch CPU
-    for key in step.kwargs:
-        if key not in ("out", "device"):  # without its device, a new tensor lies on the CPU
-            yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
+    yield from _fewer_keywords(step)
     for at, arg in enumerate(step.args):
         for plainer in plainer_argument(arg):
             yield replace(step, args=spliced(step.args, at, plainer))
+
+
+def _fewer_keywords(step: Step) -> Iterator[Step]:
+    """Yield the step without one keyword argument. Without its device, a new tensor would lie on the CPU."""
+    for key in step.kwargs:
+        if key not in ("out", "device"):
+            yield replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
 
 
 def _written(step: Step) -> list[Json]:
@@ -349,9 +353,7 @@ def _negated(step: Step) -> Iterator[Step]:
     """Yield `neg` of each tensor argument, if the step returns a single new tensor."""
     row = OPS[step.op]
     if row.writes is None and row.effect in (MOVE, COMPUTE, LOSSY) and len(step.out) == 1 and step.op != "neg":
-        for arg in step.args:
-            if isinstance(arg, dict) and "t" in arg:
-                yield replace(step, op="neg", args=(arg,), kwargs={})
+        yield from (replace(step, op="neg", args=(tensor(name),), kwargs={}) for name in step.operands)
 
 
 def plainer_argument(arg: Json) -> Iterator[Json]:
@@ -453,14 +455,8 @@ def fewer_arguments(program: Program) -> Iterator[Program]:
     """Yield the program with one call that has fewer arguments: without a keyword, or without its last positional
     argument."""
     for at, step in enumerate(program.steps):
-        fewer = [
-            replace(step, kwargs={name: value for name, value in step.kwargs.items() if name != key})
-            for key in step.kwargs
-            if key not in ("out", "device")
-        ]
-        if len(step.args) > max(OPS[step.op].least, 1):
-            fewer.append(replace(step, args=step.args[:-1]))
-        for other in fewer:
+        fewer = [replace(step, args=step.args[:-1])] if len(step.args) > max(OPS[step.op].least, 1) else []
+        for other in (*_fewer_keywords(step), *fewer):
             yield program.with_steps(spliced(program.steps, at, other))
 
 

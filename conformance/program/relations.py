@@ -22,7 +22,7 @@ from conformance.engine.aten_ops import TAGGED
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, VIEW, Json, Step, tensor, walk
+from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, VIEW, Json, Step, tensor, tensors, walk
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import runs_tagged
 from conformance.record.names import RELATIONS as NAMES
@@ -220,7 +220,7 @@ def _split(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
             steps += [(0, Step("narrow", (tensor(a), 0, start, count), out=(b,))) for a, b in of.items()]
             parts.append(f"_{number}{result}{part}")
             steps.append((0, replace(run.step.renamed(of), out=(parts[-1],))))
-        steps.append((number, Step("cat", ([tensor(part) for part in parts], 0), out=(result,))))
+        steps.append((number, Step("cat", (tensors(parts), 0), out=(result,))))
     return steps
 
 
@@ -319,7 +319,7 @@ def batched(run: StepRun) -> list[str]:
     path = (row.call or row.name).partition(":")[2] or row.call or row.name
     name = path.rpartition(".")[2] if path not in ALIGNED else path
     result = next(iter(run.results.values()))
-    names = [arg["t"] for arg in step.args if isinstance(arg, dict) and "t" in arg]
+    names = step.operands
     first = run.reads[names[0]] if names else result
     if not (names and first.dim() and result.dim()) or first.size(0) < 2 or result.size(0) != first.size(0):
         return []

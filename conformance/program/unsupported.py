@@ -18,7 +18,7 @@ from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import SPARSE, Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
-from conformance.program.steps.op import VIEW, Json, Step, dtype_of, is_local, walk
+from conformance.program.steps.op import VIEW, Step, dtype_of, is_local
 from conformance.program.steps.op_db import BY_VALUES, RECORDED
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
@@ -150,15 +150,9 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
 
 def dtypes_of(program: Program) -> list[str]:
     """Return the dtypes of the program's inputs, of its constants on the device, and of its dtype arguments."""
-    result = [input_.dtype for input_ in program.inputs]
-
-    def visit(marker: dict[str, Json]) -> None:
-        if "dtype" in marker and not marker.get("host"):
-            result.append(marker["dtype"])
-
-    for step in program.every_step:
-        walk([*step.args, *step.kwargs.values()], visit)
-    return result
+    markers = (marker for step in program.every_step for marker in step.markers())
+    constants = [marker["dtype"] for marker in markers if "dtype" in marker and not marker.get("host")]
+    return [input_.dtype for input_ in program.inputs] + constants
 
 
 def unsupported_steps(target: Target) -> tuple[str, ...]:

@@ -105,6 +105,10 @@ class DrawContext(Draw):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]
 
+    def name_of(self, t: torch.Tensor) -> str:
+        """Return the first name of a tensor of the program."""
+        return next(name for name, other in self.shadow.env.items() if other is t)
+
     def holds(self, fits: Callable[[torch.Tensor], bool]) -> bool:
         """Return whether some tensor fits."""
         return any(

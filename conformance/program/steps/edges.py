@@ -289,7 +289,7 @@ def _whole(t: torch.Tensor) -> bool:
 
 
 def _itself(k: DrawContext, t: torch.Tensor) -> list[Json]:
-    return [tensor(next(name for name, other in k.shadow.env.items() if other is t))]
+    return [tensor(k.name_of(t))]
 
 
 WRAPPING: dict[str, Rest] = {

@@ -21,7 +21,18 @@ import torch
 from conformance.program.steps.draw import Draw, DrawContext, Refused, category, index_of, tensor_of
 from conformance.program.steps.layouts import THRESHOLDS, Layout, laid_out, overlap, overlaps_itself
 from conformance.program.steps.lists import CUSTOM, LISTS
-from conformance.program.steps.op import COMPUTE, DEFINED, QUERY, Json, Step, decode, dtype_name, dtype_of, tensor
+from conformance.program.steps.op import (
+    COMPUTE,
+    DEFINED,
+    QUERY,
+    Json,
+    Step,
+    decode,
+    dtype_name,
+    dtype_of,
+    tensor,
+    tensors,
+)
 from conformance.program.steps.predicates import number_like
 from conformance.program.steps.rows import Rest, another, row
 from conformance.program.steps.views import bits_are_defined, reinterprets
@@ -240,17 +251,17 @@ def _out(k: DrawContext, name: str, value: Json, free: str) -> Step:
 def _foreach(k: DrawContext, name: str, value: Json, free: str) -> Step:
     op = k.choice(("_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_foreach_sub_"))
     if "t" in value and overlap(k[value["t"]], k[free]):
-        return Step(op, (_tensors(name), [value]))
+        return Step(op, (tensors([name]), [value]))
     other = value if _suits(k, value, free) else k.constant((), k[free].dtype)
-    return Step(op, (_tensors(name, free), [value, other]))
+    return Step(op, (tensors([name, free]), [value, other]))
 
 
 def _custom(k: DrawContext, name: str, value: Json, free: str) -> Step:
     op = k.choice(("add_to", "add_to_all", "exchange"))
     if op == "exchange" and "t" in value:
-        return Step(op, (_tensors(name, value["t"]),))
+        return Step(op, (tensors([name, value["t"]]),))
     if op == "add_to_all":
-        return Step(op, (_tensors(name, free) if _suits(k, value, free) else _tensors(name), value))
+        return Step(op, (tensors([name, free]) if _suits(k, value, free) else tensors([name]), value))
     return Step("add_to", (tensor(name), value))
 
 
@@ -258,10 +269,6 @@ def _suits(k: DrawContext, value: Json, free: str) -> bool:
     """Return whether the operand can be written to the free tensor as well."""
     t = k[value["t"]] if "t" in value else None
     return t is not None and t.size() == k[free].size() and not overlap(t, k[free])
-
-
-def _tensors(*names: str) -> list[Json]:
-    return [tensor(name) for name in names]
 
 
 def _set(k: DrawContext, name: str, value: Json, free: str) -> Step:

@@ -16,7 +16,7 @@ import torch
 from conformance.program.steps import predicates
 from conformance.program.steps.draw import DrawContext, category
 from conformance.program.steps.layouts import overlap, overlaps_itself
-from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, Json, Op, Step, tensor
+from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, LOSSY, MOVE, Json, Op, Step, tensor, tensors
 from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given
 
@@ -45,10 +45,6 @@ def _list(k: DrawContext, name: str, fits: Fits = _plain) -> list[str]:
     return [name, other] if other is not None and k.chance(3, 4) else [name]
 
 
-def _tensors(names: list[str]) -> list[Json]:
-    return [tensor(name) for name in names]
-
-
 def _with_number(k: DrawContext, names: list[str]) -> Json:
     return k.number(min((k[name] for name in names), key=lambda tensor: category(tensor.dtype)).dtype)
 
@@ -56,7 +52,7 @@ def _with_number(k: DrawContext, names: list[str]) -> Json:
 def _paired(k: DrawContext, name: str) -> Given:
     """Draw a list, and a list with an operand for each of its tensors."""
     names = _list(k, name)
-    return Given([_tensors(names), [_operand(k, k[name]) for name in names]])
+    return Given([tensors(names), [_operand(k, k[name]) for name in names]])
 
 
 def _scaled(k: DrawContext, name: str) -> Given:
@@ -64,7 +60,7 @@ def _scaled(k: DrawContext, name: str) -> Given:
     if k.chance(1, 2):
         return _paired(k, name)
     names = _list(k, name)
-    return Given([_tensors(names), _with_number(k, names)])
+    return Given([tensors(names), _with_number(k, names)])
 
 
 def _operand(k: DrawContext, t: torch.Tensor) -> Json:
@@ -73,14 +69,14 @@ def _operand(k: DrawContext, t: torch.Tensor) -> Json:
 
 
 def _alone(fits: Fits) -> Arguments:
-    return lambda k, name: Given([_tensors(_list(k, name, fits))])
+    return lambda k, name: Given([tensors(_list(k, name, fits))])
 
 
 def _descended(k: DrawContext, name: str) -> Given:
     t = k[name]
     options = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False}
     options |= {"maximize": k.chance(1, 2), "is_first_step": False}
-    return Given([_tensors([name]), [k.constant(t.size(), t.dtype)], []], options)
+    return Given([tensors([name]), [k.constant(t.size(), t.dtype)], []], options)
 
 
 def _exchanged(k: DrawContext, name: str) -> Given | None:
@@ -89,13 +85,13 @@ def _exchanged(k: DrawContext, name: str) -> Given | None:
         return alike and _plain(u) and not overlaps_itself(u) and not overlap(k[name], u)
 
     other = k.pick(fits)
-    return Given([_tensors([name, other])]) if other is not None else None
+    return Given([tensors([name, other])]) if other is not None else None
 
 
 def _added_to_all(k: DrawContext, name: str) -> Given:
     names = _list(k, name)
     dtype = min((k[name] for name in names), key=lambda tensor: category(tensor.dtype)).dtype
-    return Given([_tensors(names), k.constant((), dtype)])
+    return Given([tensors(names), k.constant((), dtype)])
 
 
 def listed(name: str, arguments: Arguments, fits: Fits = _plain, **options: Any) -> Op:

@@ -97,9 +97,20 @@ class Step:
 
     def names(self) -> list[str]:
         """Return the names of the tensors in the arguments, in order, then those of the body."""
-        read: list[str] = []
-        walk([*self.args, *self.kwargs.values()], lambda marker: read.append(marker["t"]) if "t" in marker else None)
-        return [*read, *(name for step in self.body for name in step.names())]
+        own = [marker["t"] for marker in self.markers() if "t" in marker]
+        return own + [name for step in self.body for name in step.names()] if self.body else own
+
+    def markers(self) -> list[dict[str, Json]]:
+        """Return all markers within the arguments, in order."""
+        result: list[dict[str, Json]] = []
+        walk(self.args, result.append)
+        walk([*self.kwargs.values()], result.append)
+        return result
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the tensors that are positional arguments themselves, not parts of one."""
+        return [arg["t"] for arg in self.args if isinstance(arg, dict) and "t" in arg]
 
     def mapped(self, change: Callable[[dict[str, Json]], Json]) -> Step:
         """Return the step with each marker of its arguments, and of its body's, replaced by `change(marker)`."""
@@ -152,6 +163,11 @@ def mapped(value: Json, change: Callable[[dict[str, Json]], Json]) -> Json:
 def tensor(name: str) -> Json:
     """Return the marker of a program's tensor."""
     return {"t": name}
+
+
+def tensors(names: Iterable[str]) -> list[Json]:
+    """Return the markers of several tensors."""
+    return [{"t": name} for name in names]
 
 
 def dtype_of(name: str) -> torch.dtype:

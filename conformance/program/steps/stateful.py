@@ -81,10 +81,6 @@ def _whole_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.choice((2, 4)) if k.chance(1, 2) else tensor_of(2)]
 
 
-def _name(k: DrawContext, t: torch.Tensor) -> str:
-    return next(name for name, other in k.shadow.env.items() if other is t)
-
-
 def _chosen(k: DrawContext) -> Step | None:
     name = k.pick(_integers)
     return Step("where.state", (k.mask(k[name].size()), tensor(name), 1.5)) if name else None
@@ -105,15 +101,15 @@ def _weight(k: DrawContext, t: torch.Tensor) -> list[Json]:
 def _beside(k: DrawContext, t: torch.Tensor) -> list[Json]:
     """Draw a tensor that shares the memory of `t`, or `t` itself if there is none; sometimes any tensor."""
     if k.chance(1, 4):
-        return [tensor(k.pick(_leaf) or _name(k, t))]
+        return [tensor(k.pick(_leaf) or k.name_of(t))]
     other = k.pick(lambda u: _leaf(u) and u is not t and storage_key(u) == storage_key(t))
-    return [tensor(other or _name(k, t))]
+    return [tensor(other or k.name_of(t))]
 
 
 def _in_place_of(k: DrawContext, t: torch.Tensor) -> Given:
     """Sometimes let the result take the tensor's name, unless that is an input, so that later steps use the result."""
     results = {name for step in k.shadow.steps for name in step.out}
-    name = _name(k, t)
+    name = k.name_of(t)
     return Given([], out=(name,) if name in results and k.chance(1, 2) else ())
 
 
