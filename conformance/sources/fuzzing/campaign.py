@@ -241,28 +241,17 @@ class Campaign:
             self.shrinking += time.monotonic() - begin
 
     def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
-        waiting, again = self.plan.shards(self.name, self.following), list(self.unfinished.values())
-        redrawn = 0
+        """Run the shards, and merge the result of each as it ends. Shrink some findings meanwhile."""
+        shards = _Shards(self)
         log = Log(self.plan.reports, profiles.identity(self.plan.target), afresh=not self.plan.resume)
         aside = int(SHRINKING * self.plan.jobs) if remote is not None else 0
         if remote is not None:
             workers.aside = remote.take
 
-        def following() -> Shard | None:
-            """Return the next shard. When all have ended, return shards that replace programs that were not judged."""
-            nonlocal waiting, redrawn
-            shard = again.pop() if again else next(waiting, None)
-            if shard is not None or self.unfinished or self.plan.wanted is None or self.plan.recorded:
-                return shard
-            missing = min(self.plan.wanted - self.result.judged, self.plan.wanted - redrawn)
-            redrawn += max(missing, 0)
-            waiting = self.plan.more(self.name, self.following, missing) if missing > 0 else waiting
-            return next(waiting, None)
-
         def begin() -> None:
             taken = min(remote.running, aside) if remote is not None else 0
             while self.running < self.plan.jobs - taken and not self._enough():
-                shard = following()
+                shard = shards.following()
                 if shard is None:
                     break
                 self.unfinished[shard.first] = shard
@@ -277,7 +266,7 @@ class Campaign:
             self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
             del self.unfinished[shard.first]
             if rest is not None:
-                again.append(rest)
+                shards.unfinished.append(rest)
                 self.unfinished[rest.first] = rest
             self._take(result)  # first, since its findings may end the campaign
             if remote is not None and aside:
@@ -496,3 +485,25 @@ class Campaign:
         notes += [f"In a fresh process: {group.alone}"]
         target = describe_target(self.plan.target)
         return script(finding.program, target, finding.differences, notes, finding.step, finding.death())
+
+
+class _Shards:
+    """The shards that a campaign has yet to begin: first unfinished ones, then those of the plan. When all have ended,
+    shards follow that replace programs that were not judged."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self.campaign, self.redrawn = campaign, 0
+        self.unfinished = list(campaign.unfinished.values())
+        self.planned = campaign.plan.shards(campaign.name, campaign.following)
+
+    def following(self) -> Shard | None:
+        """Return the next shard; None if there is none now."""
+        campaign, plan = self.campaign, self.campaign.plan
+        shard = self.unfinished.pop() if self.unfinished else next(self.planned, None)
+        if shard is not None or campaign.unfinished or plan.wanted is None or plan.recorded:
+            return shard
+        missing = min(plan.wanted - campaign.result.judged, plan.wanted - self.redrawn)
+        if missing > 0:
+            self.redrawn += missing
+            self.planned = plan.more(campaign.name, campaign.following, missing)
+        return next(self.planned, None)
