@@ -233,7 +233,7 @@ class TestWorkers:
                     list(pool.ended())
         """
         (tmp_path / "owner.py").write_text(textwrap.dedent(script))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path]), "TMPDIR": str(tmp_path)}
         command = [sys.executable, str(tmp_path / "owner.py")]
         owner = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 100
@@ -268,7 +268,7 @@ class TestWorkers:
                     print("submitted", flush=True)
                     list(pool.ended())
         """))  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path]), "TMPDIR": str(tmp_path)}
         command = [sys.executable, str(tmp_path / "owner.py")]
         owner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert owner.stdout is not None
