@@ -45,40 +45,28 @@ def arbitrate(
     """
     judged = []
     for mismatch in mismatches:
-        if mismatch.oracle not in ARBITRATED:
-            return mismatches
         sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
-        if any(side is None for side in sides):
+        if mismatch.oracle not in ARBITRATED or any(side is None for side in sides):
             return mismatches
         want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
-        if (
-            (want.dtype, want.shape) != (got.dtype, got.shape)
-            or want.shape != wide.shape
-            or wide.dtype != widened(want.dtype)
-            or wide.dtype == want.dtype
-        ):
+        alike = (want.dtype, want.shape) == (got.dtype, got.shape) and want.shape == wide.shape
+        if not alike or wide.dtype != widened(want.dtype) or wide.dtype == want.dtype:
             return mismatches
         right = wide.to(want.dtype)
         errors = [_error(right, side, *tolerance_of(want.dtype, tolerance)) for side in (want, got)]
-        neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
-        agrees = not bool(neither.any())
-        cpu, target = map(_in_tolerances, errors)
-        sides_told = ("the other answer", "this one") if symmetric else ("torch CPU", "the target")
-        note = (
-            f"against the answer in float64, {sides_told[0]} is off by {cpu} and {sides_told[1]} by {target}"
-            if errors[0] or symmetric
-            else ""
-        )
-        acquitted = agrees and errors[1] <= errors[0]
         if symmetric:
-            acquitted = max(errors) <= max(1.0, COMPARABLE * min(errors)) < inf
-            acquitted |= all(_between(right, side, mismatch, swayed, tolerance) for side in (want, got))
-        judged.append(
-            (
-                acquitted or (not symmetric and _between(right, got, mismatch, swayed, tolerance)),
-                replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))),
-            )
-        )
+            as_far = max(errors) <= max(1.0, COMPARABLE * min(errors)) < inf
+            acquitted = as_far or all(_between(right, side, mismatch, swayed, tolerance) for side in (want, got))
+        else:
+            neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
+            no_farther = not bool(neither.any()) and errors[1] <= errors[0]
+            acquitted = no_farther or _between(right, got, mismatch, swayed, tolerance)
+        note = ""
+        if errors[0] or symmetric:
+            names = ("the other answer", "this one") if symmetric else ("torch CPU", "the target")
+            cpu, target = map(_in_tolerances, errors)
+            note = f"against the answer in float64, {names[0]} is off by {cpu} and {names[1]} by {target}"
+        judged.append((acquitted, replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note))))))
     return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
 
 
