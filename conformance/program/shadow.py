@@ -230,31 +230,20 @@ class Shadow(RunningProgram):
         args, kwargs = self.arguments(step, i)
         before = [(tensor, storage_key(tensor)) for tensor in _tensors([args, kwargs])]
         held = {key: whole_storage(tensor).clone() for tensor, key in before} if op.settled else {}
+        written = destinations(op, args, kwargs)
         level = max((self.levels.get(key, MOVED) for _, key in before), default=MOVED)
         level = max(level, LEVEL.get(op.effect, MOVED))
-        written = destinations(op, args, kwargs)
-        if op.effect == MOVE and any(read.dtype != to.dtype for to in written for read in _tensors([args, kwargs])):
+        if op.effect == MOVE and any(read.dtype != to.dtype for to in written for read, _ in before):
             level = max(level, EXACT)
-        sizes = [(to, to.size()) for to in written if op.writes == "out" and to.numel()]
-        bytes_before = [(to, to.untyped_storage().nbytes()) for to in written if op.writes == "out"]
+        sizes = [(to, to.size(), to.untyped_storage().nbytes()) for to in written if op.writes == "out"]
         super().perform(step, i)
-        resized = [to for to, size in sizes if to.size() != size]
+        resized = [to for to, size, _ in sizes if size.numel() and to.size() != size]
         if resized and not op.settled:
             raise Undefined("out= of another size, which torch is about to refuse")
         if op.settled:
-            # Running averages are written, but neither the schema nor the version counter shows it.
-            changed = [
-                tensor for tensor, key in before if not torch.equal(_bits(whole_storage(tensor)), _bits(held[key]))
-            ]
-            unnamed = [
-                tensor for tensor in changed if not any(storage_key(tensor) == storage_key(to) for to in written)
-            ]
-            keys = [key for _, key in before]
-            if any(keys.count(storage_key(to)) > 1 or layouts.overlaps_itself(to) for to in [*unnamed, *resized]):
-                raise Undefined("write over what is read")
-            if any(to.storage_offset() * to.element_size() > count for to, count in bytes_before):
+            written += self._written_too(before, held, written, resized)
+            if any(to.storage_offset() * to.element_size() > count for to, _, count in sizes):
                 raise Undefined("a storage that grows beside the result")
-            written += unnamed
         results = [self.env[name] for name in step.out if name in self.env]
         self.kept += [tensor.untyped_storage() for tensor in results]
         old = {key for _, key in before}
@@ -266,21 +255,41 @@ class Shadow(RunningProgram):
             coarsest = max(coarsest, min(filter(None, map(precision, operands)), default=precision(torch.empty(()))))
         for tensor in [*written, *(tensor for tensor in results if storage_key(tensor) not in old)]:
             key = storage_key(tensor)
-            reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
-            if op.settled and not precision(tensor):
-                reached = EXACT
-            if 0 < precision(tensor) < coarsest:
-                raise Undefined("rounded values in a dtype that rounds less")
-            self.levels[key] = max(self.levels.get(key, MOVED), reached)
+            self._raise_level(op, tensor, key, level, coarsest)
             if key not in old and op.effect != VIEW and tensor.untyped_storage().nbytes() > layouts.end(tensor):
                 self.ends[key] = max(self.ends.get(key, 0), layouts.end(tensor))
-            if self.levels[key] == ROUNDED and any(
-                other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
-            ):
-                raise Undefined("rounded values, or nan, seen as bits of another dtype")
-
         if self.ends and any(layouts.end(t) > self.ends.get(storage_key(t), sys.maxsize) for t in self.env.values()):
             raise Undefined("memory beside a result, of which torch promises nothing")
+
+    def _written_too(
+        self,
+        before: list[tuple[torch.Tensor, int]],
+        held: dict[int, torch.Tensor],
+        written: list[torch.Tensor],
+        resized: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Return the operands that a call wrote beside its destinations. Running averages are written, but neither the
+        schema nor the version counter shows it."""
+        changed = [tensor for tensor, key in before if not torch.equal(_bits(whole_storage(tensor)), _bits(held[key]))]
+        unnamed = [tensor for tensor in changed if not any(storage_key(tensor) == storage_key(to) for to in written)]
+        keys = [key for _, key in before]
+        if any(keys.count(storage_key(to)) > 1 or layouts.overlaps_itself(to) for to in [*unnamed, *resized]):
+            raise Undefined("write over what is read")
+        return unnamed
+
+    def _raise_level(self, op: Op, tensor: torch.Tensor, key: int, level: int, coarsest: float) -> None:
+        """Raise the level of the storage of a tensor that a call wrote or returned. `coarsest` is the lowest precision
+        of the rounded operands."""
+        reached = level if level != EXACT or exactly_whole(tensor) else ROUNDED
+        if op.settled and not precision(tensor):
+            reached = EXACT
+        if 0 < precision(tensor) < coarsest:
+            raise Undefined("rounded values in a dtype that rounds less")
+        self.levels[key] = max(self.levels.get(key, MOVED), reached)
+        if self.levels[key] == ROUNDED and any(
+            other.dtype != tensor.dtype and storage_key(other) == key for other in self.env.values()
+        ):
+            raise Undefined("rounded values, or nan, seen as bits of another dtype")
 
 
 def promise(step: Step) -> None:
