@@ -25,27 +25,27 @@ LISTED = 8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 for bad usage and for a script that fails. No file is written then."""
+    options = Parser("conformance record", add_help=False)
+    options.add_argument("-o", "--output", type=Path, default=Path("calls.json"), metavar="FILE",
+                         help="the file, which may end with .json.gz (default: calls.json)")  # fmt: skip
+    options.add_argument("--name", help="the name of the model (default: that of the script)")
     parser = Parser(
         "conformance record",
-        description="Run a script, and write the distinct operator calls of its model: operators, sizes, strides, "
+        description="Run a script, and write the distinct operator calls of its model: sizes, strides, "
         "dtypes and arguments, but no data.",
-        allow_abbrev=False,
+        parents=[options],
     )
-    parser.add_argument("script", type=Path, metavar="SCRIPT.py", help="a script that trains or runs a model on a CPU")
-    parser.add_argument("arguments", nargs="*", default=[], metavar="ARGUMENT",
-                        help="its arguments; unknown options are its own")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, default=Path("calls.json"), metavar="FILE",
-                        help="the file, which may end with .json.gz (default: calls.json)")  # fmt: skip
-    parser.add_argument("--name", help="the name of the model (default: that of the script)")
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    args, _ = parser.parse_known_args(words)
-    own = [word for word in words[words.index(str(args.script)) + 1 :] if word not in _own(args)]
-    return exit_code_of(parser.prog, lambda: record(args, own))
-
-
-def _own(args: argparse.Namespace) -> set[str]:
-    """Return the words of the command's own options."""
-    return {"-o", "--output", str(args.output), *(("--name", args.name) if args.name else ())}
+    parser.add_argument("script", type=Path, metavar="SCRIPT.py", help="a script that runs a model on a CPU")
+    rest = parser.add_argument("arguments", nargs="...", metavar="ARGUMENT",
+                               help="its arguments; unknown options and words after -- are its own")  # fmt: skip
+    rest.required = False  # argparse would name it as missing beside the script
+    args = parser.parse_args(arguments)
+    mixed, own = args.arguments, list[str]()
+    if "--" in mixed:
+        at = mixed.index("--")
+        mixed, own = mixed[:at], mixed[at + 1 :]
+    args, first = options.parse_known_args(mixed, args)
+    return exit_code_of(parser.prog, lambda: record(args, [*first, *own]))
 
 
 def record(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -47,6 +47,20 @@ class TestRecord:
         assert "trained ['5', '--fast'] __main__" in said
         assert f"{len(calls.calls)} distinct calls of {calls.made['net']} calls of net" in said
 
+    @pytest.mark.parametrize(("words", "own"), [
+        (["a.json", "-o", "a.json"], ["a.json"]),
+        (["mine", "--name", "mine", "--name=mine", "x"], ["mine", "x"]),
+        (["--lr", "-1", "-o", "a.json", "y", "--fast"], ["--lr", "-1", "y", "--fast"]),
+        (["-o", "a.json", "--", "-o", "b.json", "--", "--help"], ["-o", "b.json", "--", "--help"]),
+        (["--help"], ["--help"]),
+    ])  # fmt: skip
+    def test_the_arguments_of_the_script(self, script, tmp_path, capsys, words, own, monkeypatch):
+        """The script gets every word but the options of the command and their values. Regression test: the command
+        removed each argument that equals a value of its options."""
+        monkeypatch.chdir(tmp_path)
+        assert main([str(script("import sys, torch; print(sys.argv[1:]); torch.ones(2).neg()")), *words]) == 0
+        assert capsys.readouterr().out.startswith(f"{own}\n")
+
     def test_the_name_of_the_model(self, script, tmp_path):
         assert main([str(script(TRAINS)), "-o", str(tmp_path / "calls.json.gz"), "--name", "mine"]) == 0
         assert Calls.load(tmp_path / "calls.json.gz").models == ["mine"]
