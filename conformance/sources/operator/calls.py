@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +26,8 @@ from conformance.standalone import specials
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import leaves, map_leaves, tensors
 
+T = TypeVar("T")
+
 SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS, SPECIAL, MIXED = (
     *("values", "layouts", "empty", "scalars", "blocks", "specials", "mixed"),
 )  # fmt: skip
@@ -34,8 +37,11 @@ TIERS = tuple(f"specials_{name}" for name in ("zeros", "ties", "equal", "negativ
 """Special values that calls contain. Numbers near the ends of a dtype are missing: an intermediate result may overflow
 in one correct algorithm and not in another."""
 
-SIZES = (1, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025)
-"""Sizes around vector widths and blocks."""
+SIZES = (
+    1, 3, *(power + step for power in (8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192) for step in (-1, 0, 1))
+)  # fmt: skip
+"""Sizes around vector widths, blocks, and thresholds between two algorithms. A larger one takes too long in an
+interpreted kernel."""
 
 MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 48})
 """Limits on the calls of a kind; the usual one is 12."""
@@ -158,10 +164,9 @@ def from_op_db(
         )
     base = plan.of(SAMPLED) or plan.calls[:]
     _vary_layouts(plan, base)
-    for size, call in itertools.product((0, *SIZES), _shapes(base)):
-        stretched = _stretched(call, size)
-        if stretched is not None:
-            plan.add(stretched)
+    varied = [_stretched(call, size) for size, call in itertools.product((0, *SIZES), _shapes(base))]
+    for call in evenly([call for call in varied if call is not None], MOST[BLOCKS]):
+        plan.add(call)
     _vary_dtypes(plan, base)
     return plan
 
@@ -212,12 +217,19 @@ def laid(values: dict[str, Any], layout: str) -> dict[str, Any]:
     return inputs
 
 
+def evenly(row: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` elements of a row, evenly spread over it, with both ends."""
+    return [row[at * (len(row) - 1) // max(most - 1, 1)] for at in range(most)] if len(row) > most else [*row]
+
+
 def _stretched(call: Call, size: int) -> Call | None:
     """Return the call with its last length, in every tensor and tuple that has it, replaced by a size. The values are
-    a sample of the call's values. None if an index could leave its range."""
+    a sample of the call's values. None if an index could leave its range, or an input gets too large."""
     inputs = tensors(call.values)
     length = next((tensor.shape[-1] for tensor in inputs if tensor.dim() and tensor.shape[-1] > 1), None)
     if length is None or any(length in tensor.shape and not tensor.dtype.is_floating_point for tensor in inputs):
+        return None
+    if sum(math.prod(size if n == length else n for n in tensor.shape) for tensor in inputs) > LARGEST:
         return None
     drawn = torch.Generator().manual_seed(size)
 
@@ -301,8 +313,15 @@ def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
         yield from ((SAMPLED, _sized(description, small), choice, "") for choice in range(MOST[SAMPLED]))
     for name in description.sizes:
         yield EMPTY, _sized(description, lambda low, high: min(high, 5), {name: 0}), 0, ""
-    for size, name in itertools.product(SIZES, description.sizes):
-        yield BLOCKS, _sized(description, lambda low, high: min(high, 4), {name: size}), size, ""
+    blocks = list[tuple[int, Sizes]]()
+    for name in description.sizes:
+        by_text = dict[str, tuple[int, Sizes]]()
+        for size in SIZES:
+            sizes = _sized(description, lambda low, high: min(high, 4), {name: size})
+            by_text.setdefault(str(sizes), (size, sizes))
+        blocks += evenly([*by_text.values()], MOST[BLOCKS] // len(description.sizes))
+    for size, sizes in sorted(blocks, key=lambda block: block[0]):
+        yield BLOCKS, sizes, size, ""
     for choice, tier in itertools.product(range(2), TIERS):
         yield SPECIAL, _sized(description, lambda low, high: min(high, 7)), choice, tier
 

@@ -24,7 +24,7 @@ CHECKS: Mapping[str, Check] = {
     "layouts": Check("so are they for strided, offset and expanded inputs", "compare"),
     "empty": Check("and for tensors without elements", "compare"),
     "scalars": Check("and for 0-dim tensors", "compare"),
-    "blocks": Check("and for sizes around vector widths and blocks", "compare"),
+    "blocks": Check("and for sizes around vector widths and blocks, up to 8193", "compare"),
     "specials": Check("and for infinities, nan, and zeros of both signs", "compare"),
     "mixed": Check("and for inputs of several dtypes, unless the operator refuses them", "compare"),
     "structure": Check("the number and kinds of the results", "compare"),

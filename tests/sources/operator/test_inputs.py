@@ -80,3 +80,19 @@ def test_sizes_that_begin_above_the_usual_ones():
     description = parse({"x": "float32[n]", "sizes": {"n": "16..64 step 16"}})
     sizes = {each["n"] for kind, each, *_ in calls._draws(description) if kind == calls.SAMPLED}
     assert sizes == {16}
+
+
+def test_sizes_above_a_threshold():
+    """The sizes of blocks reach the end of each range, up to 8193, also if there are too many to draw all of them.
+    Regression test: none was above 1025, and of several ranges the smallest sizes were drawn."""
+    sizes = {"k": "0..5000", "m": "1..9999", "n": "1..70"}
+    description = parse({"x": "float32[k, m, n]", "sizes": sizes})
+    drawn = [each for kind, each, *_ in calls._draws(description) if kind == calls.BLOCKS]
+    assert len(drawn) <= calls.MOST[calls.BLOCKS]
+    assert {5000, 8193, 70} == {max(each[name] for each in drawn) for name in sizes}
+    assert min(each["m"] for each in drawn) == 1 and any(0 < each["m"] % 64 < 63 for each in drawn)
+
+
+@pytest.mark.parametrize(("count", "most", "kept"), [(3, 5, [0, 1, 2]), (9, 5, [0, 2, 4, 6, 8]), (0, 2, [])])
+def test_an_even_choice(count, most, kept):
+    assert calls.evenly(range(count), most) == kept
