@@ -401,6 +401,17 @@ def right_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(numpy.maximum(x.detach().numpy(), 0))
 
 
+def right_attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Plain Python that casts to float32 first, so autocast casts at other places than in the reference."""
+    scores = q.float() @ k.float().transpose(-1, -2) / q.shape[-1] ** 0.5
+    return (scores.softmax(-1) @ k.float()).to(q.dtype)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Reference of `right_attention`."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, k)
+
+
 def _correct() -> None:
     right_silu.register_fake(torch.empty_like)
     right_silu.register_autograd(_silu_backward, setup_context=_saved)
@@ -413,6 +424,9 @@ def _correct() -> None:
         "reference": multiply_,
         "inputs": {**MATRIX, "by": "float in 0.5..2"},
     }
+    tokens = {"q": "float32[b, m, d]", "k": "float32[b, n, d]"}
+    sizes = {"b": "1..2", "m": "1..20", "n": "1..40", "d": "8..32 step 8"}
+    CORRECT["composite"] = {"operator": right_attention, "reference": attention, "inputs": {**tokens, "sizes": sizes}}
     CORRECT["view"] = {"operator": right_view, "reference": torch.t, "inputs": MATRIX}
     right_moments.register_fake(lambda x: (x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1])))
     CORRECT["several results"] = {"operator": right_moments, "reference": reference_moments, "inputs": MATRIX}

@@ -257,6 +257,20 @@ def kernel_by_address(x):
     return x + x
 
 
+def product_wrong_under_autocast(x, y):
+    """A function with an error that rounding to bfloat16 does not explain."""
+    return x @ y * (1.25 if torch.is_autocast_enabled("cpu") else 1)
+
+
+@alone
+def test_autocast_explains_rounding_only():
+    """A composite function may be cast at other places than its reference. Regression test: it was a difference."""
+    assert wrong(judged(CORRECT["composite"], checks=["autocast"])) == []
+    inputs = {"x": "float32[n, m]", "y": "float32[m, n]", "sizes": {"n": "1..20", "m": "1..20"}}
+    request = {"operator": product_wrong_under_autocast, "reference": torch.mm, "inputs": inputs}
+    assert wrong(judged(request, checks=["autocast"])) == ["autocast"]
+
+
 @alone
 def test_a_function_that_reads_memory_has_no_rule_for_vmap():
     """The check is not measured, and the others are."""
