@@ -43,15 +43,13 @@ from conformance.sources.operator.sides import (
     under_autocast,
     with_tensors,
 )
-from conformance.sources.operator.subject import Operator
+from conformance.sources.operator.subject import RESULT, Operator, by_finding_name, finding_name, of_result
 from conformance.standalone import torch_compat
 from conformance.standalone.accuracy import beyond, errors
 from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, out_of_memory, tensors_by_name
 from conformance.standalone.oracles import Mismatch, Tolerance, compare, differing, show
-
-RESULT = "result"
 
 ANSWER = frozenset({"structure", "dtype", "shape", "value", "error"})
 """Oracles that ignore strides and memory."""
@@ -95,7 +93,7 @@ class Examination:
 
 def changed_inputs(seen: Observation, call: Call) -> list[str]:
     """Return the inputs whose elements a run has changed."""
-    before = tensors_by_name(call.values)
+    before = tensors_by_name(by_finding_name(call.values))
     return [name for name, one in before.items() if name in seen.tensors and _differs(one, seen.tensors[name].value)]
 
 
@@ -107,7 +105,7 @@ def _differs(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 def of_results(mismatches: Iterable[Mismatch]) -> list[Mismatch]:
     """Return the differences of results, and of errors; inputs do not count."""
-    return [one for one in mismatches if one.where.startswith(RESULT) or one.oracle == "error"]
+    return [one for one in mismatches if of_result(one.where) or one.oracle == "error"]
 
 
 def under(check: str, mismatch: Mismatch, detail: str = "") -> Found:
@@ -131,9 +129,9 @@ class AgainstReference(OneAnswer):
     differences. `narrow` is the least precise dtype in which the operator may round, by default that of the inputs."""
 
     trial: Examination
-    narrow: torch.dtype | None = None
     call: Call
     around: Around = plainly
+    narrow: torch.dtype | None = None
     draws = False
     on_host = True
 
@@ -152,7 +150,7 @@ class AgainstReference(OneAnswer):
 
     def names_of_inputs(self) -> Collection[str]:
         """See `Judged.names_of_inputs`."""
-        return tensors_by_name(self.call.values)
+        return tensors_by_name(by_finding_name(self.call.values))
 
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the reference's answer in float64."""
@@ -197,7 +195,7 @@ def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
     right, changed = changed_inputs(want, call), changed_inputs(got, call)
     may = {*map(_argument, trial.written(want, call))}
     undeclared = [name for name in changed if _argument(name) not in may]
-    inputs = tensors_by_name(call.values)
+    inputs = tensors_by_name(by_finding_name(call.values))
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
     for mismatch in AgainstReference(trial, call).differences(want, got, oracles):
         if mismatch.where not in inputs:
@@ -237,7 +235,7 @@ def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Obse
         cast = {
             name: replace(tensor, value=tensor.value.to(coarse), dtype=coarse)
             for name, tensor in seen.tensors.items()
-            if name.startswith(RESULT) and tensor.dtype.is_floating_point and tensor.dtype in dtypes
+            if of_result(name) and tensor.dtype.is_floating_point and tensor.dtype in dtypes
         }
         return replace(seen, tensors={**seen.tensors, **cast})
 
@@ -251,14 +249,14 @@ def _argument(name: str) -> str:
 
 def _partner(name: str) -> str:
     """Return the part of a call with which a result may share memory: a result, or an argument."""
-    return name if name.startswith(RESULT) else _argument(name)
+    return name if of_result(name) else _argument(name)
 
 
 def _aliasing(operator: Operator, want: Observation, got: Observation) -> Iterator[Found]:
     may, must = _declared(operator, want)
     elements = [name for name, tensor in got.tensors.items() if tensor.value.numel()]
     for name, other in itertools.combinations(elements, 2):
-        if not name.startswith(RESULT):
+        if not of_result(name):
             continue
         shared, pair = got.tensors[name].alias == got.tensors[other].alias, (name, _partner(other))
         texts = "memory of its own", f"the memory of {other}"
@@ -275,7 +273,7 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
             (name, _partner(other))
             for name, tensor in want.tensors.items()
             for other, two in want.tensors.items()
-            if name.startswith(RESULT) and tensor.alias == two.alias
+            if of_result(name) and tensor.alias == two.alias
         }
         return pairs, set()
     returns = operator.schema.returns
@@ -285,7 +283,7 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
         sets = result.alias_info.before_set if result.alias_info is not None else set()
         for argument in operator.schema.arguments:
             if argument.alias_info is not None and argument.alias_info.before_set & sets:
-                pairs.add((name, argument.name))
+                pairs.add((name, finding_name(argument.name)))
     return pairs, pairs
 
 
@@ -297,7 +295,7 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
     if exact.error is not None or got.error is not None:
         return
     for name, high in exact.tensors.items():
-        if not name.startswith(RESULT) or not high.value.numel() or high.dtype is not torch.float64:
+        if not of_result(name) or not high.value.numel() or high.dtype is not torch.float64:
             continue
         values = [side.tensors[name].value for side in (want, got) if name in side.tensors]
         if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
@@ -523,7 +521,7 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
         if seen.error is not None:
             continue
         sizes = [tuple(tensor.shape) for tensor in tensors(each.values)]
-        wanted = [got for name, got in seen.tensors.items() if name.startswith(RESULT)]
+        wanted = [got for name, got in seen.tensors.items() if of_result(name)]
         for right, (dtype, shape) in zip(wanted, shapes.at(sizes) or ()):
             matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
             if dtype != right.dtype or not matches:

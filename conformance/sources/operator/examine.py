@@ -52,11 +52,13 @@ OVER = "the time was over"
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference under the name of a check, in a call of the plan."""
+    """A difference under the name of a check, in a call of the plan. `recurs` is False if the same call shows none
+    when no call precedes it."""
 
     check: str
     mismatch: Mismatch
     call: Call
+    recurs: bool = True
 
 
 @dataclass(frozen=True)

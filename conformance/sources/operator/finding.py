@@ -23,7 +23,7 @@ from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import Call
 from conformance.sources.operator.checks import REFUSED, Examination
 from conformance.sources.operator.examine import Difference, examined
-from conformance.sources.operator.subject import TAKEN
+from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import tensors_by_name
@@ -35,14 +35,16 @@ TRIALS, SECONDS, TRIAL = 120, 10.0, 3.0
 SLOW = {"compile": 12, "dynamic": 12, "inductor": 0, "hang": 0}
 """Limits on the number of trials for slow checks."""
 
+GRADIENT = "gradient of "
+"""Beginning of the name of a gradient in findings."""
+
 STEP = "operator"
 """Name of the step that calls the operator. The step table does not have it, so only this module runs it."""
 
 
 def program_of(call: Call) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
-    tensors = {in_script(name): tensor for name, tensor in tensors_by_name(call.values).items()}
-    named, args, kwargs = as_inputs(tensors, *call.arguments())
+    named, args, kwargs = _as_inputs(call)
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
@@ -50,9 +52,17 @@ def program_of(call: Call) -> Program:
     return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
 
 
-def in_script(name: str) -> str:
-    """Return the name of an input in a script, which uses some names for itself."""
-    return f"{name}0" if name in TAKEN else name
+def _as_inputs(call: Call) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
+    """Return the tensors of a call by their names in a script, which uses some names for itself, and the arguments of
+    the step. Raises Unwritable."""
+    tensors = {f"{name}0" if name in TAKEN else name: tensor for name, tensor in tensors_by_name(call.values).items()}
+    return as_inputs(tensors, *call.arguments())
+
+
+def variables(call: Call) -> dict[str, str]:
+    """Return the names of a call's tensors in a script, by their names in findings. Raises Unwritable."""
+    known = {id(tensor): name for name, tensor in _as_inputs(call)[0].items()}
+    return {name: known[id(tensor)] for name, tensor in tensors_by_name(by_finding_name(call.values)).items()}
 
 
 def call_of(program: Program, call: Call) -> Call:
@@ -64,7 +74,9 @@ def call_of(program: Program, call: Call) -> Call:
 
 
 def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS) -> Difference:
-    """Return the difference in a smaller call."""
+    """Return the difference in a smaller call. A difference that its call alone does not show stays as it is."""
+    if _is_right_alone(trial, finding):
+        return replace(finding, recurs=False)
     try:
         program = program_of(finding.call)
     except Unwritable:
@@ -99,11 +111,17 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
     return smallest
 
 
+def _is_right_alone(trial: Examination, finding: Difference) -> bool:
+    """Whether the call of a difference shows none if no call precedes it."""
+    items = [*examined(trial, CHECKS[finding.check].procedure, [finding.call], TRIAL)]
+    return items == [(finding.call.kind, "")]
+
+
 def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:
     """Return the parts of a difference that a smaller call must repeat: its oracle, whether it is of a gradient, and
     the type of an exception."""
     raised = mismatch.actual if mismatch.expected in ("an answer", "no error") else ""
-    return mismatch.oracle, mismatch.where.startswith("gradient"), raised
+    return mismatch.oracle, mismatch.where.startswith(GRADIENT), raised
 
 
 def _valid(program: Program) -> Program | None:
@@ -116,8 +134,11 @@ def _valid(program: Program) -> Program | None:
 
 
 def _keeps(call: Call, before: Call) -> bool:
-    """Whether a call still has the property of its kind."""
+    """Whether a call still has the property of its kind. Arguments stay different tensors: a write to one must not
+    change another one, and each has a gradient of its own."""
     inputs = tensors(call.values)
+    if len({*map(id, inputs)}) < min(len(inputs), len({*map(id, tensors(before.values))})):
+        return False
     if before.kind == kinds.EMPTY:
         return call.has_empty
     if before.kind == kinds.SCALARS:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Template
 
 from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.steps.op import render
-from conformance.record.sentences import sentence
+from conformance.record.sentences import ELEMENTS, LONGEST, sentence
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.checks import RESULT, Examination
+from conformance.sources.operator.checks import Examination
 from conformance.sources.operator.examine import Difference
-from conformance.sources.operator.finding import in_script, program_of
+from conformance.sources.operator.finding import GRADIENT, program_of, variables
 from conformance.sources.operator.sides import is_differentiable
+from conformance.sources.operator.subject import RESULT, finding_name, of_result
 from conformance.standalone.script import carried, inert
 from conformance.standalone.tensor_source import NoSource, input_lines
 
@@ -29,13 +30,14 @@ MARKER = "# Functions that the script uses."
 @dataclass(frozen=True)
 class Parts:
     """The parts of a script: the examination, the difference, the text of the call's arguments, the names of the
-    tensors, and the names of those with gradients."""
+    tensors, the names of those with gradients, and the names of all tensors by their names in findings."""
 
     trial: Examination
     finding: Difference
     arguments: str
     names: tuple[str, ...]
     floating: tuple[str, ...]
+    variables: Mapping[str, str]
 
     @property
     def where(self) -> str:
@@ -50,7 +52,11 @@ class Parts:
 
     def of(self, side: str) -> str:
         """Return the expression of the compared tensor: a part of a result, or an input."""
-        return self.where.replace(RESULT, side, 1) if self.where.startswith(RESULT) else self.where
+        return self.named(self.where, side)
+
+    def named(self, where: str, side: str) -> str:
+        """Return the expression of a tensor in a finding, where `side` has the results."""
+        return where.replace(RESULT, side, 1) if of_result(where) else self.variables.get(where, where)
 
     def each(self, line: str) -> str:
         """Return a line for each tensor with a gradient. `{0}` in it is the name of the tensor."""
@@ -63,7 +69,7 @@ class Parts:
         `right` and `actual` the compared parts of `want` and `got`, and `name` the input that differs. `said` begins
         the line that prints both answers. `leaf` is the input of a gradient."""
         operator, reference, names = self.trial.operator.text, self.trial.reference.text, ", ".join(self.names)
-        leaf = in_script(self.where.removeprefix("gradient of ").partition("[")[0])
+        leaf = self.named(self.where.removeprefix(GRADIENT), RESULT)
         return {
             "operator": operator,
             "reference": reference,
@@ -78,7 +84,7 @@ class Parts:
             "right": self.of("want"),
             "actual": self.of("got"),
             "exact": self.of("exact"),
-            "name": in_script(self.where.partition("[")[0]),
+            "name": self.of(RESULT),
             "floating": ", ".join(self.floating),
             "leaf": leaf if leaf in self.floating else next(iter(self.floating), ""),
             "leaves": "; ".join(map("{0}.requires_grad_()".format, self.floating)),
@@ -115,9 +121,9 @@ def _value(parts: Parts) -> str:
     one, call = parts.finding.mismatch, parts.finding.call
     if one.expected == "an answer":
         return RAISING
-    of_result = one.where.startswith(RESULT)
-    both = BOTH if of_result else "\n$fresh\n$want\nwant = $name\n$fresh\n$got\ngot = $name\n"
-    want, got = ("$right", "$actual") if of_result else ("want", "got")
+    is_result = of_result(one.where)
+    both = BOTH if is_result else "\n$fresh\n$want\nwant = $name\n$fresh\n$got\ngot = $name\n"
+    want, got = ("$right", "$actual") if is_result else ("want", "got")
     if one.oracle in FACTS:
         right, actual = FACTS[one.oracle].format(want), FACTS[one.oracle].format(got)
         return f'{both}print($said, {right}, ", got", {actual})\nraise SystemExit({right} != {actual})\n'
@@ -155,7 +161,7 @@ def _aliasing(parts: Parts) -> str:
     one = parts.finding.mismatch
     shares = one.actual != "memory of its own"
     other = (one.actual if shares else one.expected).removeprefix("the memory of ")
-    partner = other.replace(RESULT, "got", 1) if other.startswith(RESULT) else other
+    partner = parts.named(other, "got")
     return f"""
 $fresh
 got = $got
@@ -217,13 +223,13 @@ raise SystemExit($right.tolist() != $actual.tolist())
 
 
 def _repeat(parts: Parts) -> str:
-    of_result = parts.where.startswith(RESULT)
+    is_result = of_result(parts.where)
     return f"""
 def run():
     $fresh
     torch.manual_seed(1234)
-    result = {"$got" if of_result else "($got, $where)[1]"}
-    return {"$where" if of_result else "result"}.clone()
+    result = {"$got" if is_result else "($got, $name)[1]"}
+    return {"$where" if is_result else "result"}.clone()
 
 want, *others = [run() for _ in range(3)]
 got = next((one for one in others if not torch.equal(want, one)), want)
@@ -233,10 +239,9 @@ raise SystemExit(not torch.equal(want, got))
 
 
 def _batch(parts: Parts) -> str:
-    cut = [
-        f"    {name} = {name}.narrow({dim}, at, 1)\n" for name, dim in parts.trial.batch.items() if name in parts.names
-    ]
-    first, dim = next(iter(parts.trial.batch.items()))
+    dims = {parts.named(finding_name(name), RESULT): dim for name, dim in parts.trial.batch.items()}
+    cut = [f"    {name} = {name}.narrow({dim}, at, 1)\n" for name, dim in dims.items() if name in parts.names]
+    first, dim = next(iter(dims.items()))
     return f"""
 $fresh
 want = {parts.of("($got)")}
@@ -511,11 +516,17 @@ CARRIED = {
 def headline(finding: Difference) -> str:
     """Return the difference as a sentence, with the name of its check."""
     one = finding.mismatch
-    judged = one.oracle in (*FACTS, "value", "storage")
-    text = sentence(one) if judged else f"{one.where}: expected {one.expected}, got {one.actual}"
-    text += f" ({one.detail})" if one.detail and not judged else ""
-    note = f" ({finding.call.note})" if finding.call.note else ""
-    return textwrap.shorten(f"{finding.check}: {text}{note}", 300)
+    one = replace(one, detail=one.detail.removeprefix("the value; "))
+    if one.oracle in (*FACTS, "value", "storage") or ELEMENTS.match(one.detail):
+        text = sentence(one)
+    else:
+        want, got = (textwrap.shorten(side, LONGEST, placeholder=" ...") for side in (one.expected, one.actual))
+        text = f"{one.where}: expected {want}, got {got}" + (f" ({one.detail})" if one.detail else "")
+    text += f" ({finding.call.note})" if finding.call.note else ""
+    text += (
+        "" if finding.recurs else "; this call alone is right: the result depends on earlier calls, or on old memory"
+    )
+    return textwrap.shorten(f"{finding.check}: {text}", 400)
 
 
 def script(trial: Examination, finding: Difference) -> str:
@@ -530,7 +541,8 @@ def script(trial: Examination, finding: Difference) -> str:
         return f"{about}\n# The inputs have no short form: {error}\n"
     (step,) = program.steps
     arguments = ", ".join([*map(render, step.args), *(f"{key}={render(value)}" for key, value in step.kwargs.items())])
-    parts = Parts(trial, finding, arguments, tuple(env), tuple(name for name in env if is_differentiable(env[name])))
+    floating = tuple(name for name in env if is_differentiable(env[name]))
+    parts = Parts(trial, finding, arguments, tuple(env), floating, variables(finding.call))
     template = BODIES.get(finding.check, _value)
     text = template if isinstance(template, str) else template(parts)
     body = Template(text).substitute(parts.words()).removeprefix("\n")

@@ -19,6 +19,7 @@ from conformance.engine.executor import AnsweredCall, Execution, Executor, Trans
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.sources.operator.calls import Call
+from conformance.sources.operator.subject import by_finding_name
 from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
@@ -58,7 +59,9 @@ class Side:
             torch.manual_seed(SEED)
             return self.around(function, self.call, inputs)
 
-        return AnsweredCall(id(self.function), inputs, call, self.call.values, versions_of(inputs))
+        return AnsweredCall(
+            id(self.function), by_finding_name(inputs), call, by_finding_name(self.call.values), versions_of(inputs)
+        )
 
     def _transformed(self, transform: Transform) -> Function:
         """Return the transformed function. A target transforms functions of positional arguments."""
@@ -126,7 +129,7 @@ def differentiated(
     their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
     it writes are results."""
     inputs = map_leaves(inputs, lambda leaf: leaf.detach().requires_grad_() if is_differentiable(leaf) else leaf)
-    leaves = {name: tensor for name, tensor in tensors_by_name(inputs).items() if tensor.requires_grad}
+    leaves = {name: tensor for name, tensor in tensors_by_name(by_finding_name(inputs)).items() if tensor.requires_grad}
     copies = map_leaves(inputs, lambda leaf: leaf.clone() if is_differentiable(leaf) else leaf)
     returned = tensors(plainly(function, call, copies))
     written = [each for each in tensors(copies) if version_of(each) and not any(each is other for other in returned)]

@@ -1,7 +1,8 @@
 """The operator under test: its parameters, its schema, and the lines of a script that reach it.
 
-Defines `Operator` and `named`. An operator is any callable: a custom operator of `torch.library`, an operator below
-`torch.ops`, a function of an extension or of Triton, or plain Python.
+Defines `Operator`, `named`, and `by_finding_name`, the arguments by their names in findings. An operator is any
+callable: a custom operator of `torch.library`, an operator below `torch.ops`, a function of an extension or of Triton,
+or plain Python.
 """
 
 from __future__ import annotations
@@ -23,9 +24,29 @@ from conformance.standalone.torch_compat import has_kernel
 PARAMETER = inspect.Parameter
 
 TAKEN = frozenset(
-    "inputs want got before shared compiled program run known right mode given rows parts low same".split()
+    "inputs want got before shared compiled program run known right mode given rows parts low same result exact leaf "
+    "made along lay function process code error usual off others fences at".split()
 )
 """Names that a script uses for itself."""
+
+RESULT = "result"
+"""Name of the results in findings. Parts of a result have names such as `result[0]`."""
+
+
+def of_result(name: str) -> bool:
+    """Whether a finding's name is that of a result or of its part, and not that of an argument."""
+    return name.partition("[")[0] == RESULT
+
+
+def finding_name(argument: str) -> str:
+    """Return the name of an argument in findings, which differs from the name of the results."""
+    return f"argument {RESULT}" if argument == RESULT else argument
+
+
+def by_finding_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by their names in findings."""
+    return {finding_name(name): value for name, value in values.items()}
+
 
 AUTOGRAD = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd")
 """Dispatch keys of kernels with a derivative."""
@@ -53,11 +74,12 @@ class Operator:
 
     @property
     def written(self) -> frozenset[str] | None:
-        """The arguments that the schema declares as written; None for a plain function, which declares nothing."""
+        """The arguments that the schema declares as written, by their names in findings; None for a plain function,
+        which declares nothing."""
         if self.schema is None:
             return None
         infos = ((argument.name, argument.alias_info) for argument in self.schema.arguments)
-        return frozenset(name for name, info in infos if info is not None and info.is_write)
+        return frozenset(finding_name(name) for name, info in infos if info is not None and info.is_write)
 
     @property
     def derivable(self) -> bool:

@@ -9,10 +9,11 @@ import torch
 
 from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import Call
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import Difference, Request, examination, verdicts
 from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
 from conformance.sources.operator.script import headline, script
 from conformance.standalone.moving import tensors
+from conformance.standalone.oracles import Mismatch
 from tests.planted.kernels import LIES
 
 QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dtype")
@@ -90,6 +91,38 @@ def test_an_input_with_a_name_of_the_script(standalone):
     )
     ended = standalone(script(trial, difference))
     assert ended.returncode == 1 and "values of " in ended.stdout, ended.stderr
+
+
+def remembering(x):
+    """Returns its first answer for a shape again."""
+    return _ANSWERS.setdefault(x.shape, x * 2)
+
+
+_ANSWERS: dict[torch.Size, torch.Tensor] = {}
+
+
+def test_a_call_that_is_right_alone():
+    """The sentence says that the result depends on earlier calls, since the script of one call ends with 0."""
+    inputs = {"x": "float32[n]", "sizes": {"n": "1..9"}}
+    request = Request(remembering, reference=lambda x: x * 2, inputs=inputs, checks=["values"])
+    trial = examination(request)
+    (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
+    small = minimized(trial, difference)
+    assert small.call is difference.call and not small.recurs
+    assert "; this call alone is right: the result depends on earlier calls" in headline(small)
+    assert "alone is right" not in headline(smallest("values")[1])
+
+
+def test_the_sentence_of_other_checks_names_an_element():
+    """Regression test: it had the first eight elements of both sides, which may be equal."""
+    detail = "1 of 9 elements differ (tolerance), first at (8,): expected 1.0, got 2.0"
+    call = Call("values", {"x": torch.zeros(9)}, 1)
+    for text in (detail, f"the value; {detail}"):
+        mismatch = Mismatch("compile", "gradient of x", f"{[0.0] * 8}", f"{[0.0] * 8}", text)
+        want = "compile: 1 of 9 elements of gradient of x is wrong: gradient of x[8] should be 1.0 and is 2.0"
+        assert headline(Difference("compile", mismatch, call)) == want
+    long = Mismatch("reads", "result", f"{[0.25] * 50}", f"{[0.5] * 50}", "bytes in the gaps change the result")
+    assert headline(Difference("reads", long, call)).endswith(" ... (bytes in the gaps change the result)")
 
 
 class TestProgram:
