@@ -31,24 +31,36 @@ def is_of_user(file: str) -> bool:
 
 def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextManager[object] | None = None) -> str:
     """Run a script as `python SCRIPT ARGUMENTS` does, in the context `inside`. Return why it failed, in one sentence,
-    or the empty string. Raises KeyboardInterrupt."""
-    before = sys.argv, [*sys.path]
+    or the empty string. A fork that the script leaves behind ends as it does without this function. Raises
+    KeyboardInterrupt."""
+    before, process = (sys.argv, [*sys.path]), os.getpid()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent.resolve())]
     try:
         with _restored_streams(), inside or nullcontext():
             runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as stop:
-        if stop.code in (None, 0):
-            return ""
-        ending = f": {_short(stop.code)}" if isinstance(stop.code, str) else f" with exit code {stop.code}"
-        return f"{script} ends itself{ending}"
-    except Exception as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
-        at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
-        return f"{script} fails by itself: {type(error).__name__}: {_short(error)}{at}"
+            if os.getpid() != process:
+                sys.exit()
+        return ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            raise
+        return _ending(script, error)
     finally:
         sys.argv, sys.path[:] = before
-    return ""
+
+
+def _ending(script: Path, error: BaseException) -> str:
+    """Return how a script ended itself, in one sentence, or the empty string if it ended well."""
+    if isinstance(error, SystemExit):
+        if error.code in (None, 0):
+            return ""
+        ending = f": {_short(error.code)}" if isinstance(error.code, str) else f" with exit code {error.code}"
+        return f"{script} ends itself{ending}"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+    at = f", line {lines[-1].lineno} of {Path(lines[-1].filename).name}" if lines else ""
+    return f"{script} fails by itself: {type(error).__name__}: {_short(error)}{at}"
 
 
 def _short(text: object) -> str:

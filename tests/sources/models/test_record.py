@@ -71,6 +71,7 @@ class TestRecord:
         ("x = (\n", "fails by itself: SyntaxError: '(' was never closed (net.py, line 1); nothing was written"),
         ("import torch, sys\ntorch.ones(2)\nsys.exit(3)\n", "ends itself with exit code 3; nothing was written"),
         ("import torch, sys\ntorch.ones(2)\nsys.exit('no\\ndata')\n", "ends itself: no data; nothing was written"),
+        ("import asyncio\nraise asyncio.CancelledError(1)\n", "fails by itself: CancelledError: 1, line 2"),
         ("print(1)\n", "calls no operator that can be recorded"),
     ])  # fmt: skip
     def test_a_script_that_fails_loses_nothing(self, script, tmp_path, capsys, text, said):
@@ -115,6 +116,26 @@ class TestRecord:
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100, check=False)
         assert done.returncode == 0 and not done.stderr
         assert done.stdout.startswith(("calls.json: 2 distinct calls", "2 calls judged on cpu: no wrong operator"))
+
+    @pytest.mark.parametrize(
+        ("ends", "code"), [("sys.exit(5)", 5), ("pass", 0), ("raise ValueError('of the fork')", 1)]
+    )
+    def test_a_fork_of_the_script(self, script, tmp_path, ends, code):
+        """A fork of the script ends as under Python. Regression test: it recorded, too, and wrote the file itself."""
+        path = script(f"""
+            import os, sys, torch
+            torch.ones(3).neg()
+            process = os.fork()
+            if process == 0:
+                {ends}
+            else:
+                print("fork", os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+        """)
+        words = [sys.executable, "-m", "conformance", "record", path]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100, check=False)
+        assert done.returncode == 0 and done.stdout.startswith(f"fork {code}\n"), done.stdout
+        assert done.stdout.count("calls.json") == 1 and ("of the fork" in done.stderr) is (code == 1)
 
     def test_a_script_that_ends_well_by_exit(self, script, tmp_path):
         assert main([str(script(TRAINS + "    sys.exit(0)\n")), "-o", str(tmp_path / "calls.json")]) == 0
