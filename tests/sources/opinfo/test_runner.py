@@ -352,7 +352,8 @@ class TestCommand:
         got only the advice to give more minutes, since a hang has up to 300 s to build kernels."""
         monkeypatch.syspath_prepend(str(PLANTED))
         monkeypatch.setattr(runner, "SHARE", 0.0)
-        run = runner.run("planted", selections=[plan.Selection(("acosh",), ("float32",), samples=2)], seconds=5.0)
+        selection = plan.Selection(("acosh",), ("float32",), samples=2)
+        run = runner.run("planted", runner.Request(selections=[selection], seconds=5.0))
         assert not run.results
         assert run.notes[0] == "1 of 1 cases not run, since the time was over"
         hung = r"acosh::float32::forward::as_sampled had given no answer after \d+ s when the time was over"
