@@ -51,6 +51,7 @@ CHANGES = (
         "values",
         "arguments",
         "global state",
+        "object",
         "process",
         "calls",
     ),
@@ -73,7 +74,7 @@ def change_of(program: Program, number: int) -> str:
     if words - {"values"}:  # a larger input has other values, too
         words.discard("values")
     words |= {"arguments"} if call.arguments else set()
-    words |= {"global state"} if call.under else set()
+    words |= {"object" if name.startswith("object:") else "global state" for name in call.under}
     words |= {"process"} if call.restarted else set()
     return " and ".join(word for word in CHANGES if word in words) or "calls"
 

@@ -21,6 +21,7 @@ import torch
 from conformance.engine.aten_ops import TAGGED
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
+from conformance.program.steps.functions import TRANSFORMED
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, VIEW, Json, Step, tensor, tensors, walk
 from conformance.program.steps.table import OPS
@@ -29,7 +30,7 @@ from conformance.record.names import RELATIONS as NAMES
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import storage_key, whole_storage
 
-LAYOUT, BATCH, REPETITION, ORDER, UNUSED = NAMES
+LAYOUT, BATCH, REPETITION, ORDER, UNUSED, DERIVATIVE = NAMES
 
 BROKEN = "breaks the relation {!r}"
 """Words in the detail of a mismatch that name the relation."""
@@ -265,12 +266,25 @@ def _without_unused(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
     ]
 
 
+def _differentiated_otherwise(runs: Sequence[StepRun]) -> list[tuple[int, Step]]:
+    """Let plain autograd differentiate in place of transforms."""
+    steps = []
+    for run in runs:
+        step = run.step
+        if OPS[step.op].family == TRANSFORMED:
+            mode = re.sub("jvp|grad", "autograd", step.args[1])
+            step = replace(step, args=(step.args[0], mode, *step.args[2:]))
+        steps.append((run.number, step))
+    return steps
+
+
 RELATIONS: Mapping[str, Relation] = {
     LAYOUT: Relation(_laid_out, "each step reads and writes contiguous clones"),
     BATCH: Relation(_split, "each batched step runs on two parts of its rows"),
     REPETITION: Relation(_repeated, "each call is made twice, and the second answer counts", bits=True),
     ORDER: Relation(_exchanged, "neighbouring steps that share no memory are exchanged", bits=True),
     UNUSED: Relation(_without_unused, "steps without a use are left out", bits=True),
+    DERIVATIVE: Relation(_differentiated_otherwise, "plain autograd differentiates in place of torch.func"),
 }
 """The relations, by name."""
 

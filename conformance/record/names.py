@@ -49,7 +49,7 @@ SIGNIFICANT_STRIDE = "significant_stride"
 of tensors without elements have no meaning. The storage offset of a tensor without elements follows from such strides
 and has no meaning either. A difference is still reported as `stride`."""
 
-RELATIONS = ("layout", "batch", "repetition", "order", "unused step")
+RELATIONS = ("layout", "batch", "repetition", "order", "unused step", "derivative")
 """The metamorphic relations, of `program/relations.py`."""
 RELATED_ORACLES = frozenset(("structure", "dtype", "shape", "alias", "value", "storage", "error", "grad"))
 """The oracles that compare a target's answers to a program and to a rewritten one. Strides may differ."""

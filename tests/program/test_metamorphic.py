@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,17 @@ from conformance.engine.target import Target
 from conformance.program.calls import judge_program
 from conformance.program.metamorphic import UNRELATED
 from conformance.program.model import Input, Program, Storage
-from conformance.program.relations import BATCH, LAYOUT, ORDER, RELATIONS, REPETITION, UNUSED, related, relation_of
+from conformance.program.relations import (
+    BATCH,
+    DERIVATIVE,
+    LAYOUT,
+    ORDER,
+    RELATIONS,
+    REPETITION,
+    UNUSED,
+    related,
+    relation_of,
+)
 from conformance.program.script import script
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
@@ -65,6 +76,17 @@ class TestRewrites:
         assert "d = torch.cat([_2d0, _2d1], 0)" in text
         assert not rewritten(program(Step("sum.dim", (A, 0, False), out=("c",))), BATCH)
         assert not rewritten(program(Step("sort", (A, 1), out=("c", "d"))), BATCH)
+
+    def test_derivative(self):
+        """Plain autograd differentiates in place of transforms, and finds a wrong rule of the second derivative."""
+        det = Step("transformed:exp", ("exp", "jvp(grad)", 0.5, A), out=("c",))
+        assert "transformed('exp', 'autograd(autograd)', 0.5, a)" in rewritten(program(det), DERIVATIVE)
+        assert not rewritten(MIXED, DERIVATIVE)
+        target = load_target("metamorphic:cpu")
+        assert not judge_program(program(det), target).mismatches
+        jvp = torch.func.jvp
+        with mock.patch.object(torch.func, "jvp", lambda *args: (jvp(*args)[0], 2 * jvp(*args)[1])):
+            assert judge_program(program(det), target).relation == DERIVATIVE
 
     def test_repetition(self):
         """A pure call is made twice, a write once."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -421,6 +422,49 @@ def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
     return getattr(torch.func, transform)(function)(tensor)
 
 
+def transformed(name: str, mode: str, start: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return a derivative of torch's function along a line through its floating-point operands, at `start` of the line.
+
+    `mode` names a transform of `torch.func` for each order of the derivative, outermost first. "autograd" in place of a
+    transform is plain autograd."""
+    function: Any = functools.reduce(getattr, name.split("."), torch)
+
+    def wave(like: torch.Tensor, phase: float) -> torch.Tensor:
+        steps = torch.arange(like.numel(), dtype=torch.float64).reshape(like.shape)
+        return torch.cos(steps * 2.3 + phase).to(like.dtype)
+
+    def value(at: torch.Tensor) -> torch.Tensor:
+        def moved(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(moved(part) for part in value)
+            floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return value.detach() + at.to(value.dtype) * wave(value, 0.5) if floats else value
+
+        result = function(*map(moved, args), **kwargs)
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        sums = [(part * wave(part, 1.1)).sum() for part in parts if part.is_floating_point()]
+        return torch.stack(sums).sum()
+
+    def derivative(
+        of: Callable[[torch.Tensor], torch.Tensor], transform: str
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        if transform == "jvp":
+            return lambda at: torch.func.jvp(of, (at,), (torch.ones_like(at),))[1]
+        if transform == "grad":
+            return torch.func.grad(of)
+
+        def by_autograd(at: torch.Tensor) -> torch.Tensor:
+            at = at if at.requires_grad else at.detach().requires_grad_()
+            return torch.autograd.grad(of(at), at, create_graph=True)[0]
+
+        return by_autograd
+
+    wanted: Callable[..., torch.Tensor] = value
+    for transform in reversed(mode.rstrip(")").split("(")):
+        wanted = derivative(wanted, transform)
+    return wanted(torch.tensor(start, dtype=torch.float64)).detach()
+
+
 def sized(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     """Return a tensor that depends on the size of another one. `kind` names the Python code that reads the size."""
     size, x = tensor.size(), tensor.detach()
@@ -466,6 +510,7 @@ def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
     objects."""
     seen: list[int] = []
     known: dict[str, Any] = {}
+    left: list[Any] = []
     count = 0
 
     class Local:
@@ -573,14 +618,46 @@ def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
     def set_item(number: int) -> None:
         kept["item"] = number
 
+    def left_generator(number: int) -> None:
+        def numbers() -> Generator[int, None, int]:
+            yield number
+            return number + 1
+
+        left.append(numbers())
+
+    def left_view(number: int) -> None:
+        left.append({"a": number, "b": 2}.items())
+
+    def left_closure(number: int) -> None:
+        left.append(lambda: number)
+
+    def left_iterators(number: int) -> None:
+        left.append(enumerate([number, 3]))
+        left.append(map(abs, [number, -3]))
+        left.append(range(number)[1:])
+
+    def consumed(value: Any) -> str:
+        kind, end = type(value).__name__, None
+        if callable(value):
+            return f"{kind} {value()}"
+        iterator, parts = iter(value), []
+        while True:
+            try:
+                parts.append(next(iterator))
+            except StopIteration as stop:
+                end = stop.value
+                break
+        return f"{kind} {parts} {end}"
+
     def looped(number: int) -> None:
         for at, value in enumerate(reversed([number, 2, 3])):
             seen.append(at * value)
 
     def read() -> str:
         nonlocal count
-        result = f"{seen} {count} {kept.last} {Local.calls} {known}"
+        result = f"{seen} {count} {kept.last} {Local.calls} {known} {[*map(consumed, left)]}"
         seen.clear()
+        left.clear()
         known.clear()
         count, kept.last, Local.calls = 0, 0, 0
         return result
@@ -604,6 +681,10 @@ def recorders() -> tuple[dict[str, Callable[[int], None]], Callable[[], str]]:
         "property": set_property,
         "item": set_item,
         "loop": looped,
+        "generator that leaves": left_generator,
+        "dict view that leaves": left_view,
+        "closure that leaves": left_closure,
+        "iterators that leave": left_iterators,
     }
     return calls, read
 
@@ -620,3 +701,146 @@ def note(tensor: torch.Tensor, kind: str, number: int) -> torch.Tensor:
 def noted() -> str:
     """Return all that is recorded, and empty the objects."""
     return RECORDERS[1]()
+
+
+def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], None]]]]:
+    """Return the properties of Python objects that a compiled function depends on, by kind: a function that reads the
+    property, and one that changes it and returns a function that restores it."""
+
+    class Kept:
+        scale = 2
+
+        def __init__(self) -> None:
+            self.value, self.parts, self.named = 2, [2, 3], {"key": 2}
+            self.first, self.second = object(), object()
+            self.now = self.first
+
+        def method(self) -> int:
+            return 2
+
+        def with_default(self, number: int = 2) -> int:
+            return number
+
+        @property
+        def computed(self) -> int:
+            return self.value + 1
+
+    class Other(Kept):
+        def method(self) -> int:
+            return 3
+
+    class Layer(torch.nn.Module):
+        def __init__(self, factor: int) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + (1 if self.training else 2)
+
+    def three(self: Kept) -> int:
+        return 3
+
+    kept, holder, enclosed = Kept(), Holder(), 2
+
+    def setting(of: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
+        def change() -> Callable[[], None]:
+            before = getattr(of, name)
+            setattr(of, name, value)
+            return lambda: setattr(of, name, before)
+
+        return change
+
+    def exchanging(of: Any, key: Any, value: Any) -> Callable[[], Callable[[], None]]:
+        def change() -> Callable[[], None]:
+            before = of[key]
+            of[key] = value
+
+            def restore() -> None:
+                of[key] = before
+
+            return restore
+
+        return change
+
+    def longer() -> Callable[[], None]:
+        kept.parts.append(4)
+        return lambda: kept.parts.remove(4)
+
+    def another_key() -> Callable[[], None]:
+        kept.named["other"] = 3
+        return lambda: kept.named.__delitem__("other")
+
+    def another_closure() -> Callable[[], None]:
+        nonlocal enclosed
+        enclosed = 3
+
+        def restore() -> None:
+            nonlocal enclosed
+            enclosed = 2
+
+        return restore
+
+    def shadowed() -> Callable[[], None]:
+        holder.__dict__["layer"] = Layer(3)
+        return lambda: holder.__dict__.__delitem__("layer")
+
+    def shadowed_method() -> Callable[[], None]:
+        kept.__dict__["method"] = lambda: 3
+        return lambda: kept.__dict__.__delitem__("method")
+
+    def of_layers() -> torch.nn.Module:
+        return holder
+
+    def called() -> int:
+        return kept.method()
+
+    def called_with_default() -> int:
+        return kept.with_default()
+
+    return {
+        "attribute": (lambda: kept.value, setting(kept, "value", 3)),
+        "class attribute": (lambda: kept.scale, setting(Kept, "scale", 3)),
+        "identity": (lambda: 2 if kept.now is kept.first else 3, setting(kept, "now", kept.second)),
+        "item": (lambda: kept.parts[0], exchanging(kept.parts, 0, 3)),
+        "length": (lambda: len(kept.parts), longer),
+        "key": (lambda: kept.named["key"], exchanging(kept.named, "key", 3)),
+        "keys": (lambda: sum(kept.named.values()), another_key),
+        "closure": (lambda: enclosed, another_closure),
+        "method": (called, setting(Kept, "method", three)),
+        "method of the object": (called, shadowed_method),
+        "code of a method": (called, setting(Kept.method, "__code__", three.__code__)),
+        "default": (called_with_default, setting(Kept.with_default, "__defaults__", (3,))),
+        "property": (lambda: kept.computed, setting(kept, "value", 3)),
+        "class": (called, setting(kept, "__class__", Other)),
+        "training": (of_layers, setting(holder, "training", False)),
+        "attribute of a layer": (of_layers, setting(holder.layer, "factor", 3)),
+        "layer": (of_layers, setting(holder, "layer", Layer(3))),
+        "layer of the object": (of_layers, shadowed),
+    }
+
+
+OBJECTS = objects()
+
+
+def reads_object(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return a tensor that depends on this property of a Python object."""
+    value = OBJECTS[kind][0]()
+    return value(tensor.detach()) if isinstance(value, torch.nn.Module) else tensor.detach() * value
+
+
+@contextlib.contextmanager
+def changed_object(kind: str) -> Iterator[None]:
+    """Change this property of a Python object."""
+    restore = OBJECTS[kind][1]()
+    try:
+        yield
+    finally:
+        restore()

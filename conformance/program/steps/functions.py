@@ -10,6 +10,7 @@ The name of a row is the topic and the operator, such as `constants:softmax`. Th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from conformance.program.steps.op import (
     Json,
     Op,
     Step,
+    decode,
     number,
     tensor,
 )
@@ -38,17 +40,18 @@ CONSTANTS, SCALARS, CONVERSIONS, INDICES = "constants", "scalars", "conversions"
 REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
 DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
 EXTREMES = "extremes"
-PROMOTION, DTYPES = "promotion", "dtypes"
-"""Names of the topics, which are step families. The last two take their calls from op_db (`sources/fuzzing`)."""
+DOMAINS = "domains"
+PROMOTION, DTYPES, REFUSALS, TRANSFORMED = "promotion", "dtypes", "refusals", "transformed"
+"""Names of the topics, which are step families. The last four take their calls from op_db (`sources/fuzzing`)."""
 
 FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
 NUMBERS = (*FLOATS, *INTEGERS)
 
-PER_PROGRAM = 8
+PER_PROGRAM = 10
 """Number of topics of a program. They share the cost of one compilation."""
 
-STEPS = 56
+STEPS = 70
 """Most number of steps of such a program."""
 
 DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",
@@ -67,6 +70,10 @@ ROWS_OF = {
     UNCHANGED: COMPUTING,
     OVERLAPS: COMPUTING,
     EXTREMES: replace(COMPUTING, settled=True),
+    DOMAINS: LOSING,
+    REFUSALS: replace(LOSING, settled=True),
+    TRANSFORMED: replace(LOSING, form=DEFINED),
+    SIDE_EFFECTS: replace(COMPUTING, form=DEFINED, may_raise=False),
     PROMOTION: replace(LOSING, settled=True),
     DTYPES: replace(LOSING, settled=True),
 }
@@ -90,6 +97,10 @@ def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
     topic, _, form = kind.partition(".")
     if topic not in ROWS_OF:
         return None
+    if topic == TRANSFORMED and callable_as(call, FUNCTION):
+        return replace(ROWS_OF[topic], name=name, family=topic, call=topic)
+    if topic == SIDE_EFFECTS and call in definitions.OBJECTS:
+        return replace(ROWS_OF[topic], name=name, family=topic, call="reads_object")
     row = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
     if not callable_as(call, row.form):
         raise KeyError(name)
@@ -333,6 +344,57 @@ def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[S
             name = _result(k, offer, f"{EXTREMES}:{op}", tensor(name), *args, local=k.chance(3, 4))
         op, args, kwargs = (_divided if k.chance(1, 2) else _compared)(k, name, other)
         offer(Step(f"{EXTREMES}:{op}", tuple(args), kwargs, _fresh(k)))
+    return []
+
+
+# Domains: values and parameters that an operator refuses, among accepted ones. Random operators have no other topic.
+
+OUTSIDE_UNIT = (1.5, -0.5, 2.0, -1.0)
+IN_DOMAIN: dict[str, Callable[[Json], tuple[list[Json], dict[str, Json]]]] = {
+    **dict.fromkeys(("bernoulli", "poisson", "logit", "acos", "special.entr"), lambda n: ([], {})),
+    "nn.functional.binary_cross_entropy": lambda n: ([tensor_of([0.5, 0.5])], {}),
+    "multinomial": lambda n: ([1], {}),
+    "normal": lambda n: ([tensor_of([n, 0.5])], {}),
+    **dict.fromkeys(
+        ("nn.functional.dropout", "nn.functional.alpha_dropout", "nn.functional.celu"), lambda n: ([n], {})
+    ),
+    "nn.functional.rrelu": lambda n: ([0.5, n, True], {}),
+    "nn.functional.gumbel_softmax": lambda n: ([n], {}),
+}
+"""Arguments after the tensor for one number, by function. The tensor holds numbers inside and outside of the unit."""
+IN_PLACE = ("bernoulli_", "exponential_", "geometric_", "normal_", "cauchy_", "log_normal_")
+"""Methods that fill a tensor with random numbers. The number is a parameter."""
+
+
+def _around_unit(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    return [Wanted(_dtype(d, ("float32", "float64"), known), (2,), [0.5, d.choice(OUTSIDE_UNIT)])]
+
+
+def _refuses(call: str, t: torch.Tensor, args: Sequence[Json], kwargs: dict[str, Json]) -> bool:
+    """Whether torch CPU refuses the call of a function, or of a method, on a copy of the tensor."""
+    home: Any = torch.Tensor if call in IN_PLACE else torch
+    function: Any = functools.reduce(getattr, call.split("."), home)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            function(t.detach().clone(), *decode([*args], {}, t.device), **kwargs)
+        except (RuntimeError, ValueError):
+            return True
+    return False
+
+
+def _domains(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    """Draw calls that torch CPU refuses. Those that it accepts may draw random numbers."""
+    name, count = names[0], 0
+    for _ in range(12):
+        n, fills = k.choice((0.0, -0.5, 1.5, -1.0)), k.chance(1, 3)
+        op = k.choice(IN_PLACE if fills else tuple(IN_DOMAIN))
+        args, kwargs = ([n], {}) if fills else IN_DOMAIN[op](n)
+        if count < 3 and _refuses(op, k[name], args, kwargs):
+            out = () if fills else _fresh(k)
+            offer(Step(f"{DOMAINS}{'.inplace' * fills}:{op}", (tensor(name), *args), kwargs, out), aimed=True)
+            count += 1
+    if not count:
+        raise Refused
     return []
 
 
@@ -622,6 +684,11 @@ def _derivatives(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     return []
 
 
+MODES = ("jvp", "grad", "jvp(jvp)", "jvp(grad)", "grad(grad)", "jvp(jvp)")
+"""Derivatives along a line: each transform of `torch.func`, outermost first. The topic takes its calls from op_db.
+`grad(jvp)` is not among them: under a dispatch mode it ends the process."""
+
+
 # Python code: sizes, and side effects that the caller sees.
 
 READS_SIZE = (
@@ -657,16 +724,17 @@ TOPICS: dict[str, Topic] = {
     REWRITTEN: Topic(_self_inputs, _rewritten),
     UNCHANGED: Topic(_plain, _unchanged),
     OVERLAPS: Topic(_blocks, _overlaps),
+    DOMAINS: Topic(_around_unit, _domains),
     DERIVATIVES: Topic(_small, _derivatives),
     SIZES: Topic(_matrix, _sizes),
     SIDE_EFFECTS: Topic(_plain, _side_effects),
 }
 """The topics whose calls are tables of this module."""
 
-NAMES = (*TOPICS, PROMOTION, DTYPES)
+NAMES = (*TOPICS, PROMOTION, DTYPES, REFUSALS, TRANSFORMED)
 """All topics."""
 
-MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4}
+MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4, REFUSALS: 4, TRANSFORMED: 2}
 """Largest number of calls of the topics with calls of op_db."""
 
 ROWS = [

@@ -429,13 +429,16 @@ class Op:
 
 
 IMPORTS = {
-    **{rf"\b{module}\.": f"import {module}" for module in ("contextlib", "copy", "gc", "io", "threading", "warnings")},
+    **{
+        rf"\b{module}\.": f"import {module}"
+        for module in ("contextlib", "copy", "functools", "gc", "io", "threading", "warnings")
+    },
     r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
 }
 """Import lines that functions of `definitions` need, by the pattern of their use."""
 
 
-VALUES = {"RECORDERS": definitions.recorders}
+VALUES = {"RECORDERS": definitions.recorders, "OBJECTS": definitions.objects}
 """Values of `definitions` that its functions use, each with the function that makes it."""
 
 

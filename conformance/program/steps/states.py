@@ -75,6 +75,7 @@ STATES: dict[str, State] = {
     "vmap": State("in_vmap", WRITES, wraps=True),
     "vjp": State("in_vjp", RECORDED, wraps=True),
     "thread": State("in_thread", WRITES, never=PLACED, wraps=True),
+    **{f"object:{kind}": State(f"changed_object({kind!r})", whole=True) for kind in definitions.OBJECTS},
 }
 """States by their name in a step's `under`. The part after a colon is the argument."""
 

@@ -15,6 +15,8 @@ from dataclasses import replace
 from conformance.engine.target import Target
 from conformance.program.calls import has_meaning
 from conformance.program.model import SPECIAL, Call, Input, Program, Storage, fresh_names, spliced
+from conformance.program.steps import definitions
+from conformance.program.steps.functions import SIDE_EFFECTS
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import Json, Step, dtype_of, number, tensor
 
@@ -26,6 +28,8 @@ RESTARTED = 0.5
 target that saves graphs. What a saved graph depends on must be part of its key, as it must be guarded in a process."""
 
 TOPICS = ("shape", "argument", "aliasing", "stride", "requires_grad", "dtype", "none", "state", "rank", "flag")
+OBJECT = "object"
+"""A further kind of change, of a Python object that the function reads. Only compilers have guards for it."""
 """The kinds of change. Each occurs once before any repeats."""
 
 STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
@@ -49,8 +53,9 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
     turn, rest = divmod(number, CHANGED_EVERY)
     changed = None
     if rest == CHANGED_EVERY - 1:
-        order = random.Random(f"{seed}:topics:{turn // len(TOPICS)}").sample(TOPICS, len(TOPICS))
-        at = turn % len(TOPICS)
+        topics = (*TOPICS, OBJECT) if target.compiles else TOPICS
+        order = random.Random(f"{seed}:topics:{turn // len(topics)}").sample(topics, len(topics))
+        at = turn % len(topics)
         changed = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
     if changed is not None and target.saves_graphs and random.Random(f"{seed}:restart:{number}").random() < RESTARTED:
         changed = replace(changed, calls=tuple(replace(call, restarted=True) for call in changed.calls))
@@ -309,6 +314,14 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
     yield from (replace(program, calls=(Call(under=(state,)),)) for state in STATES)
 
 
+def _objects(program: Program, rng: random.Random) -> Iterator[Program]:
+    """Yield calls after a change of a Python object that a further step of the function reads."""
+    for input_ in program.inputs:
+        for kind in definitions.OBJECTS:
+            step = Step(f"{SIDE_EFFECTS}:{kind}", (tensor(input_.name), kind), out=(f"{input_.name}_1",))
+            yield replace(program, steps=(*program.steps, step), calls=(Call(under=(f"object:{kind}",)),))
+
+
 CHANGES: dict[str, Callable[[Program, random.Random], Iterator[Program]]] = {
     "shape": _shapes,
     "rank": _ranks,
@@ -320,5 +333,6 @@ CHANGES: dict[str, Callable[[Program, random.Random], Iterator[Program]]] = {
     "none": _nones,
     "flag": _flags,
     "state": _states,
+    OBJECT: _objects,
 }
 """The candidate changes of each topic, each a program with one call."""

@@ -15,19 +15,20 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from conformance.program.model import Input, Program, Storage, fresh_names
+from conformance.program.model import Input, Program, Storage, fresh_names, spliced
 from conformance.program.shadow import Shadow
 from conformance.program.steps import functions
 from conformance.program.steps.draw import Draw, Source
 from conformance.program.steps.layouts import Layout, laid_out, layout_class
 from conformance.program.steps.op import Json, Step, decode, dtype_of, number
 from conformance.program.unsupported import operators_of
+from conformance.record.names import REFUSED
 from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
@@ -276,13 +277,13 @@ class Operators:
 def converted(
     d: Draw, topic: str, dtypes: Sequence[str], seed: int, turn: int, first: int, most: int
 ) -> Iterator[Planned]:
-    """Yield at most `most` calls of entries with operands of another dtype than op_db's, as steps of the topic.
+    """Yield at most `most` changed calls of entries, as steps of the topic.
 
-    The topic PROMOTION changes one operand of a binary operator. DTYPES changes one operand or all, and yields only
-    calls that torch CPU refuses. The entries take turns in an order that depends on the seed. The names of the inputs
-    begin with the name of number `first`."""
-    binary = topic == functions.PROMOTION
-    known = _families_of(binary)
+    The topic PROMOTION changes the dtype of one operand of a binary operator. DTYPES changes the dtype of one operand
+    or all, REFUSALS one number, value or size, and both yield only calls that torch CPU refuses. TRANSFORMED
+    differentiates the call. The entries take turns in an order that depends on the seed. The names of the inputs begin
+    with the name of number `first`."""
+    known, change = _entries_of(topic), CHANGES[topic]
     order = random.Random(f"{topic}:{seed}:{turn * most // len(known)}").sample(known, len(known))
     count, start = 0, turn * most % len(known)
     for key in (*order[start:], *order[:start])[: 4 * most]:
@@ -290,37 +291,35 @@ def converted(
         calls = calls_of(key, FORWARD, d.choice(held)) if held else ()
         if not calls or count == most:
             continue
-        planned = _converted(d, topic, d.choice(calls), dtypes, first)
-        if planned is not None and (binary or planned.raises):
+        changed = change(d, d.choice(calls), dtypes)
+        planned = changed and _planned(d, topic, *changed, first)
+        if planned and planned.raises in RAISES.get(topic, (True, False)):
             count, first = count + 1, first + len(planned.inputs)
             yield planned
 
 
 @functools.cache
-def _families_of(binary: bool) -> list[Key]:
-    """The entries of binary operators, or all others whose dtypes are changed."""
+def _entries_of(topic: str) -> list[Key]:
+    """The entries whose calls a topic changes."""
     families = {key: catalog.family(opinfo(key)) for key in entries()}
-    return [key for key, name in families.items() if name not in NOT_CONVERTED and (name == "binary") is binary]
+    if topic == functions.TRANSFORMED:
+        return [key for key in families if opinfo(key).supports_autograd and opinfo(key).supports_forward_ad]
+    binary = {functions.PROMOTION: (True,), functions.DTYPES: (False,)}.get(topic, (True, False))
+    return [key for key, name in families.items() if name not in NOT_CONVERTED and (name == "binary") in binary]
 
 
-def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: int) -> Planned | None:
-    """The call with another dtype, or None if it cannot be a step of the topic."""
-    form, _, name = call.step.op.removeprefix("op_db").removeprefix(".").partition(":")
-    operands = list(call.operands)
-    if form not in functions.FORMS or form == "inplace" or len(operands) < (2 if topic == functions.PROMOTION else 1):
-        return None
-    at, every = d.integer(0, len(operands) - 1), topic == functions.DTYPES and d.chance(2, 3)
-    before = operands[0 if every else at].dtype
-    to = d.choice([name for name in dict.fromkeys(dtypes) if name != before] or [before])
-    for place, operand in enumerate(operands):
-        if place == at or (every and operand.dtype == before):
-            operands[place] = replace(operand, dtype=to, values=tuple(_number(value, to) for value in operand.values))
-    step = replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
+Changed = tuple[Step, list[Operand], int]
+"""A changed call: its step, its operands, and the number of its results."""
+
+
+def _planned(d: Draw, topic: str, step: Step, operands: Sequence[Operand], results: int, first: int) -> Planned | None:
+    """The changed call as a step of the topic, or None if it cannot be one."""
     places = [
         (operand, laid_out(d, operand.size, d.choice(DISTINCT) if d.chance(1, 3) else "contiguous"))
         for operand in operands
     ]
-    planned = _placed(step, places, d, (topic, "", "", to), call.results, False, first)
+    outputs = [Operand("float32", (), ())] * results
+    planned = _placed(step, places, d, (topic, "", "", operands[0].dtype), outputs, False, first)
     shadow = Shadow(Program(planned.storages, planned.inputs))
     try:
         out = shadow.fresh(planned.results)
@@ -330,6 +329,100 @@ def _converted(d: Draw, topic: str, call: Call, dtypes: Sequence[str], first: in
     if offered is None or (not offered.raises and any(name not in shadow.env for name in out)):
         return None
     return replace(planned, raises=offered.raises is not None)
+
+
+RAISES = {functions.DTYPES: (True,), functions.REFUSALS: (True,), functions.TRANSFORMED: (False,)}
+"""Whether the calls of a topic raise on torch CPU; a topic that is not listed has both."""
+
+
+def _form_of(call: Call) -> tuple[str, str]:
+    """The form and the operator of a call, as in the names of op_db's rows."""
+    form, _, name = call.step.op.removeprefix("op_db").removeprefix(".").partition(":")
+    return form, name
+
+
+def _named(topic: str, call: Call) -> Step | None:
+    """The call as a step of a topic, or None if the topic cannot make it."""
+    form, name = _form_of(call)
+    if form not in functions.FORMS or form == "inplace" or not call.operands:
+        return None
+    return replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
+
+
+def _of_other_dtypes(topic: str, d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+    """Change the dtype of one operand or, for DTYPES, of all."""
+    step, operands = _named(topic, call), list(call.operands)
+    if step is None or len(operands) < (2 if topic == functions.PROMOTION else 1):
+        return None
+    at, every = d.integer(0, len(operands) - 1), topic == functions.DTYPES and d.chance(2, 3)
+    before = operands[0 if every else at].dtype
+    to = d.choice([name for name in dict.fromkeys(dtypes) if name != before] or [before])
+    for place, operand in enumerate(operands):
+        if place == at or (every and operand.dtype == before):
+            operands[place] = replace(operand, dtype=to, values=tuple(_number(value, to) for value in operand.values))
+    return step, operands, len(call.results)
+
+
+FAR: dict[type, tuple[Json, ...]] = {
+    int: (-1, 0, 7, -7, 2, 1000),
+    float: (-1.0, 0.0, 1.5, -0.5, number(math.nan), number(-math.inf), 1e39),
+}
+"""Numbers in place of an argument, which many operators refuse."""
+
+
+def _of_refused_arguments(d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+    """Change a number among the arguments, or a value or the size of an operand."""
+    step, operands = _named(functions.REFUSALS, call), list(call.operands)
+    if step is None or any(undefined.faulty(_form_of(call)[1], variant) for variant in REFUSED):
+        return None
+    places: list[tuple[str | int, Json]] = [*((at, value) for at, value in enumerate(step.args)), *step.kwargs.items()]
+    numbers = [(place, value) for place, value in places if type(value) in FAR or _sizes(value)]
+    if numbers and d.chance(1, 2):
+        place, value = d.choice(numbers)
+        new = [d.choice(FAR[int]), *value[1:]] if _sizes(value) else d.choice(FAR[type(value)])
+        if isinstance(place, int):
+            return replace(step, args=spliced(step.args, place, new)), operands, len(call.results)
+        return replace(step, kwargs={**step.kwargs, place: new}), operands, len(call.results)
+    at = d.integer(0, len(operands) - 1)
+    operand = operands[at]
+    if not operand.values or operand.dtype.startswith(("bool", "complex")):
+        return None
+    if operand.size and d.chance(1, 3):  # one row less
+        size = (operand.size[0] - 1, *operand.size[1:])
+        operands[at] = replace(operand, size=size, values=operand.values[: math.prod(size)])
+    else:
+        whole = not dtype_of(operand.dtype).is_floating_point
+        far = d.choice((-1, -7, 7, 100) if whole else (1.5, -1.5, -0.5, number(math.nan)))
+        if operand.dtype == "uint8" and isinstance(far, int):
+            far = abs(far)
+        operands[at] = replace(operand, values=spliced(operand.values, d.integer(0, len(operand.values) - 1), far))
+    return step, operands, len(call.results)
+
+
+def _sizes(value: Json) -> bool:
+    return isinstance(value, list) and bool(value) and type(value[0]) is int
+
+
+def _differentiated(d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+    """Differentiate the call along a line of float64 numbers."""
+    form, name = _form_of(call)
+    if form not in ("", "many") or not call.differentiable or "float64" not in dtypes:
+        return None
+    operands = [
+        replace(operand, dtype="float64") if dtype_of(operand.dtype).is_floating_point else operand
+        for operand in call.operands
+    ]
+    mode, at = d.choice(functions.MODES), d.choice((0.37, 0, -0.81))
+    return Step(f"{functions.TRANSFORMED}:{name}", (name, mode, at, *call.step.args), call.step.kwargs), operands, 1
+
+
+CHANGES: Mapping[str, Callable[[Draw, Call, Sequence[str]], Changed | None]] = {
+    functions.PROMOTION: functools.partial(_of_other_dtypes, functions.PROMOTION),
+    functions.DTYPES: functools.partial(_of_other_dtypes, functions.DTYPES),
+    functions.REFUSALS: _of_refused_arguments,
+    functions.TRANSFORMED: _differentiated,
+}
+"""The change of a call by topic; None if the topic cannot change the call."""
 
 
 def _number(value: Json, dtype: str) -> Json:

@@ -139,6 +139,36 @@ def _allows_overlaps(mode, op, args, kwargs):
         raise
 
 
+def _accepts(*operators):
+    """Return a fault: these operators return their first operand in place of an error."""
+
+    def fault(mode, op, args, kwargs):
+        try:
+            return op(*args, **kwargs)
+        except (RuntimeError, IndexError, NotImplementedError):
+            if op in operators:
+                return args[0].clone()
+            raise
+
+    return fault
+
+
+@contextlib.contextmanager
+def _doubled_jvp() -> Iterator[None]:
+    jvp = torch.func.jvp
+    with mock.patch.object(torch.func, "jvp", lambda *args: (jvp(*args)[0], 2 * jvp(*args)[1])):
+        yield
+
+
+@contextlib.contextmanager
+def _ends_a_generator() -> Iterator[None]:
+    def left(number):
+        definitions.RECORDERS[0]["append"](number)
+
+    with mock.patch.dict(definitions.RECORDERS[0], {"generator that leaves": left}):
+        yield
+
+
 @contextlib.contextmanager
 def _transposed_jacobian() -> Iterator[None]:
     def wrong(function):
@@ -176,6 +206,10 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "jacfwd returns a transposed Jacobian": (functions.DERIVATIVES, _transposed_jacobian),
     "a legacy constructor takes a size as numbers": (functions.SIZES, _size_as_numbers),
     "an append by a method is lost": (functions.SIDE_EFFECTS, _loses_an_append),
+    "a generator that leaves the function is consumed": (functions.SIDE_EFFECTS, _ends_a_generator),
+    "a convolution accepts any sizes": (functions.REFUSALS, _accepts(aten.convolution.default)),
+    "probabilities are not checked": (functions.DOMAINS, _accepts(aten.bernoulli.default)),
+    "jvp returns twice the derivative": (functions.TRANSFORMED, _doubled_jvp),
 }
 """Planted faults of a compiler: the topic that shows each, and the fault in operators or in Python."""
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from unittest import mock
 
 import pytest
+import torch
 
-from conformance.engine.loading import describe_target
-from conformance.program.calls import change_of, has_meaning
-from conformance.program.model import Program
+from conformance.engine.loading import describe_target, load_target
+from conformance.engine.target import Target
+from conformance.program.calls import change_of, has_meaning, judge_program
+from conformance.program.model import Call, Input, Program, Storage
+from conformance.program.script import script
+from conformance.program.steps import definitions
+from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.further_calls import CHANGED_EVERY, TOPICS, with_calls
@@ -70,3 +76,50 @@ def test_the_same_number_draws_the_same_calls(drawn: list[tuple[Program, Program
     before, _ = drawn[5]
     assert with_calls(before, 0, 5, TARGET) == with_calls(before, 0, 5, TARGET)
     assert with_calls(before, 1, 5, TARGET) != with_calls(before, 0, 5, TARGET)
+
+
+@pytest.mark.parametrize("kind", definitions.OBJECTS)
+def test_a_changed_object_changes_the_answer_and_is_restored(kind: str) -> None:
+    """Each property of a Python object decides about the answer, during the call only."""
+    x = torch.ones(2)
+    before = definitions.reads_object(x, kind)
+    with definitions.changed_object(kind):
+        assert not torch.equal(definitions.reads_object(x, kind), before)
+    assert torch.equal(definitions.reads_object(x, kind), before)
+
+
+def test_some_calls_of_a_compiler_change_an_object() -> None:
+    """Only a compiled function has guards for Python objects. Torch's guard of an attribute holds."""
+    program = Program(
+        (Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),), (Step("neg_", (tensor("a"),)),)
+    )
+    called = [with_calls(program, 0, number, TARGET) for number in range(CHANGED_EVERY * 2 * len(TOPICS))]
+    changed = [one for one in called for at in range(len(one.calls)) if "object" in change_of(one, at + 1)]
+    assert changed and all(has_meaning(one, TARGET) for one in changed)
+    others = (with_calls(program, 0, number, describe_target("functionalize")) for number in range(len(called)))
+    assert not any("object" in change_of(one, at + 1) for one in others for at in range(len(one.calls)))
+
+
+def test_a_missing_guard_of_an_object_is_found(standalone, tmp_path) -> None:
+    """A compiler that reads the object only once shows as a call after a change of the object, also in its script."""
+    steps = (Step("side effects:attribute", (tensor("a"), "attribute"), out=("b",)),)
+    inputs = (Input("a", 0, "float32", (2,), (1,)),)
+    program = Program((Storage("float32", 2, [1, 2]),), inputs, steps, calls=(Call(under=("object:attribute",)),))
+    assert not judge_program(program, load_target("compile:eager")).mismatches
+    value = definitions.OBJECTS["attribute"][0]()
+    kept = {"attribute": (lambda: value, definitions.OBJECTS["attribute"][1])}
+
+    class Stale(Target):
+        name, transforms_program, compiles = "stale", True, True
+
+        def transform(self, function):
+            def call(*inputs):
+                with mock.patch.dict(definitions.OBJECTS, kept):
+                    return function(*inputs)
+
+            return call
+
+    verdict = judge_program(program, Stale())
+    assert verdict.mismatches and verdict.change == "object"
+    ran = standalone(script(program, load_target("compile:eager")))
+    assert (ran.returncode, ran.stderr) == (0, "")
