@@ -734,7 +734,7 @@ TOPICS: dict[str, Topic] = {
 NAMES = (*TOPICS, PROMOTION, DTYPES, REFUSALS, TRANSFORMED)
 """All topics."""
 
-MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4, REFUSALS: 4, TRANSFORMED: 2}
+MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4, REFUSALS: 4, TRANSFORMED: 1}
 """Largest number of calls of the topics with calls of op_db."""
 
 ROWS = [
