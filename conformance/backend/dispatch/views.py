@@ -20,6 +20,7 @@ import torch.utils.deterministic
 from ..lazy import access, layout
 from ..lazy import layout as layout_  # `layout` is an argument of factories
 from ..lazy.storage import allocate
+from ..runtime import torch_compat
 from .tensors import CPU, SET, Spec, new_tensor, tensor_on
 
 aten = torch.ops.aten
@@ -116,12 +117,23 @@ def _checked(index: int) -> int:
 def _view(
     self: torch.Tensor, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """A view of a tensor with this geometry. In inference mode, a view of a normal tensor is a normal tensor."""
+    """A view of a tensor with this geometry and its negative bit. In inference mode, a view of a normal tensor is a
+    normal tensor.
+    """
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() and not self.is_inference() else _NO_MODE:
-        return tensor_on(self.untyped_storage(), dtype, size, stride, offset)
+        view = tensor_on(self.untyped_storage(), dtype, size, stride, offset)
+    torch_compat.set_neg(view, self.is_neg())
+    return view
 
 
 _NO_MODE = contextlib.nullcontext()
+
+
+def _with_bits(shape: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with the conjugate and negative bits of another tensor, which views of other dtypes refuse."""
+    torch_compat.set_conj(shape, of.is_conj())
+    torch_compat.set_neg(shape, of.is_neg())
+    return shape
 
 
 def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -134,15 +146,16 @@ def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         shape = torch.empty(0, dtype=self.dtype, device="meta").set_(  # type: ignore[call-overload]
             base.untyped_storage(), self.storage_offset(), self.size(), self.stride()
         )
-    changed = shape.view(dtype)
+    changed = _with_bits(shape, self).view(dtype)
     return tensor_on(
         self.untyped_storage(), dtype, changed.size(), changed.stride(), int(self.storage_offset()) * old // new
     )
 
 
 def view_as_real(self: torch.Tensor) -> torch.Tensor:
-    """aten::view_as_real: a last dimension of 2, strides and offset counted in reals."""
-    meta = torch.view_as_real(torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta"))
+    """aten::view_as_real: a last dimension of 2, strides and offset counted in reals; errors from the meta kernel."""
+    shape = torch.empty_strided(self.size(), self.stride(), dtype=self.dtype, device="meta")
+    meta = torch.view_as_real(_with_bits(shape, self))
     return _view(self, meta.dtype, meta.size(), meta.stride(), 2 * int(self.storage_offset()))
 
 

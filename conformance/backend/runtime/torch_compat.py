@@ -102,6 +102,7 @@ create_empty_tensor: Any = lookup("torch._C:_acc.create_empty_tensor")
 from_dlpack: Any = lookup("torch._C:_from_dlpack")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = lookup("torch:_neg_view")
 set_conj: Any = lookup("torch._C:_set_conj")
+set_neg: Any = lookup("torch._C:_set_neg")
 suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = lookup(
     "torch._prims_common:suggest_memory_format"
 )

@@ -148,3 +148,38 @@ def test_exponentials_and_means_of_infinite_numbers():
     for f in (torch.exp, torch.sigmoid, torch.expm1, lambda z: z[1:2].mean()):
         sides = [torch.view_as_real(f(z.to(device)).cpu()) for device in ("tiny", "cpu")]
         torch.testing.assert_close(*sides, equal_nan=True)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view_as_real of a conjugate": lambda z: torch.view_as_real(z.conj()),
+    "a conjugate as float32": lambda z: z.conj().view(torch.float32),
+    "a negative view as int32": lambda z: z.conj().imag.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_views_of_memory_below_a_bit_are_refused(name: str) -> None:
+    """A view of another dtype would lose the conjugate or negative bit: torch's error. Formerly the values of the
+    memory were returned."""
+    texts = []
+    for device in ("cpu", "tiny"):
+        with pytest.raises(RuntimeError) as error:
+            REFUSED[name](torch.tensor([[1 + 2j, 3 - 1j]], device=device))
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
+NEGATIVE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view_as_real": lambda z: torch.view_as_real(torch._neg_view(z)),
+    "real": lambda z: torch._neg_view(z).real,
+    "view_as_complex": lambda z: torch.view_as_complex(torch._neg_view(torch.view_as_real(z))),
+    "conv1d": lambda z: torch.nn.functional.conv1d(torch._neg_view(z)[None], z[None]),
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_views_keep_the_negative_bit(name: str) -> None:
+    """A real view of a negative view is negative, and conversely. Formerly these four had the opposite sign."""
+    there, here = (NEGATIVE[name](torch.tensor([[1 + 2j, 3 - 1j]], device=d)) for d in ("tiny", "cpu"))
+    assert there.is_neg() == here.is_neg()
+    assert torch.equal(there.cpu(), here)
