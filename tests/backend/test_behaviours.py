@@ -194,6 +194,27 @@ class TestCalls:
         assert both_[0].weight.device.type == "tiny"
         assert both_.cpu()[0].weight is both_[1].weight
 
+    def test_a_lazy_module_is_moved_before_its_first_call(self) -> None:
+        """An uninitialized parameter stays one. Formerly the first call failed: 3 features instead of 0."""
+        lazy = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d()).to("tiny")
+        assert lazy(torch.ones(2, 3, device="tiny")).shape == (2, 4)
+        assert {type(p) for p in lazy.parameters()} == {torch.nn.Parameter}
+
+    def test_attributes_of_parameters_are_moved(self) -> None:
+        """A parameter keeps its class and attributes, which libraries use to group parameters."""
+
+        class Marked(torch.nn.Parameter):
+            pass
+
+        linear = torch.nn.Linear(2, 2)
+        linear.weight._no_weight_decay = True
+        linear.bias = Marked(torch.ones(2))
+        for device in ("tiny", "cpu"):
+            linear.to(device)
+            assert linear.weight._no_weight_decay
+            assert type(linear.bias) is Marked
+            assert linear.bias.device.type == device
+
 
 def test_a_graph_that_tinygrads_vectorizer_breaks_is_computed():
     """Writes to a diagonal and through a mask of a slice work. They formerly failed with "bad reshape: () -> (6, 6)"

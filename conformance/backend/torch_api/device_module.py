@@ -79,7 +79,7 @@ def register() -> None:
     profiler.install()
     _serve_accelerator()
     replace_on_first_use("torch._tensor_str:_tensor_str", _printing_on_host)
-    replace_at_import("torch.nn.modules.module:Module._apply", _keeping_shared_parameters)
+    replace_at_import("torch.nn.modules.module:Module._apply", _keeping_parameters)
 
 
 def _printing_on_host(original: Callable[..., str]) -> Callable[..., str]:
@@ -95,21 +95,23 @@ _Places = list[tuple[torch.nn.Module, str]]
 
 
 class _Move:
-    """Conversion of a module's parameters that is in progress, with the parameters that have several places."""
+    """Conversion of a module's parameters that is in progress, with the parameters that are more than their values."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self.root = root
-        self.shared: list[tuple[torch.nn.Parameter, str, _Places]] = []
+        self.kept: list[tuple[torch.nn.Parameter, str, _Places]] = []
 
-    def find_shared(self) -> None:
-        """Keep the shared parameters; before any is converted."""
-        self.shared = _shared_parameters(self.root)
+    def find_kept(self) -> None:
+        """Keep these parameters; before any is converted."""
+        self.kept = _kept_parameters(self.root)
 
-    def share(self) -> None:
-        """Put the new parameter into all places of the old one, if the device is its old or new place."""
-        for before, device, ((first, name), *others) in self.shared:
+    def complete(self) -> None:
+        """Give the new parameter the class, attributes and places of the old one, if `tiny` is a device of the two."""
+        for before, device, ((first, name), *others) in self.kept:
             after = first._parameters[name]
             if after is not before and after is not None and "tiny" in (device, after.device.type):
+                after.__class__ = type(before)
+                vars(after).update(vars(before))
                 for module, other in others:
                     module._parameters[other] = after
 
@@ -117,20 +119,21 @@ class _Move:
 _moves: dict[int, _Move] = {}  # by thread
 
 
-def _find_shared() -> None:
-    """Look for shared parameters in all conversions: one of them has just made the first storage on the device."""
+def _find_kept() -> None:
+    """Look for such parameters in all conversions: one of them has just made the first storage on the device."""
     for move in list(_moves.values()):
-        move.find_shared()
+        move.find_kept()
 
 
-def _keeping_shared_parameters(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
-    """Keep parameters shared when a module moves to or from the device.
+def _keeping_parameters(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """Keep parameters shared, and their classes and attributes, when a module moves to or from the device.
 
     torch makes a new parameter for each place of use. Shared parameters (a language model's embedding and its last
     layer) would become separate and train independently, without an error. Here all places of one parameter get the
-    same new one. Moves between other devices stay torch's, and cost as much until the device is used.
+    same new one. An uninitialized parameter of a lazy module stays one, and an attribute such as `_no_weight_decay`
+    stays. Moves between other devices stay torch's, and cost as much until the device is used.
     """
-    first_use.on_first_use(_find_shared)
+    first_use.on_first_use(_find_kept)
 
     @functools.wraps(original)
     def apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
@@ -140,19 +143,21 @@ def _keeping_shared_parameters(original: Callable[..., torch.nn.Module]) -> Call
         move = _moves[thread] = _Move(self)
         try:
             if first_use.happened():
-                move.find_shared()
+                move.find_kept()
             moved = original(self, fn, recurse)
         finally:
             del _moves[thread]
-        if move.shared:
-            move.share()
+        if move.kept:
+            move.complete()
         return moved
 
     return apply
 
 
-def _shared_parameters(root: torch.nn.Module) -> list[tuple[torch.nn.Parameter, str, _Places]]:
-    """Each parameter with several places in the modules, with its device type and these places."""
+def _kept_parameters(root: torch.nn.Module) -> list[tuple[torch.nn.Parameter, str, _Places]]:
+    """Each parameter with several places in the modules, an attribute or a class of its own, with its device type and
+    places.
+    """
     places: dict[int, tuple[torch.nn.Parameter, str, _Places]] = {}
     for module in root.modules():
         for name, parameter in module._parameters.items():
@@ -162,7 +167,11 @@ def _shared_parameters(root: torch.nn.Module) -> list[tuple[torch.nn.Parameter, 
                     places[id(parameter)] = parameter, parameter.device.type, [(module, name)]
                 else:
                     known[2].append((module, name))
-    return [entry for entry in places.values() if len(entry[2]) > 1]
+    return [
+        (parameter, device, at)
+        for parameter, device, at in places.values()
+        if len(at) > 1 or vars(parameter) or type(parameter) is not torch.nn.Parameter
+    ]
 
 
 def _serve_accelerator() -> None:

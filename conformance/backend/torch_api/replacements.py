@@ -29,7 +29,7 @@ AT_IMPORT: Mapping[str, str] = {
     torch_compat.GENERATOR_CALL: _GENERATOR,
     "torch.storage:UntypedStorage.__new__": "torch's own ends the process, if the device is named",
     "torch.nn.modules.module:Module._apply": "moving a module may be the first use, and would separate its shared "
-    "parameters",
+    "parameters and drop their attributes",
     "torch.autograd.profiler:profile.__init__": "torch.profiler profiles every registered device, also for CPU code",
     "torch:_TorchCompileInductorWrapper.__call__": "a graph may make its tensors on the device",
     "torch:_TorchCompileAOTInductorWrapper.__call__": "a graph may make its tensors on the device",
