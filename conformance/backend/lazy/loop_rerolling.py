@@ -97,9 +97,10 @@ def _expression(value: UOp, count: int, earlier: dict[UOp, int] = NO_VALUES) -> 
             step = ("compute", node.op, node.dtype, node.arg, *[visit(s) for s in node.src])
         else:
             step = ("same", node)
-        places[node] = len(steps)
         steps.append(step)
-        return places[node]
+        if step[0] != "number":  # two constants may be equal in one turn and differ in the next
+            places[node] = len(steps) - 1
+        return len(steps) - 1
 
     try:
         visit(value)
@@ -156,7 +157,7 @@ class _Run:
         elif (turn := _expression(write.value, count, self._earlier())) is None:
             return False
         elif not (self.is_recurrence and self._continues(turn, step)):
-            if len(self.turns) > 1 or len(self.writes) == FARTHEST or not any(s[0] == "earlier" for s in turn.steps):
+            if len(self.writes) >= FARTHEST or not any(s[0] == "earlier" for s in turn.steps):
                 return False
             self.turns, self.moves = [turn], (0,) * len(turn.starts)  # the earlier writes only start the recurrence
         self.step = step
