@@ -21,6 +21,7 @@ KINDS = {
     "new failures": "passed before, or was not there, and fails now",
     "budgets up": "more kernels or copies for a whole workload",
     "time up": "the whole run takes much longer, as a multiple of its calibration loop",
+    "more samples fail": "fails as declared, but in more of the same samples: a second fault, perhaps",
     "gone": "was compared before and is not in this run, though it was asked for",
     "newly flaky": "passed only when it was run again",
     "fails otherwise": "still fails, by other oracles",
@@ -32,7 +33,7 @@ KINDS = {
     "new": "was not in the other run, and does not fail",
     "still failing": "failed before and now",
 }
-REGRESSIONS = ("new failures", "budgets up", "time up", "gone")
+REGRESSIONS = ("new failures", "budgets up", "time up", "more samples fail", "gone")
 """The kinds that fail a run, beside a rise of a measure."""
 MUCH_LONGER, LONG_RUN = 2.0, 60.0
 """Ratio of a run's time to the baseline's that is a regression, and the least seconds in the baseline."""
@@ -182,7 +183,12 @@ def _changes(old: Result | None, new: Result, scale: float, measures: Sequence[M
     kind = _kind(old, new)
     if kind:
         yield Change(kind, new.id, _words(old) if old else "not in the baseline", _words(new))
-    if old is None or not _comparable(old, new):
+    if old is None:
+        return
+    declared = old.outcome is new.outcome is Outcome.XFAIL
+    if declared and (old.samples, old.skipped) == (new.samples, new.skipped) and new.failed > old.failed:
+        yield Change("more samples fail", new.id, f"{old.failed} of {old.samples}", f"{new.failed} of {new.samples}")
+    if not _comparable(old, new):
         return
     if new.arbitrated > old.arbitrated:
         yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")

@@ -29,6 +29,11 @@ class TestCompare:
             (None, result(), "new"),
             (result(outcome=Outcome.XFAIL), failed(), "new failures"),
             (result(), result(outcome=Outcome.XFAIL), "declared"),
+            (
+                result(outcome=Outcome.XFAIL, samples=4, failed=1),
+                result(outcome=Outcome.XFAIL, samples=4, failed=2),
+                "more samples fail",
+            ),
             (result(), result(arbitrated=1), "by float64"),
             (over(3), over(4), "kernels up"),
         ],
@@ -42,6 +47,14 @@ class TestCompare:
         """Equal runs have no changes."""
         both = run(result(kernels=3), result("sub"))
         assert compare.diff(both, both).changes == {}
+
+    def test_a_second_fault_of_a_declared_case(self) -> None:
+        """A declared case that fails in more of its samples is a regression. Regression test: a second fault in a
+        declared case passed. More samples may show more failures, and fewer failures are no fault."""
+        before = run(result(outcome=Outcome.XFAIL, samples=4, failed=2))
+        for samples, count, regressions in ((4, 3, 1), (5, 3, 0), (4, 1, 0)):
+            after = run(result(outcome=Outcome.XFAIL, samples=samples, failed=count))
+            assert compare.diff(before, after).regressions == regressions
 
     def test_kernels_of_other_samples_are_not_compared(self) -> None:
         """More samples may take more kernels."""
