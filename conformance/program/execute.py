@@ -8,6 +8,7 @@ the same calls as the script. Other modules interpret the differences."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,11 @@ from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
 from conformance.program.steps import definitions
+from conformance.program.steps.functions import TRANSFORMED
 from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
+from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
 
 NO_ERROR = "no error"
@@ -112,8 +115,10 @@ class RunningProgram:
         return args, {key: decode(value, self.env, self.device, i) for key, value in step.kwargs.items()}
 
     def call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call torch."""
-        return op.run(args, kwargs)
+        """Call torch. A derivative of `torch.func` runs without modes: under a dispatch mode, nested transforms may end
+        the process."""
+        with without_modes() if op.family == TRANSFORMED else nullcontext():
+            return op.run(args, kwargs)
 
     def observe(self, target: Target | None = None) -> Observation:
         """Return the observation of the current state. `target` is None for torch CPU."""

@@ -106,6 +106,8 @@ class Shadow(RunningProgram):
                 why = "an error that other devices need not share"
             elif "INTERNAL ASSERT" in str(raised):  # a bug of torch that other devices need not have
                 why = "torch fails an internal assertion"
+            elif "allocate memory" in str(raised):  # another machine has more of it
+                why = "torch runs out of memory"
             elif self.cells() != after:
                 why = "a refused call that had written"
             if why:

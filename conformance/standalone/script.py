@@ -259,8 +259,9 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         yield 'for device in "cpu", DEVICE:'
     whole, by_set = _of_all(bug, mismatch), "by_set" not in options
     shown = "{made}" if whole or mismatch is None else answer(mismatch, bug.names, by_set)
-    if "transform" not in defined(setup) or "ON" in defined(setup):
-        shown = shown.replace(".tolist()", ".cpu().tolist()")  # torch refuses tolist() on a subclass
+    on_device = "transform" not in defined(setup) or "ON" in defined(setup)
+    if on_device:  # where a tensor may be of a subclass, whose tolist() torch refuses
+        shown = shown.replace(".tolist()", ".cpu().tolist()")
     call = f"{bug.call}({run}, {{given}})" if bug.call else f"{run}(*{{given}}.values())"
     if "{given}" in shown:
         body = [f"given = inputs({on})", f"{'made = ' * ('{made}' in shown)}{call}", f"print({label}, {shown})"]

@@ -215,6 +215,33 @@ class TestCalls:
             assert type(linear.bias) is Marked
             assert linear.bias.device.type == device
 
+    def test_a_parameter_with_slots_is_moved(self) -> None:
+        """Its class is lost, since torch's new parameter has another layout. The other parameters keep attributes."""
+
+        class Slotted(torch.nn.Parameter):
+            __slots__ = ("mark",)
+
+        linear = torch.nn.Linear(2, 2)
+        linear.weight = Slotted(torch.ones(2, 2))
+        linear.weight.mark = 3
+        linear.bias.kept = True
+        assert {parameter.device.type for parameter in linear.to("tiny").parameters()} == {"tiny"}
+        assert linear.bias.kept
+
+    def test_a_move_that_fails_keeps_attributes(self) -> None:
+        """The parameters that have moved before the error keep their attributes."""
+        linear = torch.nn.Linear(2, 2)
+        linear.weight.kept = True
+
+        def only_matrices(t: torch.Tensor) -> torch.Tensor:
+            if t.dim() == 1:
+                raise MemoryError
+            return t.to("tiny")
+
+        with pytest.raises(MemoryError):
+            linear._apply(only_matrices)
+        assert linear.weight.device.type == "tiny" and linear.weight.kept
+
 
 def test_a_graph_that_tinygrads_vectorizer_breaks_is_computed():
     """Writes to a diagonal and through a mask of a slice work. They formerly failed with "bad reshape: () -> (6, 6)"

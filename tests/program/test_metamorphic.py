@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from conformance.declare import profile
+from conformance.engine.aten_ops import Operators
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.program.calls import judge_program
+from conformance.program.execute import RunningProgram
 from conformance.program.metamorphic import UNRELATED
 from conformance.program.model import Input, Program, Storage
 from conformance.program.relations import (
@@ -87,6 +89,32 @@ class TestRewrites:
         jvp = torch.func.jvp
         with mock.patch.object(torch.func, "jvp", lambda *args: (jvp(*args)[0], 2 * jvp(*args)[1])):
             assert judge_program(program(det), target).relation == DERIVATIVE
+
+    def test_a_derivative_under_a_mode(self):
+        """No mode sees the operators of a derivative. Regression test: a nested transform under a dispatch mode ended
+        the process within some hundred programs."""
+        det = program(Step("transformed:exp", ("exp", "jvp(jvp)", 0.5, A), out=("c",)), Step("neg", (A,), out=("d",)))
+        with Operators() as seen:
+            assert RunningProgram(det).run(det.steps)
+        assert "aten::neg" in seen.names and "aten::exp" not in seen.names
+
+    def test_no_derivative(self):
+        """At a tie or a zero of op_db's operands, transforms and plain autograd may differ, and both are right.
+        Regression test: torch CPU's `atan2` of zeros broke the relation."""
+        at_zeros = Step("transformed:atan2", ("atan2", "jvp", 0, tensor("b"), tensor("b")), out=("c",))
+        assert not rewritten(program(at_zeros), DERIVATIVE)
+
+    @pytest.mark.parametrize("call", [("amax", {}), ("nn.functional.pad", {"mode": "constant"})])
+    def test_a_derivative_of_any_call(self, call):
+        """A derivative that is constant along the line is compared, and an argument may be called `mode`. Regression
+        test: plain autograd raised, and so did the row."""
+        name, keywords = call
+        args = ([1, 1],) if keywords else ()
+        linear = Step(f"transformed:{name}", (name, "jvp(grad)", 0.37, A, *args), keywords, ("c",))
+        assert not judge_program(program(linear), load_target("metamorphic:cpu")).unsupported
+        jvp = torch.func.jvp
+        with mock.patch.object(torch.func, "jvp", lambda *args: (jvp(*args)[0], jvp(*args)[1] + 1)):
+            assert judge_program(program(linear), load_target("metamorphic:cpu")).relation == DERIVATIVE
 
     def test_repetition(self):
         """A pure call is made twice, a write once."""

@@ -89,6 +89,12 @@ class TestReference:
         assert shadow.offer(Step("index_reduce_", (t("a"), 0, index, one, "prod"))) is None
         assert dict(shadow.avoided) == {"torch fails an internal assertion: index_reduce_": 1}
 
+    def test_an_allocation_that_fails_is_no_answer(self):
+        """Another machine may have the memory that torch requests."""
+        shadow = Shadow(program())
+        assert shadow.offer(Step("op_db:zeros", ({"tuple": [2**50]},), out=("b",)), aimed=True) is None
+        assert dict(shadow.avoided) == {"torch runs out of memory: op_db:zeros": 1}
+
     @pytest.mark.parametrize("seed", range(5))
     def test_data_of_the_same_kind(self, seed):
         """torch accepts `.data =` between an inference tensor and another on the CPU, and on no other device."""

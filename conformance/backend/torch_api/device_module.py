@@ -7,6 +7,7 @@ of torch that they replace.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -110,7 +111,8 @@ class _Move:
         for before, device, ((first, name), *others) in self.kept:
             after = first._parameters[name]
             if after is not before and after is not None and "tiny" in (device, after.device.type):
-                after.__class__ = type(before)
+                with contextlib.suppress(TypeError):  # a class with slots
+                    after.__class__ = type(before)
                 vars(after).update(vars(before))
                 for module, other in others:
                     module._parameters[other] = after
@@ -144,12 +146,10 @@ def _keeping_parameters(original: Callable[..., torch.nn.Module]) -> Callable[..
         try:
             if first_use.happened():
                 move.find_kept()
-            moved = original(self, fn, recurse)
+            return original(self, fn, recurse)
         finally:
             del _moves[thread]
-        if move.kept:
-            move.complete()
-        return moved
+            move.complete()  # after an error too, of the parameters that have moved
 
     return apply
 

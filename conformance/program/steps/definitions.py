@@ -422,7 +422,7 @@ def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
     return getattr(torch.func, transform)(function)(tensor)
 
 
-def transformed(name: str, mode: str, start: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+def transformed(name: str, mode: str, start: float, /, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Return a derivative of torch's function along a line through its floating-point operands, at `start` of the line.
 
     `mode` names a transform of `torch.func` for each order of the derivative, outermost first. "autograd" in place of a
@@ -455,7 +455,10 @@ def transformed(name: str, mode: str, start: float, *args: Any, **kwargs: Any) -
 
         def by_autograd(at: torch.Tensor) -> torch.Tensor:
             at = at if at.requires_grad else at.detach().requires_grad_()
-            return torch.autograd.grad(of(at), at, create_graph=True)[0]
+            result = of(at)
+            if not result.requires_grad:  # constant along the line
+                return torch.zeros_like(at)
+            return torch.autograd.grad(result, at, create_graph=True, materialize_grads=True)[0]
 
         return by_autograd
 

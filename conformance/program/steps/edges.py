@@ -250,8 +250,8 @@ def _selection(k: DrawContext) -> Step | None:
 
 def _undone(k: DrawContext) -> Step | None:
     """Draw the inverse of the last step, applied to its result. After a selection of a conversion's result, draw the
-    inverse of the conversion. The inverse of a conversion mostly takes the name of its operand: a device need not
-    compute a half that is not observable."""
+    inverse of the conversion. After a selection, and otherwise in half of the draws, its result takes the name of its
+    operand: a device need not compute a half that is not observable."""
     *earlier, step = k.shadow.steps[-2:] or (None,)
     if step is None or not step.out:
         return None

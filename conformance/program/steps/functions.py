@@ -351,7 +351,7 @@ def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[S
 
 OUTSIDE_UNIT = (1.5, -0.5, 2.0, -1.0)
 IN_DOMAIN: dict[str, Callable[[Json], tuple[list[Json], dict[str, Json]]]] = {
-    **dict.fromkeys(("bernoulli", "poisson", "logit", "acos", "special.entr"), lambda n: ([], {})),
+    **dict.fromkeys(("bernoulli", "poisson"), lambda n: ([], {})),
     "nn.functional.binary_cross_entropy": lambda n: ([tensor_of([0.5, 0.5])], {}),
     "multinomial": lambda n: ([1], {}),
     "normal": lambda n: ([tensor_of([n, 0.5])], {}),
@@ -359,11 +359,13 @@ IN_DOMAIN: dict[str, Callable[[Json], tuple[list[Json], dict[str, Json]]]] = {
         ("nn.functional.dropout", "nn.functional.alpha_dropout", "nn.functional.celu"), lambda n: ([n], {})
     ),
     "nn.functional.rrelu": lambda n: ([0.5, n, True], {}),
-    "nn.functional.gumbel_softmax": lambda n: ([n], {}),
 }
 """Arguments after the tensor for one number, by function. The tensor holds numbers inside and outside of the unit."""
-IN_PLACE = ("bernoulli_", "exponential_", "geometric_", "normal_", "cauchy_", "log_normal_")
-"""Methods that fill a tensor with random numbers. The number is a parameter."""
+IN_PLACE: dict[str, Callable[[Json], list[Json]]] = {
+    **dict.fromkeys(("bernoulli_", "exponential_", "geometric_"), lambda n: [n]),
+    **dict.fromkeys(("normal_", "cauchy_", "log_normal_"), lambda n: [0.0, n]),
+}
+"""Methods that fill a tensor with random numbers, with their parameters for one number."""
 
 
 def _around_unit(d: Draw, known: Sequence[str]) -> list[Wanted]:
@@ -387,8 +389,8 @@ def _domains(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     name, count = names[0], 0
     for _ in range(12):
         n, fills = k.choice((0.0, -0.5, 1.5, -1.0)), k.chance(1, 3)
-        op = k.choice(IN_PLACE if fills else tuple(IN_DOMAIN))
-        args, kwargs = ([n], {}) if fills else IN_DOMAIN[op](n)
+        op = k.choice(tuple(IN_PLACE if fills else IN_DOMAIN))
+        args, kwargs = (IN_PLACE[op](n), {}) if fills else IN_DOMAIN[op](n)
         if count < 3 and _refuses(op, k[name], args, kwargs):
             out = () if fills else _fresh(k)
             offer(Step(f"{DOMAINS}{'.inplace' * fills}:{op}", (tensor(name), *args), kwargs, out), aimed=True)

@@ -77,17 +77,18 @@ def extended(program: Program, source: Source, unsupported: Collection[str], tal
         _extend(shadow, d, tally)
     added = (step for step in shadow.steps[len(inside) :] if not traits_of(step) & {*unsupported})
     longer = program.with_steps((*inside, *added, *later))
-    return longer if not later or _has_meaning(longer) else program
+    return longer if len(longer.steps) == len(program.steps) or _has_meaning(longer) else program
 
 
 def _has_meaning(program: Program) -> bool:
-    """Whether the caller's steps have a meaning on torch CPU behind the changed steps, which may write."""
+    """Whether the changed steps, and the caller's steps behind them, have a meaning on torch CPU. An error may depend
+    on earlier inspections of a view, and torch accepts a size of -2**63, with which it cannot copy the tensor."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             reference(program)
             return True
-        except ProgramError:
+        except (ProgramError, RuntimeError):
             return False
 
 

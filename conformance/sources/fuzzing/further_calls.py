@@ -28,9 +28,10 @@ RESTARTED = 0.5
 target that saves graphs. What a saved graph depends on must be part of its key, as it must be guarded in a process."""
 
 TOPICS = ("shape", "argument", "aliasing", "stride", "requires_grad", "dtype", "none", "state", "rank", "flag")
+"""The kinds of change. Each occurs once before any repeats."""
+
 OBJECT = "object"
 """A further kind of change, of a Python object that the function reads. Only compilers have guards for it."""
-"""The kinds of change. Each occurs once before any repeats."""
 
 STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
 """Global states around a call."""

@@ -59,6 +59,12 @@ WHOLE = {"bool": 2, "int8": 2**8, "uint8": 2**8, "bfloat16": 2**9, "float16": 2*
 DISTINCT = tuple(name for name in LAYOUTS if name not in ("expanded", "overlapping"))
 """The layout classes without elements that share memory."""
 
+NOT_DIFFERENTIATED = (
+    *("nn.functional.embedding", "nn.functional.embedding_bag"),  # no gradient at `padding_idx`
+    *("nn.functional.max_unpool1d", "nn.functional.max_unpool2d", "nn.functional.max_unpool3d"),  # equal indices
+)
+"""Entries whose gradient is by design not the derivative."""
+
 NOT_CONVERTED = ("linalg", "fft", "factories", "casts", "signal windows", "sparse", "random")
 """Families of entries whose dtypes are not changed: slow ones, and ones without operands."""
 
@@ -303,7 +309,8 @@ def _entries_of(topic: str) -> list[Key]:
     """The entries whose calls a topic changes."""
     families = {key: catalog.family(opinfo(key)) for key in entries()}
     if topic == functions.TRANSFORMED:
-        return [key for key in families if opinfo(key).supports_autograd and opinfo(key).supports_forward_ad]
+        smooth = [key for key in families if opinfo(key).supports_autograd and opinfo(key).supports_forward_ad]
+        return [key for key in smooth if opinfo(key).name not in NOT_DIFFERENTIATED]
     binary = {functions.PROMOTION: (True,), functions.DTYPES: (False,)}.get(topic, (True, False))
     return [key for key, name in families.items() if name not in NOT_CONVERTED and (name == "binary") in binary]
 
@@ -328,7 +335,10 @@ def _planned(d: Draw, topic: str, step: Step, operands: Sequence[Operand], resul
         return None
     if offered is None or (not offered.raises and any(name not in shadow.env for name in out)):
         return None
-    return replace(planned, raises=offered.raises is not None)
+    raises = offered.raises is not None
+    if topic == functions.TRANSFORMED and not raises and not all(shadow.env[name].isfinite().all() for name in out):
+        return None  # the line leaves the domain of the operator
+    return replace(planned, raises=raises)
 
 
 RAISES = {functions.DTYPES: (True,), functions.REFUSALS: (True,), functions.TRANSFORMED: (False,)}
@@ -364,7 +374,7 @@ def _of_other_dtypes(topic: str, d: Draw, call: Call, dtypes: Sequence[str]) -> 
 
 
 FAR: dict[type, tuple[Json, ...]] = {
-    int: (-1, 0, 7, -7, 2, 1000),
+    int: (-1, 0, 7, -7, 2, 20),
     float: (-1.0, 0.0, 1.5, -0.5, number(math.nan), number(-math.inf), 1e39),
 }
 """Numbers in place of an argument, which many operators refuse."""

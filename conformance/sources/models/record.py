@@ -39,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rest = parser.add_argument("arguments", nargs="...", metavar="ARGUMENT",
                                help="its arguments; unknown options and words after -- are its own")  # fmt: skip
     rest.required = False  # argparse would name it as missing beside the script
-    args = parser.parse_args(arguments)
-    mixed, own = args.arguments, list[str]()
-    if "--" in mixed:
-        at = mixed.index("--")
-        mixed, own = mixed[:at], mixed[at + 1 :]
-    args, first = options.parse_known_args(mixed, args)
+    words, own = [*(sys.argv[1:] if arguments is None else arguments)], list[str]()
+    if "--" in words[1:]:  # argparse would drop it behind the script
+        at = words.index("--", 1)
+        words, own = words[:at], words[at + 1 :]
+    args = parser.parse_args(words)
+    args, first = options.parse_known_args(args.arguments, args)
     return exit_code_of(parser.prog, lambda: record(args, [*first, *own]))
 
 

@@ -157,3 +157,11 @@ def test_a_changed_step_that_gives_a_result_has_a_tensor() -> None:
         program = arguments.extended(base, random.Random(f"0:{number}:arguments").randint, (), Tally())
         added = program.steps[len(base.steps) :]
         assert all(step.names() for step in added if not step.raises)
+
+
+@pytest.mark.parametrize("number", [10087, 15288])
+def test_changed_steps_have_a_meaning(number: int) -> None:
+    """Regression test, seed 11: torch CPU raised another error after an inspection of a view, and accepted a size of
+    -2**63, with which no tensor can be copied. Both were failures of the harness on `cpu`."""
+    base = Drawing().numbered(11, number)
+    reference(arguments.extended(base, random.Random(f"11:{number}:arguments").randint, (), Tally()))

@@ -53,6 +53,8 @@ class TestRecord:
         (["--lr", "-1", "-o", "a.json", "y", "--fast"], ["--lr", "-1", "y", "--fast"]),
         (["-o", "a.json", "--", "-o", "b.json", "--", "--help"], ["-o", "b.json", "--", "--help"]),
         (["--help"], ["--help"]),
+        (["--", "-o", "b.json"], ["-o", "b.json"]),
+        (["--", "a", "--", "-o", "b.json"], ["a", "--", "-o", "b.json"]),
     ])  # fmt: skip
     def test_the_arguments_of_the_script(self, script, tmp_path, capsys, words, own, monkeypatch):
         """The script gets every word but the options of the command and their values. Regression test: the command
