@@ -34,7 +34,7 @@ KINDS = {
     "still failing": "failed before and now",
 }
 REGRESSIONS = ("new failures", "budgets up", "time up", "more samples fail", "gone")
-"""The kinds that fail a run, beside a rise of a measure."""
+"""The kinds that fail a run. A rise of a measure fails it, too."""
 MUCH_LONGER, LONG_RUN = 2.0, 60.0
 """Ratio of a run's time to the baseline's that is a regression, and the least seconds in the baseline."""
 SLOWER, LONG_CASE = 4.0, 4.0

@@ -163,7 +163,7 @@ def _named(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 class RayPool(Pool):
-    """Workers on a Ray cluster, at most `jobs` of them. The arguments are those of `LocalPool`.
+    """Workers on a Ray cluster, at most `jobs` of them. It takes the arguments of `LocalPool`.
 
     Raises UsageError if the address does not answer, or if no node has the resources of one worker.
     """

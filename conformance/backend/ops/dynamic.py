@@ -146,8 +146,8 @@ _unique_at_once = hosted("_unique2")
 def unique(
     self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """aten::_unique2. The CPU's kernel takes 18 bytes an element beside its results, so many integers with few distinct
-    values are sorted in chunks.
+    """aten::_unique2. The CPU's kernel needs 18 bytes an element in addition to its results, so many integers with few
+    distinct values are sorted in chunks.
     """
     if sorted and self.dtype in COUNTED and self.numel() > CHUNK:
         host = read_on_host(self).reshape(-1)

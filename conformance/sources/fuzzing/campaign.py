@@ -488,7 +488,7 @@ class Campaign:
 
 
 class _Shards:
-    """The shards that a campaign has yet to begin: first unfinished ones, then those of the plan. When all have ended,
+    """The shards that a campaign has yet to begin: first unfinished ones, then the plan's shards. When all have ended,
     shards follow that replace programs that were not judged."""
 
     def __init__(self, campaign: Campaign) -> None:

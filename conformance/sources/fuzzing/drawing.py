@@ -130,7 +130,7 @@ KINDS = {fusion.NAME: (FUSED_DTYPES, FUSED), edges.NAME: (edges.DTYPES, EDGED)}
 """The dtypes and family weights of each kind of programs."""
 
 APART = (STATE, edges.NAME, hazards.NAME, *functions.NAMES)
-"""Families with programs of their own."""
+"""Families that get separate programs."""
 
 STEPS = (1, 8)
 
