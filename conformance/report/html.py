@@ -22,7 +22,7 @@ from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
 from conformance.record.names import DTYPES, OPERATOR, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
-from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
+from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, counted, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff, diff, kinds_of
@@ -141,7 +141,10 @@ def render(
     list."""
     cases = dataclasses.replace(run, results=run.cases)
     counts, campaign = cases.counts(), run if run.drawn else fuzz
-    verdicts = summary.verdicts(run, fuzz)
+    verdicts, difference = summary.verdicts(run, fuzz), difference or (diff(baseline, run) if baseline else None)
+    if difference and difference.regressions:
+        changed = f"{counted(difference.regressions, 'regression')} since the baseline."
+        verdicts = [summary.Verdict(False, changed, "cases"), *(line for line in verdicts if not line.good)]
     title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
     return rendered(
         "report.html.j2",
@@ -160,7 +163,7 @@ def render(
         without_backend=WITHOUT_BACKEND.capitalize(),
         scripts=[] if run.drawn else summary.scripts(run),
         heat=heat_map(cases.results),
-        difference=difference or (diff(baseline, run) if baseline else None),
+        difference=difference,
         kinds_of=kinds_of,
         budgets=dict(sorted(run.budgets.items())),
         before=baseline.budgets if baseline else {},

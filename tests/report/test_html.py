@@ -80,6 +80,13 @@ class TestHtml:
         assert names == ["bad", "good"]
         assert list(data["details"]) == ["0"]
 
+    def test_a_regression_is_the_verdict(self) -> None:
+        """Regression test: the page of a run that fails since the baseline said that all cases are right."""
+        before, after = (run(result(outcome=Outcome.XFAIL, samples=4, failed=count)) for count in (1, 2))
+        page = html.render(after, baseline=before)
+        assert "1 regression since the baseline." in page and "do what torch CPU does, or fail" not in page
+        assert "since the baseline." not in html.render(before, baseline=before)
+
     def test_changes_come_first(self) -> None:
         """With a baseline, the section of changes precedes the map and the cases."""
         text = html.render(run(failed()), run(result()))
