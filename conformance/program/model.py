@@ -383,6 +383,18 @@ def _grown(storage: Storage, input_: Input) -> Storage:
     return replace(storage, size=size, values=values)
 
 
+def connected(program: Program, number: int) -> tuple[int, ...]:
+    """Return the numbers, from 1, of the steps that share memory with step `number`, through other steps too: steps
+    that name the same tensor, or inputs on the same storage. The other steps do not change its answer."""
+    storages = {input_.name: f"storage {input_.storage}" for input_ in program.inputs}
+    names = [{storages.get(name, name) for name in (*step.names(), *step.out)} for step in program.steps]
+    reached, size = set(names[number - 1]), 0
+    while len(reached) > size:
+        size = len(reached)
+        reached.update(*(own for own in names if own & reached))
+    return tuple(at for at, own in enumerate(names, 1) if own & reached or at == number)
+
+
 def spliced(items: Sequence[T], at: int, *new: T) -> tuple[T, ...]:
     """Return the items with others in place of item `at`, counted from 0; without it if there are no others."""
     return (*items[:at], *new, *items[at + 1 :])

@@ -18,7 +18,18 @@ import torch
 
 from conformance.program.capture import NotAnInput, inputs_of
 from conformance.program.execute import Broken, make_inputs
-from conformance.program.model import LOOP, Call, Input, Program, ProgramError, Storage, arguments_of, call_of, spliced
+from conformance.program.model import (
+    LOOP,
+    Call,
+    Input,
+    Program,
+    ProgramError,
+    Storage,
+    arguments_of,
+    call_of,
+    connected,
+    spliced,
+)
 from conformance.program.shadow import Shadow
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, tensor, walk
@@ -135,9 +146,11 @@ def _geometry(input_: Input) -> dict[str, Json]:
 
 
 def fewer_steps(program: Program) -> Iterator[Program]:
-    """Yield the program without runs of steps, long runs first. A user of a dropped result is dropped too, or uses the
-    source of the dropped step instead."""
+    """Yield the program without the steps that share no memory with its last one, then without runs of steps, long runs
+    first. A user of a dropped result is dropped too, or uses the source of the dropped step instead."""
     count = len(program.steps)
+    if count:
+        yield program.with_steps(tuple(program.steps[number - 1] for number in connected(program, count)))
     length = count
     while length >= 1:
         for start in range(count - length, -1, -1):

@@ -19,7 +19,7 @@ from conformance.engine.layers import Layered
 from conformance.engine.target import Capture, Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import differences
-from conformance.program.model import Program, digest
+from conformance.program.model import Program, connected, digest
 from conformance.program.recorded import is_recorded
 from conformance.program.shadow import Reference, Shadow, reference
 from conformance.program.steps.fusion import NAME as FUSION
@@ -183,12 +183,31 @@ def located(program: Program, verdict: Verdict, target: Target, watch: Watch) ->
     accepted = missing_error(suspected, verdict.mismatches) if target.transforms_program else None
     if accepted is not None:
         return replace(verdict, bad_step=suspected, cause=accepted)
+    if suspected and target.transforms_program:
+        apart = _located_apart(program, suspected, verdict, target, watch)
+        if apart is not None:
+            return apart
     target = shortest(program, target, verdict.mismatches)
     wrong, together = first_bad_step(program, target, watch, suspected), False
     if wrong is None:
         wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
     number, cause = wrong or (None, None)
     return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
+
+
+def _located_apart(program: Program, suspected: int, verdict: Verdict, target: Target, watch: Watch) -> Verdict | None:
+    """Return the failing verdict with the first bad step, searched among the steps up to the suspected one that share
+    memory with it; None if these steps, as a program, do not give its wrong answer. They compile faster."""
+    numbers = [number for number in connected(program, suspected) if number <= suspected]
+    if len(numbers) == suspected:
+        return None
+    part = program.with_steps(tuple(program.steps[number - 1] for number in numbers))
+    seen = judge_call(part, target, locate=False, watch=watch)
+    if not answers([leading(verdict.mismatches)]) <= answers(seen.mismatches):
+        return None
+    layer = shortest(part, target, seen.mismatches)
+    wrong = first_bad_step(part, layer, watch, len(numbers), leading(seen.mismatches))
+    return replace(verdict, bad_step=numbers[wrong[0] - 1], cause=wrong[1]) if wrong and wrong[0] else None
 
 
 def _step_by_step(program: Program, target: Target, together: Verdict, watch: Watch) -> Verdict:
@@ -252,13 +271,16 @@ def suspect(program: Program, mismatches: Sequence[Mismatch]) -> int:
     return 0
 
 
-def first_bad_step(program: Program, target: Target, watch: Watch, suspected: int) -> tuple[int, Mismatch] | None:
+def first_bad_step(
+    program: Program, target: Target, watch: Watch, suspected: int, known: Mismatch | None = None
+) -> tuple[int, Mismatch] | None:
     """Run with an observation after each step, and return the number of the first bad step with its mismatch.
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
-    prefixes of the program are compiled as separate functions, first up to the suspected step."""
+    prefixes of the program are compiled as separate functions, first up to the suspected step. `known` is the mismatch
+    of this first prefix, if it has run."""
     if target.transforms_program:
-        wrong = first_bad_beginning(program, target, watch, suspected)
+        wrong = first_bad_beginning(program, target, watch, suspected, known)
         return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(program, target, watch) or wrong
     moved = _wrong_inputs(program, target, watch)
     if moved:
@@ -276,7 +298,7 @@ def _wrong_inputs(program: Program, target: Target, watch: Watch) -> tuple[int, 
 
 
 def first_bad_beginning(
-    program: Program, target: Target, watch: Watch, suspected: int = 0
+    program: Program, target: Target, watch: Watch, suspected: int = 0, known: Mismatch | None = None
 ) -> tuple[int, Mismatch] | None:
     """Return the length of a wrong prefix of the program, and its mismatch; None if the failure is not reproduced.
 
@@ -292,7 +314,7 @@ def first_bad_beginning(
         return _difference(beginning, target, expected[number - 1], actual)
 
     right, bad = 0, suspected or len(program.steps)
-    how = wrong(bad) if bad else None
+    how = known or (wrong(bad) if bad else None)
     if how is None and bad < len(program.steps):
         right, bad = bad, len(program.steps)
         how = wrong(bad)

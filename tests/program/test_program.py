@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject
-from conformance.program.model import Input, Program, ProgramError, Storage, dump, read_program
+from conformance.program.model import Input, Program, ProgramError, Storage, connected, dump, read_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, StepError, decode, render, render_index
@@ -41,6 +42,29 @@ TRANSPOSE_AND_WRITE = program(Step("t", (t("a"),), out=("b",)), Step("fill_", (t
 @pytest.fixture
 def cpu() -> Target:
     return load_target("cpu")
+
+
+class TestConnected:
+    STEPS = (
+        Step("neg", (t("a"),), out=("b",)),
+        Step("neg", (t("p"),), out=("q",)),
+        Step("add_", (t("c"), t("b"))),
+        Step("neg", (t("q"),), out=("r",)),
+        Step("full", ([2], 1), out=("s",)),
+    )
+
+    @pytest.mark.parametrize(
+        ("number", "expected"), [(1, (1, 3)), (3, (1, 3)), (2, (2, 4)), (4, (2, 4)), (5, (5,)), (6, (6,))]
+    )
+    def test_steps_that_share_memory(self, number, expected):
+        """Steps share a tensor, or inputs on one storage. Here `c` and `d` are on one."""
+        inputs = [Input(name, at, "float32", (2,), (1,)) for name, at in (("a", 0), ("p", 1), ("c", 2), ("d", 3))]
+        some = Program(
+            tuple(Storage("float32", 4) for _ in range(4)), tuple(inputs), (*self.STEPS, Step("relu_", (t("d"),)))
+        )
+        assert connected(some, number) == expected
+        shared = replace(some, inputs=(*inputs[:3], replace(inputs[3], storage=2)))
+        assert connected(shared, number) == ((1, 3, 6) if {1, 3, 6} & {number} else expected)
 
 
 class TestJson:

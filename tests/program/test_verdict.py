@@ -63,11 +63,12 @@ FILL, ABS = Step("fill_", (tensor("a"), 7)), Step("abs", (tensor("a"),), out=("b
 
 class WrongFrom(FunctionalizeTarget):
     """A transform that falsifies the result `name` of a function that returns at least `least` results, and counts the
-    functions that it receives."""
+    functions that it receives and their results."""
 
     def __init__(self, name: str, least: int = 0) -> None:
         super().__init__()
         self.falsified, self.least, self.compiled = name, least, 0
+        self.results: list[int] = []
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         transformed = super().transform(function)
@@ -75,6 +76,7 @@ class WrongFrom(FunctionalizeTarget):
 
         def call(*inputs: Any) -> Any:
             results = transformed(*inputs)
+            self.results.append(len(results))
             wrong = len(results) >= self.least
             return {name: one * 2 if wrong and name == self.falsified else one for name, one in results.items()}
 
@@ -111,6 +113,13 @@ class TwoLayers(WrongFrom):
 
 CHAIN = program(*(Step("neg", (tensor(name),), out=(out,)) for name, out in itertools.pairwise("abcdefghij")))
 """Nine steps; step n returns the tensor with the n-th letter from b."""
+
+TWO_CHAINS = Program(
+    (Storage("float32", 6), Storage("float32", 6)),
+    (Input("a", 0, "float32", (2, 3), (3, 1)), Input("p", 1, "float32", (2, 3), (3, 1))),
+    tuple(Step("neg", (tensor(name),), out=(out,)) for name, out in ("ab", "pf", "bc", "fg", "cd", "gh", "de", "hi")),
+)
+"""Four steps on `a` and four on `p`, alternating; the results of the second chain are `f` to `i`."""
 
 
 class TestSearchOfTheBadStep:
@@ -150,6 +159,14 @@ class TestSearchOfTheBadStep:
         """The first prefix is right, so that the search bisects the rest. The last step of the wrong prefix counts."""
         target = WrongFrom("c", least=7)
         assert judge_program(CHAIN, target).bad_step == 7
+
+    @pytest.mark.parametrize(("least", "bad", "results"), [(0, 6, [8, 3, 2]), (8, 8, [8, 3, 6, 8, 7])])
+    def test_it_runs_on_the_steps_that_share_memory_with_the_suspect(self, least, bad, results):
+        """They compile faster than the whole program, and the number stays that of the whole program. If they are right
+        by themselves, the search runs on the whole program."""
+        target = WrongFrom("h", least)
+        verdict = judge_program(TWO_CHAINS, target)
+        assert (verdict.bad_step, target.results) == (bad, results)
 
     def test_the_suspect_returned_or_wrote_what_differs(self):
         """It is the first step that did. An error of the whole run has no suspect."""
