@@ -25,6 +25,8 @@ PART = Part("docs/findings.md", "findings")
 FOLDER = Path("docs/findings")
 COUNTS = FOLDER / "by_layer.csv"
 """Number of findings by layer and kind."""
+MENDED = FOLDER / "mended.csv"
+"""Findings of PyTorch that a later release does not show, or shows in part."""
 LAYERS = (
     "torch.compile",
     "Inductor",
@@ -67,7 +69,8 @@ class Script:
 
 @dataclass(frozen=True)
 class Finding:
-    """One bug, with both answers in Markdown; `note` and `found_by` are in its file only."""
+    """One bug, with both answers in Markdown; `note` and `found_by` are in its file only. `mended` is the first release
+    of torch that gives the right answers, and `partly` the first that gives some of them."""
 
     name: str
     title: str
@@ -81,6 +84,8 @@ class Finding:
     note: str = ""
     issues: Sequence[str] = ()
     found_by: Sequence[str] = ()
+    mended: str = ""
+    partly: str = ""
     scripts: Sequence[Script] = field(default_factory=list)
 
     @property
@@ -167,12 +172,31 @@ def counted(findings: Sequence[Finding]) -> str:
     return csv_text(rows)
 
 
+def mended(findings: Sequence[Finding]) -> str:
+    """CSV table of the findings that a later release mends, by release."""
+    rows = [(finding.mended or finding.partly, bool(finding.partly), finding) for finding in findings]
+    rows = sorted((row for row in rows if row[0]), key=lambda row: row[:2])
+    cells = ([f"[{of.title}]({of.name}.toml)", links(of), release + " in part" * part] for release, part, of in rows)
+    return csv_text([["finding", "issue", "right from"], *cells])
+
+
+def newest(findings: Sequence[Finding]) -> str:
+    """The newest release of torch that any finding names."""
+    releases = {version for finding in findings for version in finding.versions if version.startswith("torch ")}
+    return max(releases, key=lambda release: [int(part) for part in release.split()[1].split(".")])
+
+
 def listed(findings: Sequence[Finding]) -> str:
     """Generated part of the page: a sentence about upstream, and a section for each layer."""
     findings = [finding for finding in findings if finding.layer in LAYERS]
     named = sum(status(finding) == "known" for finding in findings)
-    new = sum(status(finding) == "not in the index" for finding in findings)
-    upstream = f"{named} findings of PyTorch have an issue upstream. The {new} others are not in the index of issues."
+    new = [finding for finding in findings if status(finding) == "not in the index"]
+    release = newest(findings)
+    still = sum(release in finding.versions or bool(finding.partly) for finding in new)
+    upstream = (
+        f"{named} findings of PyTorch have an issue upstream. {len(new)} are not in the index of issues; {still} of "
+        f"them show on {release} too."
+    )
     return "\n\n".join([upstream, *(section(layer, of) for layer, of in by_layer(findings).items() if of)])
 
 
@@ -183,12 +207,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     try:
         findings = read_all(root / FOLDER)
-        table = counted(findings)
-        if not options.check:
-            write(root / COUNTS, table)
-        elif not (root / COUNTS).exists() or (root / COUNTS).read_text(encoding="utf-8") != table:
-            print(f"{COUNTS} is stale; run python -m scripts.findings", file=sys.stderr)
-            return 1
+        for path, table in ((COUNTS, counted(findings)), (MENDED, mended(findings))):
+            if not options.check:
+                write(root / path, table)
+            elif not (root / path).exists() or (root / path).read_text(encoding="utf-8") != table:
+                print(f"{path} is stale; run python -m scripts.findings", file=sys.stderr)
+                return 1
         return PART.renew(listed(findings), options.check, root)
     except (OSError, PageError, FindingsError) as error:
         print(f"findings: {error}", file=sys.stderr)

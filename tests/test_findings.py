@@ -5,6 +5,7 @@ Scripts that need more than torch and tinygrad name their needs and are not run.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class TestMended:
+    def test_a_mended_release_shows_no_finding(self) -> None:
+        """A finding is mended in releases that do not show it, and each file names one of both kinds at most."""
+        for finding in EVERY:
+            assert not (finding.mended and finding.partly), finding.name
+            assert {finding.mended, finding.partly}.isdisjoint(finding.versions), finding.name
+
+
 class TestPage:
     def test_is_current(self):
         """docs/findings.md shows the files; if not, run python -m scripts.findings."""
@@ -85,6 +94,22 @@ class TestPage:
         counts = (copy / findings.COUNTS).read_text().splitlines()
         assert "functionalize,,,,,,,,0" in counts and "torch CPU,,,1,,,,,1" in counts
         assert "[#197448](https://github.com/pytorch/pytorch/issues/197448)" in page
+
+    def test_mended(self, copy: Path) -> None:
+        """A table lists the findings that a later release mends. The page counts those that the newest one shows."""
+        file = copy / findings.FOLDER / "zeta-large.toml"
+        text = re.sub("^versions = .*$", 'versions = ["torch 2.13.0"]', file.read_text(), flags=re.MULTILINE)
+        for key, expected in (("mended", "torch 2.15.0"), ("partly", "torch 2.15.0 in part")):
+            file.write_text(text.replace("layer =", f'{key} = "torch 2.15.0"\nlayer =', 1))
+            assert findings.main(["--check"], copy) == 1
+            assert findings.main([], copy) == 0
+            rows = (copy / findings.MENDED).read_text().splitlines()
+            assert rows[1:] == [f"[{findings.read(file).title}](zeta-large.toml),,{expected}"]
+            shows = int(key == "partly")
+            assert (
+                f"1 are not in the index of issues; {shows} of them show on torch 2.15.0 too."
+                in (copy / findings.PART.page).read_text()
+            )
 
     @pytest.mark.parametrize(
         ("old", "new", "says"),
