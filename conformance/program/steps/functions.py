@@ -213,6 +213,9 @@ LAST: dict[str, Rest] = {
     "repeat_interleave": _args(2),
     "tril": _none,
 }
+ORDERED = ("softmax", "log_softmax", "logsumexp")
+"""Operators of `LAST` that search the largest element. A compiler that computes with constants must not order nan."""
+
 PAIRS = frozenset({"cummax"})
 """Operators of `LAST` with two results."""
 
@@ -231,6 +234,8 @@ def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
             name = _result(k, offer, f"{CONSTANTS}:{op}", tensor(name), *args, local=local, **kwargs)
         if ends:
             op = k.choice(TO_DTYPES) if k.chance(1, 3) else k.choice(tuple(LAST))
+            if k[name].isnan().any() and k.chance(1, 2):
+                op = k.choice(ORDERED)
             args, kwargs = LAST[op](k, k[name])
             form, results = (".many", k.shadow.fresh(2)) if op in PAIRS else ("", _fresh(k))
             offer(Step(f"{CONSTANTS}{form}:{op}", (tensor(name), *args), kwargs, results))
@@ -337,6 +342,8 @@ def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[S
     for _ in range(k.choice((3, 4, 2))):
         name, other = names if k.chance(1, 2) else names[::-1]
         whole = not k[name].is_floating_point()
+        if whole and k.chance(1, 2):
+            other = name  # a result that wraps is compared with its own operand
         for _ in range(k.choice((1, 2)) if whole else 0):
             op = k.choice(WRAPPING)
             operand: Json = k.choice((tensor(other), tensor(name), k.choice((1, 2, 3))))

@@ -72,7 +72,7 @@ PLACES = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps"
 def draw_layouts(d: Draw, plain: bool = False) -> list[Layout]:
     """Draw the layouts of two inputs of one size. Those of a plain hazard are contiguous, and often fill vectors."""
     if plain:
-        vector = (d.choice((16, 32, 4, 8, 3, 5)),)
+        vector = (d.choice((16, 32, 16, 8, 3, 5)),)
         full = (d.choice((4, 2, 3)), *vector) if d.chance(3, 4) else vector
         return [laid_out(d, full, "contiguous") for _ in range(2)]
     inner = d.choice(THRESHOLDS) if d.chance(1, 5) else d.choice((4, 2, 3, 5, 6, 8))
@@ -126,6 +126,13 @@ def _shifted(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
     n = k[x].size(dim)
     shift = k.choice((1, 1, n // 2))
     return _ends(k, (_slice(shift), _slice(None, n - shift)), x, dim)
+
+
+def _forwards(places: tuple[Place, Place]) -> tuple[Place, Place]:
+    """Return the two slices of `_shifted` with the later one as the written part: a loop over ascending addresses that
+    lost a copy reads what it has written."""
+    written, _ = places
+    return places if written.index["tuple"][-1]["slice"][0] is not None else places[::-1]
 
 
 def _flipped(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
@@ -356,6 +363,8 @@ class _Hazard:
         """Offer the steps inside the function, and return those of the caller. Raises Refused."""
         k = self.k
         written, read = PLACED[self.relation](k, self.x, self.access in ("in place", "setitem"))
+        if self.plain and self.relation == "shifted" and k.chance(1, 2):
+            written, read = _forwards((written, read))
         rule = KEPT[self.between]
         unneeded = self.use == "reads" or (self.plain and self.use == "writes the input")
         returned = not unneeded or rule is None or k.chance(1, 2)

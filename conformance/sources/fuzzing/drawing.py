@@ -116,8 +116,8 @@ FUNCTIONS_EVERY, FUNCTIONS_AT = 8, (7, STATE_AT)
 """Period and offsets of programs of topics of functions. The second offset is free on targets without states, such as
 most compilers. If `only` names such families alone, every program is one."""
 
-HAZARD_TRIALS = 8
-"""Number of times to draw a hazard or a topic before it is given up."""
+HAZARD_TRIALS, TOPIC_TRIALS = 8, 16
+"""Number of times to draw a hazard and a topic before it is given up."""
 
 OPENINGS = (
     *((OPS[name], edges.UNDONE) for name in (*edges.INVERSE, "to.edge")),
@@ -441,7 +441,7 @@ class Drawing:
         for topic, names, steps in drawn:
             if aim and len(shadow.steps) + len(calls) < most and draw_aimed(k, self.families[aim[0]], aim, tally):
                 aim = None
-            for _ in range(HAZARD_TRIALS):
+            for _ in range(TOPIC_TRIALS):
                 before = len(shadow.steps)
                 try:
                     if topic in functions.TOPICS:
