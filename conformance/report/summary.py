@@ -39,9 +39,13 @@ class Verdict:
     half: str
 
 
-def verdicts(*runs: Run | None) -> list[Verdict]:
-    """The verdicts on the halves of these runs, the worst first."""
+def verdicts(*runs: Run | None, regressions: int = 0) -> list[Verdict]:
+    """The verdicts on the halves of these runs, the worst first. With regressions since the baseline, which come first,
+    no half is good."""
     lines = [verdict for run in runs if run for verdict in _halves(run)]
+    if regressions:
+        changed = f"{counted(regressions, 'regression')} since the baseline."
+        return [Verdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good)]
     return sorted(lines, key=lambda verdict: verdict.good)
 
 
