@@ -83,8 +83,9 @@ def _on_programs(run: Run) -> Verdict:
     if new:
         distinct = counted(len(causes_of(new)), "distinct cause")
         failing = f"{run.failing_programs:,} of {counted(drawn.programs, run.program)} fail"
-        if not run.complete:  # programs count when their shard ends, findings at once
-            failing = f"{counted(run.failing_programs, run.program)} failed before the interruption"
+        if not run.complete or run.failing_programs > drawn.programs:  # programs count when their shard ends
+            end = "the time was over" if run.complete else "the interruption"
+            failing = f"{counted(run.failing_programs, run.program)} failed before {end}"
         sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")

@@ -225,8 +225,8 @@ class Campaign:
         limit."""
         return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
 
-    def _drawing_deadline(self) -> float:
-        return self._deadline(1 - SHRINKING if self.groups else 1.0)
+    def _drawing_deadline(self, found: bool = False) -> float:
+        return self._deadline(1 - SHRINKING if self.groups or found else 1.0)
 
     def _late(self) -> bool:
         return time.time() >= self._deadline()
@@ -263,7 +263,8 @@ class Campaign:
                 self.following = max(self.following, shard.first + shard.count)
                 self.running += 1
                 workers.hang = frozenset(self.hang)
-                workers.begin(replace(shard, until=self._drawing_deadline()))
+                until, until_found = self._drawing_deadline(), self._drawing_deadline(found=True)
+                workers.begin(replace(shard, until=until, until_found=until_found))
 
         begin()
         for shard, result, rest in workers.shards(self._deadline() - time.time()):
