@@ -409,9 +409,9 @@ class Run:
         return exit_code(unexpected, compared, complete=self.complete, interrupted=self.interrupted)
 
 
-def summary_line(run: Run) -> str:
-    """The last line of a run: `N passed, N failed, N skipped`, over cases and drawn programs. Known failures are not
-    counted here; `report.summary` has a line for them."""
+def summary_line(run: Run, regressions: int = 0) -> str:
+    """The last line of a run: `N passed, N failed, N skipped`, over cases and drawn programs, and the regressions since
+    the baseline, if there are any. Known failures are not counted here; `report.summary` has a line for them."""
     tests = Counter(str(result.outcome) for result in run.cases)
     failed, passed, skipped = sum(tests[str(word)] for word in UNEXPECTED), tests["PASS"], tests["SKIP"]
     # A declared finding that did not show is a failure without a program.
@@ -421,7 +421,8 @@ def summary_line(run: Run) -> str:
         # Of an interrupted run, findings of shards that did not end are there, and their programs are not counted.
         passed += max(run.drawn.compared - run.failing_programs - run.known_programs, 0)
         skipped += run.drawn.programs - run.drawn.compared
-    return f"{passed} passed, {failed} failed, {skipped} skipped"
+    changed = f", {counted(regressions, 'regression')} since the baseline" if regressions else ""
+    return f"{passed} passed, {failed} failed, {skipped} skipped{changed}"
 
 
 def counted(number: int, noun: str) -> str:

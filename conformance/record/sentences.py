@@ -195,6 +195,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "accuracy": _accuracy,
     "not compared": lambda diff: f"{_named(diff)} could not be compared: {diff.detail or diff.actual}",
     "harness": lambda diff: f"conformance itself failed, not the target: {_short(diff.actual)}",
+    "baseline": lambda diff: f"{diff.where} since the baseline: {diff.expected} -> {diff.actual}",
     "power": lambda diff: f"{_named(diff)} should be found within {_short(diff.expected)} and is not",
 }
 

@@ -120,7 +120,7 @@ def _merge(options: argparse.Namespace) -> int:
             print(escape_control_characters(verdict.sentence))
     for known in summary.known_cases(merged):
         print(escape_control_characters(known))
-    print(model.summary_line(merged))
+    print(model.summary_line(merged, regressions))
     return model.worst([merged.exit_code(regressions), *([fuzz.exit_code()] if fuzz else [])])
 
 
@@ -222,41 +222,43 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write(run: Run, folder: Path, baseline: Run | None) -> str:
+def write(run: Run, folder: Path, baseline: Run | None, accepted: bool = False) -> str:
     """Write all reports of a run into `folder` and return the job summary. A run of op_db includes the campaign in the
-    folder, and is added to its history. Raises ReportError."""
-    return _write(run, folder, baseline, _campaigns([folder], run) if kind_of(run) == "opinfo" else None)
+    folder, and is added to its history. An `accepted` run becomes the baseline. Raises ReportError."""
+    return _write(run, folder, baseline, _campaigns([folder], run) if kind_of(run) == "opinfo" else None, accepted)
 
 
-def write_together(runs: Sequence[Run], folder: Path) -> str:
-    """Write one page for the runs of several sources on one target, and return the job summary. Raises ReportError."""
+def write_together(runs: Sequence[Run], folder: Path, changes: compare.Diff | None = None) -> str:
+    """Write one page for the runs of several sources on one target, with the changes of op_db since its baseline, and
+    return the job summary. Raises ReportError."""
     drawn, parts = [run for run in runs if run.drawn], [run for run in runs if not run.drawn]
     fuzz = merge(drawn) if drawn else None
     whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else fuzz or runs[0]
     with _alone(folder):
-        text = machine.markdown(whole, None, fuzz if parts else None)
-        page = html.render(whole, None, fuzz if parts else None, measured=whole.errors)
+        text = machine.markdown(whole, changes, fuzz if parts else None)
+        page = html.render(whole, None, fuzz if parts else None, difference=changes, measured=whole.errors)
         write_atomic(folder / PAGES["opinfo"], page)
     return text
 
 
-def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
+def _write(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None, accepted: bool = False) -> str:
     collects = gc.isenabled()
     gc.disable()  # the collector need not scan the results while the reports allocate text
     try:
         with _alone(folder):
-            return _write_forms(run, folder, baseline, fuzz)
+            return _write_forms(run, folder, baseline, fuzz, accepted)
     finally:
         if collects:
             gc.enable()
 
 
-def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None) -> str:
+def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None, accepted: bool) -> str:
     stem = kind_of(run)
     run.results.sort(key=model.severity if run.drawn else lambda result: (0, 0, result.id))
+    difference = compare.diff(baseline, run, accepted) if baseline else None
     model.save(run, folder / f"{stem}.json")
-    write_atomic(folder / f"{stem}.xml", machine.junit(run))
-    write_atomic(folder / f"{stem}.ctrf.json", machine.ctrf(run))
+    write_atomic(folder / f"{stem}.xml", machine.junit(run, difference))
+    write_atomic(folder / f"{stem}.ctrf.json", machine.ctrf(run, difference))
     measured, trends = _measured(folder, run), list[history.Trend]()
     try:
         # An interrupted run would show as a drop in the trend.
@@ -265,7 +267,6 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None)
         trends = [] if run.drawn else history.trends(folder / HISTORY, run)
     except ReportError as error:
         run.notes.append(f"Without history: {error}")
-    difference = compare.diff(baseline, run) if baseline else None
     text = machine.markdown(run, difference, fuzz)
     write_atomic(folder / f"{stem}-summary.md", text)
     write_atomic(folder / PAGES[stem], html.render(run, baseline, fuzz, trends, difference, measured))

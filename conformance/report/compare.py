@@ -55,12 +55,14 @@ class Change:
 @dataclass
 class Diff:
     """All changes from one run to another, by kind; the number of cases of the older run that the newer one did not
-    select; sentences about the cases that both ran; and the measures whose rise is a regression."""
+    select; sentences about the cases that both ran; the measures whose rise is a regression; and whether the newer run
+    becomes the baseline, so that no change is a regression."""
 
     changes: dict[str, list[Change]] = field(default_factory=dict)
     not_run: int = 0
     facts: list[str] = field(default_factory=list)
     watched: tuple[Measure, ...] = ()
+    accepted: bool = False
 
     def count(self, kind: str) -> int:
         return len(self.changes.get(kind, ()))
@@ -68,11 +70,16 @@ class Diff:
     @property
     def worse(self) -> tuple[str, ...]:
         """The kinds that are regressions."""
-        return (*REGRESSIONS, *(f"{measure.name} up" for measure in self.watched))
+        return () if self.accepted else (*REGRESSIONS, *(f"{measure.name} up" for measure in self.watched))
+
+    @property
+    def worst(self) -> list[Change]:
+        """The regressions, worst first."""
+        return [change for kind, changes in self.changes.items() if kind in self.worse for change in changes]
 
     @property
     def regressions(self) -> int:
-        return sum(self.count(kind) for kind in self.worse)
+        return len(self.worst)
 
 
 def kinds_of(watched: Iterable[Measure]) -> dict[str, str]:
@@ -83,7 +90,7 @@ def kinds_of(watched: Iterable[Measure]) -> dict[str, str]:
     return {first: KINDS[first], **up, **KINDS, **down}
 
 
-def diff(before: Run, after: Run) -> Diff:
+def diff(before: Run, after: Run, accepted: bool = False) -> Diff:
     """The changes from `before` to `after`. Measurements and times are compared if both runs passed the same
     samples."""
     old = {result.id: result for result in before.results}
@@ -110,6 +117,7 @@ def diff(before: Run, after: Run) -> Diff:
         (0 if whole else len(missing)) + (0 if again else len(lost)),
         facts,
         watched,
+        accepted,
     )
 
 

@@ -22,7 +22,7 @@ from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
 from conformance.record.names import DTYPES, OPERATOR, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
-from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, counted, summary_line
+from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff, diff, kinds_of
@@ -141,10 +141,9 @@ def render(
     list."""
     cases = dataclasses.replace(run, results=run.cases)
     counts, campaign = cases.counts(), run if run.drawn else fuzz
-    verdicts, difference = summary.verdicts(run, fuzz), difference or (diff(baseline, run) if baseline else None)
-    if difference and difference.regressions:
-        changed = f"{counted(difference.regressions, 'regression')} since the baseline."
-        verdicts = [summary.Verdict(False, changed, "cases"), *(line for line in verdicts if not line.good)]
+    difference = difference or (diff(baseline, run) if baseline else None)
+    regressions = difference.regressions if difference else 0
+    verdicts, numbers = summary.verdicts(run, fuzz, regressions=regressions), summary_line(run, regressions)
     title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
     return rendered(
         "report.html.j2",
@@ -155,8 +154,8 @@ def render(
         data=embed(page_data(run, baseline)),
         counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
         total=len(cases.results),
-        summary=summary_line(run),
-        title="; ".join([*([] if run.drawn and title else [summary_line(run)]), *title]),
+        summary=numbers,
+        title="; ".join([*([] if run.drawn and title else [numbers]), *title]),
         figures=list(summary.measured(cases)),
         arbitrated=sum(bool(result.arbitrated) for result in cases.results),
         excused=[result for result in cases.results if result.layer],

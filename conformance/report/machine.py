@@ -11,12 +11,13 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from conformance.record.accuracy import shown
 from conformance.record.footprint import mebibytes
-from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Outcome, Result, Run, counted, summary_line
+from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, counted, summary_line
 from conformance.record.sentences import headline, legend, sentence
 from conformance.report import summary
 from conformance.report.compare import Diff
@@ -31,9 +32,10 @@ LISTED_ERRORS = 10
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(run: Run) -> str:
-    """The run as one JUnit test suite. A known failure (XFAIL) is a skipped test of type `known`."""
-    tests, root = _tests(run), ElementTree.Element("testsuites")
+def junit(run: Run, changes: Diff | None = None) -> str:
+    """The run as one JUnit test suite. A known failure (XFAIL) is a skipped test of type `known`; a regression is a
+    failed test."""
+    tests, root = _tests(run, changes), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
         "tests": len(tests),
@@ -70,8 +72,31 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
 
 
-def _tests(run: Run) -> list[Result]:
-    """The results, findings with the worst first, and one test for all programs without a finding."""
+def _tests(run: Run, changes: Diff | None = None) -> list[Result]:
+    """The results, findings with the worst first, and one test for all programs without a finding. A result that fails
+    the run only by a regression has the outcome FAIL, and a regression without a result is a test of its own."""
+    worse: dict[str, list[Failure]] = {}
+    for change in changes.worst if changes else ():
+        worse.setdefault(change.id, []).append(Failure("baseline", change.kind, change.before, change.after))
+    tests = [_regressed(result, worse.pop(result.id, [])) for result in _results(run)]
+    gone = (Result(name, "", "baseline", "", Outcome.FAIL, failures=(*failures,)) for name, failures in worse.items())
+    return [*tests, *gone]
+
+
+def _regressed(result: Result, failures: Sequence[Failure]) -> Result:
+    if not failures or result.outcome in UNEXPECTED:
+        return result
+    return result.replace(outcome=Outcome.FAIL, failures=(*failures, *result.failures))
+
+
+def _failures(run: Run, changes: Diff | None) -> list[Result]:
+    """The tests that fail the run, worst first, and the regressions behind the others."""
+    known = {result.id for result in run.unexpected}
+    regressed = (test for test in _tests(run, changes) if test.outcome in UNEXPECTED and test.id not in known)
+    return [*run.unexpected, *regressed]
+
+
+def _results(run: Run) -> list[Result]:
     if not run.drawn:
         return run.results
     agree = run.drawn.compared - run.failing_programs - run.known_programs
@@ -89,9 +114,10 @@ def _name(result: Result) -> str:
 _CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "other"}
 
 
-def ctrf(run: Run) -> str:
-    """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds."""
-    tests = [_ctrf_test(result) for result in _tests(run)]
+def ctrf(run: Run, changes: Diff | None = None) -> str:
+    """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds. A regression is
+    a failed test."""
+    tests = [_ctrf_test(result) for result in _tests(run, changes)]
     counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped", "other")}
     start = _milliseconds(run.started)
     summary = {"tests": len(tests), **counts, "pending": 0}
@@ -133,8 +159,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     campaign on the same target."""
     campaign = run if run.drawn else fuzz
     rows = [
-        f"| `{code(result.id)}` | {result.outcome} | {', '.join(result.oracles)} | {cell(_headline(result))} |\n"
-        for result in run.unexpected
+        f"| `{code(_name(result))}` | {result.outcome} | {', '.join(result.oracles)} | {cell(_headline(result))} |\n"
+        for result in _failures(run, changes)
         if not result.finding
     ]
     text = rendered(
@@ -142,7 +168,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         run=run,
         target=run.title,
         word=run.table.capitalize() or ("Conformance" if run.cases or not run.drawn else "Fuzzing"),
-        summary=summary_line(run),
+        summary=summary_line(run, changes.regressions if changes else 0),
         campaign=campaign,
         verdict=next((spoken.sentence for spoken in summary.verdicts(campaign) if spoken.half == "fuzz"), ""),
         listed=LISTED_FINDINGS,
@@ -167,12 +193,12 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     return text + "".join(rows[:fitting]) + (f"\n{left} more failures are in the HTML report.\n" if left else "")
 
 
-def error_lines(run: Run) -> list[str]:
+def error_lines(run: Run, changes: Diff | None = None) -> list[str]:
     """`::error` lines, which GitHub shows as annotations of a job. GitHub keeps ten of them."""
     return [
-        f"::error title={_command(escape_control_characters(result.id), True)}::"
+        f"::error title={_command(escape_control_characters(_name(result)), True)}::"
         + _command(escape_control_characters(_headline(result)))
-        for result in run.unexpected[:10]
+        for result in _failures(run, changes)[:10]
     ]
 
 

@@ -39,9 +39,13 @@ class Verdict:
     half: str
 
 
-def verdicts(*runs: Run | None) -> list[Verdict]:
-    """The verdicts on the halves of these runs, the worst first."""
+def verdicts(*runs: Run | None, regressions: int = 0) -> list[Verdict]:
+    """The verdicts on the halves of these runs, the worst first. With regressions since the baseline, which come first,
+    no half is good."""
     lines = [verdict for run in runs if run for verdict in _halves(run)]
+    if regressions:
+        changed = f"{counted(regressions, 'regression')} since the baseline."
+        return [Verdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good)]
     return sorted(lines, key=lambda verdict: verdict.good)
 
 
@@ -79,8 +83,9 @@ def _on_programs(run: Run) -> Verdict:
     if new:
         distinct = counted(len(causes_of(new)), "distinct cause")
         failing = f"{run.failing_programs:,} of {counted(drawn.programs, run.program)} fail"
-        if not run.complete:  # programs count when their shard ends, findings at once
-            failing = f"{counted(run.failing_programs, run.program)} failed before the interruption"
+        if not run.complete or run.failing_programs > drawn.programs:  # programs count when their shard ends
+            end = "the time was over" if run.complete else "the interruption"
+            failing = f"{counted(run.failing_programs, run.program)} failed before {end}"
         sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")

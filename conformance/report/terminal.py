@@ -133,10 +133,10 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) ->
     if changes is not None:
         # In a log, a case and its outcome stay on one line, so that a search for FAIL also finds the name.
         say(f"since the baseline:\n{compare.text(changes)}", soft_wrap=not console.is_terminal)
-    for line in machine.error_lines(run) if os.environ.get("GITHUB_ACTIONS") else ():
+    for line in machine.error_lines(run, changes) if os.environ.get("GITHUB_ACTIONS") else ():
         print(line)
     say(f"report: {page}")
-    print(summary_line(run), file=console.file, flush=True)
+    print(summary_line(run, changes.regressions if changes else 0), file=console.file, flush=True)
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,7 @@ def at_least_one(text: str) -> int:
 
 def positive(text: str) -> float:
     """Parse a number above 0."""
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    number = _number(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
@@ -74,7 +71,17 @@ def positive(text: str) -> float:
 
 def zero_or_more(text: str) -> float:
     """Parse a number, 0 or more."""
-    return 0.0 if text == "0" else positive(text)
+    number = _number(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
 
 
 def steps_range(text: str) -> tuple[int, int]:

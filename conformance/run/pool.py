@@ -11,7 +11,6 @@ import math
 import os
 import pickle
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -37,6 +36,7 @@ from conformance.run.messages import (
     exit_in_words,
     value_of,
 )
+from conformance.run.temporary import OwnedFolder
 
 LOOK = 0.5
 """Interval in seconds between reads of the workers' notes."""
@@ -121,7 +121,7 @@ class LocalPool(Pool):
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
         self.counters = Counters()
-        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
+        self._folder = OwnedFolder()
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
         self._spool, self._worker_log = (str(path) if path is not None else "" for path in (spool, worker_log))

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from conformance.run.processes import Forking, can_fork
+from conformance.run.temporary import OwnedFolder
 
 REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
 """Start of a line that reports a difference (`oracles.Mismatch`)."""
@@ -72,7 +73,7 @@ def run_alone(
     """Run a script in a separate process, in the current folder: as `python FILE` with this interpreter, or in a fork
     if `forks` can fork. At the limit, or when `ending` returns true, the process and its children are killed.
     """
-    with tempfile.TemporaryDirectory(prefix="conformance-script-") as folder:
+    with OwnedFolder("script-") as folder:
         path = Path(folder) / "script.py"
         path.write_text(script, encoding="utf-8")
         process, output = (forks.start(path) if forks is not None else None) or _spawned(path, python)

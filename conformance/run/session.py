@@ -128,6 +128,8 @@ class Session:
     target: str = ""
     runs: list[Run] = field(default_factory=list)
     """The results of the sources so far."""
+    changes: compare.Diff | None = None
+    """The changes of op_db since its baseline, the one source of several that can have a baseline."""
     resumable: bool = False
     """Whether the command has `--resume`."""
     pythons: Mapping[str, str] = field(default_factory=dict)
@@ -195,8 +197,8 @@ class Session:
                 break
         if len(sources) > 1 and self.runs:
             self.console.rule()
-            self._to_job_summary(report.write_together(self.runs, self.reports))
-            for verdict in summary.verdicts(*self.runs):
+            self._to_job_summary(report.write_together(self.runs, self.reports, self.changes))
+            for verdict in summary.verdicts(*self.runs, regressions=self.changes.regressions if self.changes else 0):
                 self.print(verdict.sentence)
             self.print(f"report: {self.reports / report.PAGES['opinfo']}")
         return model.worst(codes)
@@ -232,16 +234,17 @@ class Session:
         if self.pythons and not run.interrupted:
             scripts.also_on(run, self.pythons, self.limits.unit, checking)
         run.seconds = round(earlier + time.monotonic() - began, 2)
-        changes = compare.diff(source.baseline, run) if source.baseline else None
-        text = report.write(run, self.reports, source.baseline)
+        accepted = getattr(self.args, "update_baseline", False)
+        changes = compare.diff(source.baseline, run, accepted) if source.baseline else None
+        self.changes = changes or self.changes
+        text = report.write(run, self.reports, source.baseline, accepted)
         self.runs.append(run)
         if source.job_summary and alone:
             self._to_job_summary(text)
         source.keep(self, run)
         source.summarize(self, run)
         terminal.end(self.console, run, changes, self.reports / report.PAGES[source.stem])
-        accepted = getattr(self.args, "update_baseline", False)
-        code = run.exit_code(changes.regressions if changes and not accepted else 0)
+        code = run.exit_code(changes.regressions if changes else 0)
         if code == 2:
             print(f"{self.command}: {source.nothing(self, run)}", file=sys.stderr)
         if not run.complete:

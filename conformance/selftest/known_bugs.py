@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +32,7 @@ from conformance.program.model import ProgramError, call_of
 from conformance.program.unsupported import operators_of
 from conformance.record import versions
 from conformance.record.errors import TargetError, UserError
+from conformance.record.files import read as read_json
 from conformance.record.files import write_atomic
 from conformance.record.finding import CRASH, FAIL, FLAKY, TIMEOUT, shown_by
 from conformance.record.patterns import base_operator
@@ -101,14 +103,20 @@ def read(path: Path) -> Campaign:
         return Campaign(run.target, len(run.results), run.seconds, [*_of_cases(run)])
     name, progress = "", path.parent / "fuzz-progress.json"
     if progress.exists():
-        name = str(json.loads(progress.read_text(encoding="utf-8")).get("campaign", ""))
+        name = str(_data(progress).get("campaign", ""))
     findings = []
     for saved in sorted((path.parent / "failures").glob("*.json")):
-        data = json.loads(saved.read_text(encoding="utf-8"))
+        data = _data(saved)
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
                 findings.append((FailingProgram.from_json(data), min(data["numbers"]), None))
     return Campaign(run.target, run.drawn.programs, run.seconds, findings)
+
+
+def _data(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty for other data. Raises ReportError for a damaged file."""
+    data = read_json(path)
+    return data if isinstance(data, dict) else {}
 
 
 def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int, Evidence]]:
@@ -262,7 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known = ", ".join(_targets(bugs()))
             raise TargetError(f"no bug of the index shows on {', '.join(args.target)}; choose from {known}")
         for file in args.results:  # a damaged file is refused before anything runs
-            load(file)
+            spec, targets = load(file).target, _targets(bugs())
+            if spec not in targets:
+                raise TargetError(f"{file}: no bug of the index shows on {spec}; choose from {', '.join(targets)}")
         gone = set[int]() if args.check_scripts == 0 else gone_here(measured)
         chosen = args.target or _targets(measured)
         files = args.results or [campaign_on(spec, args) for spec in chosen if _loads(spec)]
@@ -276,7 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"conformance {STEM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"conformance {STEM}: interrupted; --resume goes on from there", file=sys.stderr)
+        more = "nothing was changed" if args.results else "--resume goes on from there"
+        print(f"conformance {STEM}: interrupted; {more}", file=sys.stderr)
         return 130
     show(table)
     print(f"report: {args.reports / STEM}.html")

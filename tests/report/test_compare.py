@@ -56,6 +56,11 @@ class TestCompare:
             after = run(result(outcome=Outcome.XFAIL, samples=samples, failed=count))
             assert compare.diff(before, after).regressions == regressions
 
+    def test_an_accepted_run_has_no_regression(self) -> None:
+        """If the run becomes the baseline, its changes are listed and none fails it."""
+        difference = compare.diff(run(result(kernels=3)), run(result(kernels=4)), accepted=True)
+        assert (difference.count("kernels up"), difference.regressions, difference.worst) == (1, 0, [])
+
     def test_kernels_of_other_samples_are_not_compared(self) -> None:
         """More samples may take more kernels."""
         assert compare.diff(run(result(kernels=3)), run(result(kernels=9, samples=5))).changes == {}

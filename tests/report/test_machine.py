@@ -19,7 +19,7 @@ from conformance.record.measurements import Measure, Measurements
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
-from conformance.report import machine
+from conformance.report import compare, machine
 from tests.report.runs import campaign, failed, fuzz_finding, result, run
 
 
@@ -88,6 +88,41 @@ class TestMachine:
         fuzz_run = campaign(drawn=ProgramStats((0,), 3, unsupported={"autograd": 3}))
         assert '<skipped message="SKIP: no drawn program' in machine.junit(fuzz_run)
         assert "**Nothing was compared.**" in machine.markdown(fuzz_run, None)
+
+    @pytest.mark.parametrize(("before", "after", "name", "said"), [
+        (result(kernels=3), result(kernels=4), "add::float32::forward::as_sampled",
+         "kernels up since the baseline: 3 -> 4"),
+        (failed().replace(outcome=Outcome.XFAIL), failed(reason="known").replace(outcome=Outcome.XFAIL, failed=2),
+         "add::float32::forward::as_sampled", "more samples fail since the baseline: 1 of 3 -> 2 of 3"),
+        (result("gone"), result(), "gone::float32::forward::as_sampled",
+         "gone since the baseline: PASS -> not in this run"),
+    ])  # fmt: skip
+    def test_a_regression_is_a_failure(self, before: Result, after: Result, name: str, said: str) -> None:
+        """Each form that CI shows has the regression as one failure, with both states. Regression test: JUnit had no
+        failure, and Markdown `0 failed`."""
+        after_run = run(after)
+        changes = compare.diff(run(before), after_run)
+        suite = ElementTree.fromstring(machine.junit(after_run, changes)).find("testsuite")
+        assert suite is not None and (suite.get("failures"), suite.get("skipped")) == ("1", "0")
+        (test,) = (case for case in suite if case.find("failure") is not None)
+        assert (test.get("name"), test.findall("failure")[0].get("message")) == (name, said)
+        (failure,) = (test for test in json.loads(machine.ctrf(after_run, changes))["results"]["tests"]
+                      if test["status"] == "failed")  # fmt: skip
+        assert (failure["name"], failure["message"]) == (name, said)
+        text = html.unescape(machine.markdown(after_run, changes))
+        assert "0 failed, 0 skipped, 1 regression since the baseline**" in text
+        assert f"| `{name}` | FAIL | baseline" in text and f"| {said} |" in text
+        assert machine.error_lines(after_run, changes) == [f"::error title={name.replace(':', '%3A')}::{said}"]
+        accepted = compare.diff(run(before), after_run, accepted=True)
+        assert machine.junit(after_run, accepted) == machine.junit(after_run)
+
+    def test_a_new_failure_is_one_failure(self) -> None:
+        """A failure that is a regression as well is reported once, by its difference."""
+        after_run = run(failed())
+        changes = compare.diff(run(result()), after_run)
+        assert changes.regressions == 1
+        assert machine.junit(after_run, changes) == machine.junit(after_run)
+        assert machine.error_lines(after_run, changes) == machine.error_lines(after_run)
 
     def test_annotations_are_one_line(self, hostile: Run) -> None:
         """A line break in a message cannot start another workflow command."""

@@ -133,6 +133,11 @@ class TestModel:
         line = model.summary_line(run(*(result(str(i), outcome) for i, outcome in enumerate(Outcome))))
         assert line == "1 passed, 5 failed, 1 skipped"
 
+    def test_summary_names_regressions(self) -> None:
+        """Regression test: the line of a run that failed only by a regression was `1 passed, 0 failed, 0 skipped`."""
+        line = model.summary_line(run(result()), regressions=2)
+        assert line == "1 passed, 0 failed, 0 skipped, 2 regressions since the baseline"
+
     def test_merge_joins_shards(self) -> None:
         """Merging joins shards, and rejects duplicate cases and different targets."""
         merged = merge([run(result("a")), run(result("b"))])

@@ -115,6 +115,8 @@ class TestVerdict:
         """The sentence of an interrupted campaign names no total. Regression test: it said 1 of 0."""
         early = campaign(fuzz_finding("a"), complete=False, drawn=ProgramStats((0,), 0))
         assert verdict(early) == (False, "1 drawn program failed before the interruption: 1 distinct cause.")
+        late = campaign(fuzz_finding("a"), drawn=ProgramStats((0,), 0))
+        assert verdict(late) == (False, "1 drawn program failed before the time was over: 1 distinct cause.")
 
     def test_known_findings(self) -> None:
         """Known findings are counted with their file; new findings still fail the campaign."""

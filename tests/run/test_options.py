@@ -75,7 +75,9 @@ class TestBadUsage:
             (["-n", "0"], "conformance fuzz: -n/--jobs: 0 is not enough: give 1 or more"),
             (["--shard", "3/2"], "conformance fuzz: --shard: '3/2' is not i/n with 1 <= i <= n"),
             (["--steps", "0..0"], "a program without steps shows nothing"),
-            (["--check-scripts", "-1"], "conformance fuzz: --check-scripts: -1 is not above 0"),
+            (["--check-scripts", "-1"], "conformance fuzz: --check-scripts: -1 is not 0 or more"),
+            (["--check-scripts", "x"], "conformance fuzz: --check-scripts: 'x' is not a number"),
+            (["--minutes", "nan"], "conformance fuzz: --minutes: nan is not above 0"),
             (["--target", ""], "conformance fuzz: --target: the value is empty: give one, or leave the flag out"),
             (["--dtype", ""], "conformance fuzz: --dtype: the value is empty"),
             (["--dtype", ","], "conformance fuzz: --dtype: no name in ','"),
@@ -103,6 +105,11 @@ class TestValues:
         with pytest.raises(argparse.ArgumentTypeError, match="is not K=V"):
             options.assignment(text)
         assert options.assignment("A=b=c") == "A=b=c"
+
+    @pytest.mark.parametrize("text", ["0", "0.0", "00", "1e-3"])
+    def test_zero_or_more(self, text: str) -> None:
+        """Regression test: `--check-scripts 0.0` was refused as not above 0."""
+        assert options.zero_or_more(text) == float(text)
 
     def test_names(self) -> None:
         """Names are checked with the nearest one in the message; `all` is every name, and a group its members."""

@@ -172,6 +172,33 @@ class TestMain:
         monkeypatch.setattr(known_bugs, "gone_here", lambda bugs: pytest.fail("scripts ran before the file was read"))
         assert known_bugs.main(words) == 2
         assert "none.json" in capsys.readouterr().err
+        other = tmp_path / "other.json"
+        model.save(Run("compile:aot_eager", drawn=ProgramStats(programs=9)), other)
+        assert known_bugs.main(["--results", str(other), "--reports", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert "other.json: no bug of the index shows on compile:aot_eager; choose from aot_eager" in said
+
+    @pytest.mark.parametrize("name", ["failures/a.json", "fuzz-progress.json"])
+    def test_damaged_files(self, reports: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        """Text that is no JSON is one sentence, and other data is no finding. Regression test: both were tracebacks."""
+        words = ["--results", str(reports / "fuzz.json"), "--check-scripts", "0", "--reports", str(reports)]
+        (reports / name).write_text("[1")
+        assert known_bugs.main(words) == 2
+        assert f"{reports / name}, line 1: not valid JSON" in capsys.readouterr().err
+        (reports / name).write_text("[1]")
+        assert known_bugs.main(words) == 1
+
+    def test_interrupted(
+        self, reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There is nothing to resume in results. Regression test: the sentence named --resume."""
+
+        def interrupted(bugs: object) -> set[int]:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(known_bugs, "gone_here", interrupted)
+        assert known_bugs.main(["--results", str(reports / "fuzz.json"), "--reports", str(reports)]) == 130
+        assert capsys.readouterr().err == "conformance known-bugs: interrupted; nothing was changed\n"
 
 
 class TestCases:

@@ -65,8 +65,8 @@ class Campaign:
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
     wanted: Callable[[Campaign, Group], float] | None = None
-    """How much a group's finding is to be shrunk: the largest number first, and none of 0. By default all are, in the
-    order of the page, but few of one pattern."""
+    """How much a group's finding is to be shrunk: the largest number first, and none of 0. By default all are, but few
+    of one pattern."""
     result: ShardResult = field(default_factory=ShardResult)
     groups: list[Group] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -135,12 +135,17 @@ class Campaign:
             self._shrink(shrinker, waiting[0])
 
     def _queue(self) -> list[Group]:
-        """The groups that are not shrunk, in the order in which they are to be."""
-        waiting = [group for group in self.ranked() if not group.shrunk]
-        if self.wanted is None:
-            return waiting
-        weights = [(self.wanted(self, group), group) for group in waiting]
-        return [group for weight, group in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
+        """The groups that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign, the
+        groups of the most programs and the most severe groups take turns."""
+        ranked = self.ranked()
+        if self.wanted is not None:
+            weights = [(self.wanted(self, group), group) for group in ranked]
+            ranked = [group for weight, group in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
+        elif self.plan.minutes is not None:
+            frequent = sorted(ranked, key=lambda group: -len(group.numbers))
+            turns = (group for pair in zip(frequent, ranked, strict=True) for group in pair)
+            ranked = [*{id(group): group for group in turns}.values()]
+        return [group for group in ranked if not group.shrunk]
 
     @property
     def unwanted(self) -> list[Group]:
@@ -220,8 +225,8 @@ class Campaign:
         limit."""
         return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
 
-    def _drawing_deadline(self) -> float:
-        return self._deadline(1 - SHRINKING if self.groups else 1.0)
+    def _drawing_deadline(self, found: bool = False) -> float:
+        return self._deadline(1 - SHRINKING if self.groups or found else 1.0)
 
     def _late(self) -> bool:
         return time.time() >= self._deadline()
@@ -258,7 +263,8 @@ class Campaign:
                 self.following = max(self.following, shard.first + shard.count)
                 self.running += 1
                 workers.hang = frozenset(self.hang)
-                workers.begin(replace(shard, until=self._drawing_deadline()))
+                until, until_found = self._drawing_deadline(), self._drawing_deadline(found=True)
+                workers.begin(replace(shard, until=until, until_found=until_found))
 
         begin()
         for shard, result, rest in workers.shards(self._deadline() - time.time()):

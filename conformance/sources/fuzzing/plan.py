@@ -171,14 +171,16 @@ class Shard:
     """Programs `first` to before `first + count` of a plan.
 
     Files of its findings carry the name of the campaign. From `until` on, in seconds since the epoch, the worker starts
-    no further program and returns. Building kernels of the ops in `hang` counts as program time. If `behind` is set,
-    program `first` has ended a worker, and the shard begins with the steps behind the step that crashed."""
+    no further program and returns. With a finding it does so from `until_found` on, so that time is left for shrinking.
+    Building kernels of the ops in `hang` counts as program time. If `behind` is set, program `first` has ended a
+    worker, and the shard begins with the steps behind the step that crashed."""
 
     plan: Plan
     first: int
     count: int
     campaign: str = ""
     until: float = math.inf
+    until_found: float = math.inf
     hang: frozenset[str] = frozenset()
     behind: Behind | None = None
 

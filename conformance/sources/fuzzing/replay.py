@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
@@ -28,6 +27,7 @@ from conformance.report import summary
 from conformance.report.terminal import Replayed, show, show_all
 from conformance.run.execution_place import Place, log
 from conformance.run.messages import Limits
+from conformance.run.temporary import OwnedFolder
 from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
@@ -69,7 +69,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
     spec, kernels, place = args.target, kernels_of(args), Place(starting=args.starting, tell=log)
-    with TemporaryDirectory(prefix="conformance-") as notes, Workers(spec, limits, place=place) as workers:
+    with OwnedFolder() as notes, Workers(spec, limits, place=place) as workers:
         workers.load()
 
         def rerun(path: Path) -> tuple[FailingProgram | None, str]:

@@ -79,7 +79,9 @@ def _cause(
     """Print one cause: its smallest finding in full, and the files of some others."""
     programs = len({number for _, group in members for number in group.numbers})
     kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
-    console.rule(f"{kinds} in {programs} of {counted(running.result.done, 'program')}: {cause.title}")
+    done = running.result.done  # a program counts when its shard ends, its finding at once
+    where = f"{programs} of {counted(done, 'program')}" if programs <= done else counted(programs, "program")
+    console.rule(f"{kinds} in {where}: {cause.title}")
     _example(console, *members[0], running, scripted)
     for result, group in members[1 : MOST_NAMED + 1]:
         mark = f" ({escape_control_characters(result.script_mark)})" if result.script_mark else ""

@@ -105,10 +105,11 @@ class _Ran:
 
 def run_shard(shard: Shard) -> ShardResult:
     """Draw and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
-    may end early, at the first failure or at `until`; `done` is the number of programs that ran."""
+    may end early, at the first failure or at its time; `done` is the number of programs that ran."""
     result = ShardResult()
     for number in range(shard.first, shard.first + shard.count):
-        if (shard.plan.stop_at_first and result.findings) or time.time() >= shard.until:
+        until = shard.until_found if result.findings else shard.until
+        if (shard.plan.stop_at_first and result.findings) or time.time() >= until:
             break
         _run_program(shard, number, result)
         result.done, _Ran.last = result.done + 1, number

@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                help="its arguments; unknown options and words after -- are its own")  # fmt: skip
     rest.required = False  # argparse would name it as missing beside the script
     words, own = [*(sys.argv[1:] if arguments is None else arguments)], list[str]()
-    if "--" in words[1:]:  # argparse would drop it behind the script
-        at = words.index("--", 1)
+    if "--" in words:  # argparse would drop it behind the script
+        at = words.index("--")
         words, own = words[:at], words[at + 1 :]
+        if not options.parse_known_args(words)[1]:  # only options of the command precede it, so the script follows
+            words, own = [*words, "--", *own[:1]], own[1:]
     args = parser.parse_args(words)
     args, first = options.parse_known_args(args.arguments, args)
     return exit_code_of(parser.prog, lambda: record(args, [*first, *own]))

@@ -97,6 +97,24 @@ class TestOneCause:
         order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
         assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
 
+    @pytest.mark.parametrize(("minutes", "order"), [(None, "abcde"), (5.0, "eabdc")])
+    def test_frequent_findings_shrink_early(self, minutes: float | None, order: str, tmp_path: Path) -> None:
+        """If the time is limited, the findings of the most programs and the most severe ones take turns. Regression
+        test: the finding of 90 programs was shrunk after all crashes and aliasing faults of one program, or never."""
+        running = Campaign(Plan("cpu", minutes=minutes, reports=tmp_path))
+        for op, wrong, count in (
+            ("a", "crash", 1),
+            ("b", "aliasing", 9),
+            ("c", "aliasing", 1),
+            ("d", "value", 8),
+            ("e", "wording", 90),
+        ):
+            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, wrong, op)
+            running.groups.append(Group(finding, set(range(count)), {""}))
+        assert [group.finding.op for group in running._queue()] == [*order]
+        running.groups[-1].shrunk = True  # the turns of the others stay
+        assert [group.finding.op for group in running._queue()] == [*order.replace("e", "")]
+
     def test_order_of_shrinking(self, tmp_path: Path) -> None:
         """A command may ask for some of the findings, the most wanted first; equal ones keep the order of the page."""
         weights = {"b": 0.5, "c": 1.0, "d": 0.5}

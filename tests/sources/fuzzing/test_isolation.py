@@ -227,6 +227,15 @@ class TestMinutes:
         result = worker.run_shard(replace(SHARD, until=0.0))
         assert (result.done, result.findings) == (0, [])
 
+    def test_a_shard_with_a_finding_ends_earlier(self, tmp_path):
+        """The time for shrinking counts from the first finding. Regression test: a device whose first shard took all of
+        `--minutes` shrank nothing, and the page said `4 of 0 drawn programs fail`."""
+        plan = Plan("class:tests.planted.liars.WrongCell", reports=tmp_path, drawing=Drawing(without=("op_db",)))
+        plan.failures.mkdir()
+        result = worker.run_shard(Shard(plan, 0, 200, until_found=0.0))
+        assert 0 < result.done < 200
+        assert {finding.number for finding in result.findings} == {result.done - 1}
+
     def test_time_is_kept_for_shrinking(self, tmp_path, monkeypatch):
         """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)

@@ -397,6 +397,15 @@ class TestNotShrunk:
         assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
         assert "3 findings not shrunk, since the time was over: give more --minutes" in said
 
+    def test_programs_of_a_shard_that_did_not_end(self, not_shrunk: tuple[Campaign, Run]) -> None:
+        """A program counts when its shard ends. Regression test: the heading of a finding was `in 3 of 0 programs`."""
+        campaign, run = not_shrunk
+        for done, heading in ((4, "FAIL in 3 of 4 programs: "), (0, "FAIL in 3 programs: ")):
+            campaign.result.done = done
+            console = Console(record=True, width=200, file=io.StringIO())
+            summarize(campaign, run, console, "seed 0")
+            assert heading in console.export_text()
+
     def test_page_and_summary_say_so(self, not_shrunk: tuple[Campaign, Run], tmp_path: Path) -> None:
         """The page and the summary mark each of the three unshrunk findings, and not the shrunk one."""
         _, run = not_shrunk

@@ -63,6 +63,26 @@ class TestRecord:
         assert main([str(script("import sys, torch; print(sys.argv[1:]); torch.ones(2).neg()")), *words]) == 0
         assert capsys.readouterr().out.startswith(f"{own}\n")
 
+    @pytest.mark.parametrize("before", [[], ["-o", "a.json"], ["--name=mine", "-o", "a.json"]])
+    @pytest.mark.parametrize("own", [[], ["a"], ["-o", "b.txt", "--", "--help"]])
+    def test_two_dashes_before_the_script(self, script, tmp_path, capsys, before, own, monkeypatch):
+        """The script follows `--`, and each word after it is the script's own. Regression test: after an option of the
+        command, the script was missing."""
+        monkeypatch.chdir(tmp_path)
+        path = script("import sys, torch; print(sys.argv[1:]); torch.ones(2).neg()")
+        assert main([*before, "--", str(path), *own]) == 0
+        assert capsys.readouterr().out.startswith(f"{own}\n")
+
+    @pytest.mark.parametrize(("words", "said"), [
+        (["--"], "SCRIPT.py is missing"), (["-o", "a.json", "--"], "SCRIPT.py is missing"),
+        (["--nmae", "x", "--", "net.py"], "there is no flag --nmae; did you mean --name"),
+    ])  # fmt: skip
+    def test_two_dashes_and_no_script(self, capsys, words, said):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
     def test_the_name_of_the_model(self, script, tmp_path):
         assert main([str(script(TRAINS)), "-o", str(tmp_path / "calls.json.gz"), "--name", "mine"]) == 0
         assert Calls.load(tmp_path / "calls.json.gz").models == ["mine"]

@@ -294,7 +294,12 @@ class TestCommand:
         model.save(baseline, path)
         gone = command(*words)
         assert (gone.returncode, "gone (1)" in gone.stdout) == (1, True)
-        assert gone.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+        assert gone.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped, 1 regression since the baseline"
+        assert (command.reports / "opinfo.xml").read_text().count("<failure") == 1
+        accepted = command(*words, "--update-baseline")
+        assert (accepted.returncode, "1 regression" in accepted.stdout) == (0, False)
+        assert "<failure" not in (command.reports / "opinfo.xml").read_text()
+        model.save(baseline, path)
         narrower = command(*words, "--dtype", "float64")
         assert (narrower.returncode, "2 cases of the baseline were not asked for" in narrower.stdout) == (0, True)
 
