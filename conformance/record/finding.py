@@ -148,7 +148,7 @@ def gist(text: str) -> str:
     """Return the first nine words of an error's text without quoted parts and numbers. Operators keep their names."""
     text = re.sub(r"not implemented is never a pass: ", " ", text)
     text = re.sub(r"'\w+::(\w+)[.\w]*'", r" \1 ", text)
-    words = re.sub(r"'[^']*'|‘[^’]*’|\"[^\"]*\"|[^A-Za-z_ ]+", " ", text).split()
+    words = re.sub(r"'[^']*'|‘[^’]*’|\"[^\"]*\"|[^A-Za-z_ ]", " ", text).split()
     return " ".join(words[:9])
 
 

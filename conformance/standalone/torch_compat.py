@@ -415,9 +415,10 @@ def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """Return the error that the call itself raises, without the errors that Dynamo wraps around it. Scripts carry
-    this."""
-    while any(base.__name__ == "TorchDynamoException" for base in type(error).__mro__):
+    """Return the error that the call itself raises, without the errors that Dynamo wraps around it. One of them, since
+    torch 2.14, is a plain RuntimeError. Scripts carry this."""
+    plain = "Dynamo failed to run FX node"
+    while str(error).startswith(plain) or any(base.__name__ == "TorchDynamoException" for base in type(error).__mro__):
         inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
         if not isinstance(inner, Exception):
             return error

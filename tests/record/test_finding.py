@@ -48,6 +48,12 @@ class TestProperty:
     def test_the_gist_of_an_error_has_no_quoted_names(self, quoted: str) -> None:
         assert gist(f"C++ compile error: no member {quoted} in line 3") == "C compile error no member in line"
 
+    def test_a_quoted_name_behind_a_bracket_is_removed(self) -> None:
+        """Scripts print the text of an error in brackets. Regression test: the bracket hid the quotation mark, and no
+        script of an error whose text begins with a quoted name showed its headline."""
+        text = "\"max_pool1d_impl\" not implemented for 'Int'"
+        assert gist(f"({text})") == gist(text) == "not implemented for"
+
     def test_every_oracle_has_one(self) -> None:
         """The severity table has a property for each oracle of a result."""
         assert {property_of(oracle, "1", "2") for oracle in ORACLES} <= {*PROPERTIES}

@@ -63,6 +63,13 @@ class TestSaidOf:
         assert said(script, "error", "step 1", detail="sizes do not match at dimension 3", **parts) != SHOWS
         assert said(script, "error", "step 1", detail="7 <= device.index() INTERNAL ASSERT FAILED", **parts) == SHOWS
 
+    def test_an_error_that_begins_with_a_quoted_name(self) -> None:
+        """The script prints the error's text in brackets; the headline has no brackets."""
+        parts = {"expected": "NotImplementedError", "actual": "no error"}
+        text = '"max_pool1d_impl" not implemented for Int'
+        script = SAID.format(f"error of step 1: expected NotImplementedError, got no error ({text})", 1)
+        assert said(script, "error", "step 1", detail=text, **parts) == SHOWS
+
     def test_an_error_that_no_step_expects(self) -> None:
         """A device runs step by step and its finding names the failing step; its script runs all steps as one
         function."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from conformance.record import versions
 from conformance.record.errors import TargetError
@@ -41,3 +42,25 @@ class TestNondeterministic:
     def test_all_names_exist(self):
         """A name outside op_db would declare nothing."""
         assert {op.name for op in torch_compat.op_db().ops} >= torch_compat.NONDETERMINISTIC
+
+
+class TestUnwrapped:
+    def test_a_plain_error_between_those_of_dynamo(self):
+        """Regression test: torch 2.14 raises a plain RuntimeError from the call's ValueError, and three errors of its
+        own in the handling of that. The call's error counted as a RuntimeError."""
+        wraps = type("TorchRuntimeError", (type("TorchDynamoException", (RuntimeError,), {}),), {})
+        own = ValueError("dropout probability has to be between 0 and 1")
+        plain = RuntimeError(f"Dynamo failed to run FX node with fake tensors: call_function dropout: got {own!r}")
+        outer = wraps("RuntimeError when making fake tensor call")
+        plain.__cause__, outer.__context__ = own, wraps()
+        outer.__context__.__context__ = plain
+        assert torch_compat.unwrapped(outer) is own
+
+    def test_of_the_installed_torch(self):
+        """A compiled call has the error type of the eager call. An error without a wrapper is returned as it is."""
+        with pytest.raises(RuntimeError, match="dropout probability") as said:
+            torch.compile(lambda x: torch.nn.functional.dropout(x, -1.0), backend="eager")(torch.zeros(1))
+        assert isinstance(torch_compat.unwrapped(said.value), ValueError)
+        error = ValueError("one")
+        error.__cause__ = KeyError("two")
+        assert torch_compat.unwrapped(error) is error
