@@ -1,10 +1,11 @@
 """Guards of Dynamo that are dropped, and the number of programs until a further call shows it.
 
-    python benchmarks/dropped_guards.py [--target compile:aot_eager] [--programs 300] [--seed 0] [--minutes 5]
+    python benchmarks/dropped_guards.py [--target compile:aot_eager] [--programs 1000] [--seed 0] [--minutes 5]
 
-Each row drops one kind of guard, or one part of TENSOR_MATCH. The programs are those of a campaign. A program counts
-only if the target is right on it with all guards, and only for the kinds that it installs. "not found" is a gap of the
-generator within the limits, or a guard that another one makes needless. "not installed" is a kind of other programs.
+Each row drops one kind of guard, or one part of TENSOR_MATCH. The programs are the short ones of a campaign with a
+changed call. A program counts only if the target is right on it with all guards, and only for the kinds that it
+installs. "not found" is a gap of the generator within the limits, or a guard that another one makes needless.
+"not installed" is a kind of other programs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch._dynamo import guards
 
 from conformance.engine.loading import describe_target, load_target
-from conformance.program.calls import judge_program
+from conformance.program.calls import change_of, judge_program
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.further_calls import with_calls
@@ -37,6 +38,12 @@ PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
 """The parts of TENSOR_MATCH that can be dropped. The shape without its rank is part of the shape."""
 
 KINDS = tuple(name for name, method in vars(guards.GuardBuilder).items() if name.isupper() and callable(method))
+UNGUARDED = {"values", "offset"}
+"""Changes of a call that no guard checks."""
+
+LONGEST = 8
+"""Largest number of steps of a program. Longer ones take as much time for each guard as many short ones."""
+
 INSTALLERS = ("install_no_tensor_aliasing_guard", "install_storage_overlapping_guard")
 
 
@@ -106,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", default="compile:aot_eager")
-    parser.add_argument("--programs", type=int, default=300)
+    parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=5.0)
     args = parser.parse_args(arguments)
@@ -123,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unsupported_reason(program, target):
             continue
         program = with_calls(program, args.seed, number, target)
-        if not program.calls:
+        changed = {change_of(program, at) for at in range(1, len(program.calls) + 1)} - UNGUARDED
+        if not changed or len(program.steps) > LONGEST:
             continue
         with recorded() as installed:
             if not judge_program(program, target, locate=False).passed:

@@ -41,6 +41,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "the fake tensor cache": {"_dynamo.config.fake_tensor_cache_enabled": False},
     "constant and index propagation": {"_inductor.config.constant_and_index_propagation": False},
     "rounding in float32": {"_inductor.config.emulate_precision_casts": True},
+    # The value of this setting stands in the command of the C++ compiler, which takes no further options.
+    "undefined overflow": {"_inductor.config.cpp.enable_floating_point_contract_flag": "off -fwrapv"},
     "vectorization of loop tails": {"_inductor.config.cpp.enable_loop_tail_vec": False},
     "vectorization": {"_inductor.config.cpp.simdlen": 1},
     "contraction of products": {"_inductor.config.cpp.enable_floating_point_contract_flag": "off"},
