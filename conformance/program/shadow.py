@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from conformance.program.steps.functions import CONVERSIONS
 from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM, VIEW, Op, Step, StepError, is_local
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
+from conformance.program.unsupported import traits_of
 from conformance.standalone.moving import map_tensors, rebuild, storage_key, whole_storage
 from conformance.standalone.observation import Observation
 
@@ -47,10 +48,11 @@ class Shadow(RunningProgram):
     """A program running on torch CPU, with the state that the drawing rules need for the next step.
 
     `levels` are levels by storage. `steps` are the recorded steps. `avoided` counts rejected steps by reason.
-    `has_pieces` is True once a call has returned several views."""
+    `has_pieces` is True once a call has returned several views. `offer` rejects steps with a trait of `without`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, without: Collection[str] = ()) -> None:
         super().__init__(program)
+        self.without = frozenset(without)
         self.levels: dict[int, int] = {}
         self.ends: dict[int, int] = {}  # number of defined bytes, for storages that are larger than the call's result
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in self.env.values()]
@@ -116,6 +118,10 @@ class Shadow(RunningProgram):
             declared = replace(step, raises=type(raised).__name__, out=())
             # Run it again: a backward that raises midway frees tensors saved by other graphs, which `cells` misses.
             self.step(declared)
+        if unwanted := traits_of(declared) & self.without:
+            self.avoided[f"{min(unwanted)}: {step.op}"] += 1
+            self.rollback()
+            return None
         self.steps.append(declared)
         return declared
 
@@ -133,7 +139,7 @@ class Shadow(RunningProgram):
         again = Shadow(self.program)
         for step in self.steps:
             again.step(step)
-        own = {name: getattr(self, name) for name in ("avoided", "steps", "names")}
+        own = {name: getattr(self, name) for name in ("avoided", "steps", "names", "without")}
         vars(self).update({**vars(again), **own})
 
     def cells(self) -> dict[str, Any]:

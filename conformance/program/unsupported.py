@@ -20,6 +20,7 @@ from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import VIEW, Step, dtype_of, is_local
 from conformance.program.steps.op_db import BY_VALUES, RECORDED
+from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
@@ -64,20 +65,23 @@ def traits_of(step: Step) -> frozenset[str]:
     if op is None or not step.raises:
         return frozenset()
     traits = {"a step that raises"}
-    traits |= {"a write that raises"} if op.writes is not None else set()
+    traits |= {WRITE_RAISES} if op.writes is not None else set()
     traits |= {NO_KERNEL} if step.raises == "NotImplementedError" else set()
     return frozenset(traits | ({"a refused call"} if not op.may_raise else set()))
 
+
+AVOIDED = WANTS_GRAD, WITH_OUT, WRITE_RAISES = "an input that requires grad", "a call with out=", "a write that raises"
+"""Frequent traits, which drawing avoids for a target that does not support them."""
 
 NO_KERNEL = "a dtype without a kernel"
 """Trait of a call in a dtype that torch CPU does not implement; another device may implement it."""
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
     "a step that raises": lambda program: _has(program, "a step that raises"),
-    "a write that raises": lambda program: _has(program, "a write that raises"),
+    WRITE_RAISES: lambda program: _has(program, WRITE_RAISES),
     "a refused call": lambda program: _has(program, "a refused call"),
     NO_KERNEL: lambda program: _has(program, NO_KERNEL),
-    "an input that requires grad": lambda program: any(input_.requires_grad for input_ in program.inputs),
+    WANTS_GRAD: lambda program: any(input_.requires_grad for input_ in program.inputs),
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),
     "a caller that writes shared memory": _writes_shared,
@@ -85,7 +89,7 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
         len({input_.storage for input_ in program.inputs}) < len(program.inputs)
     ),
     "values that are not finite": not_finite,
-    "a call with out=": lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
+    WITH_OUT: lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},
 }
 """Traits of programs that a target may declare as unsupported, each with its predicate."""
@@ -156,9 +160,17 @@ def dtypes_of(program: Program) -> list[str]:
 
 
 def unsupported_steps(target: Target) -> tuple[str, ...]:
-    """Return the families and steps that the target does not support. Raises TargetError for unknown names."""
+    """Return the families and steps to leave out of drawing: those that the target does not support, and the family of
+    states if it transforms programs, since few states can be in one. Raises TargetError for unknown names."""
     _check(target)
-    return tuple(sorted(target.unsupported("step")))
+    return tuple(sorted(target.unsupported("step") | ({STATE} if target.transforms_program else set())))
+
+
+def unsupported_traits(target: Target) -> tuple[str, ...]:
+    """Return the traits that the target does not support and that drawing avoids. Raises TargetError for unknown
+    names."""
+    _check(target)
+    return tuple(sorted(target.unsupported("trait") & {*AVOIDED}))
 
 
 def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ different one."""
 MOVE = "the move of the inputs"
 """The failing step of a program that fails before its first step."""
 
+NO_PROGRAM = STARTING, DRAWING = "starting", "drawing, in torch CPU"
+"""The phases in which a worker has no program yet. No script can repeat them."""
+
 ON_CPU, ON_TARGET = "torch CPU, not the target", "the target"
 """The two sides of a comparison: a call may end the process on either."""
 

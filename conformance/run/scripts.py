@@ -18,13 +18,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
-from conformance.record.finding import HARNESS, INVALID, gist
+from conformance.record.finding import HARNESS, INVALID, NO_PROGRAM, gist
 from conformance.record.names import MEASURED
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.run import signals
 from conformance.run.execution_place import preloaded
 from conformance.run.messages import LOST, exit_in_words
 from conformance.run.script_process import Ended, Forks, run_alone
+from conformance.standalone.script import PACKAGE_OPERATORS, SCRIPT_OPERATORS
 
 BUDGET = 300.0
 """Time in seconds for starting scripts, unless the user passes another number; later ones do not run."""
@@ -120,7 +121,9 @@ def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) 
 
 def _can_show(result: Result) -> bool:
     first, kind = result.scripted, result.finding.kind if result.finding else ""
-    unseen = first is None or (first.oracle in UNSEEN and not first.expected.startswith(WITHIN))
+    if first is None or first.where in NO_PROGRAM:
+        return False
+    unseen = first.oracle in UNSEEN and not first.expected.startswith(WITHIN)
     return not unseen and kind not in (INVALID, HARNESS)
 
 
@@ -182,7 +185,7 @@ def _reports(line: str, headline: Failure) -> bool:
     """Whether a line reports the headline's oracle and tensor.
 
     For an error, both types and the words of its text have to match too. An error that no step expects ends the whole
-    script, at any step.
+    script, at any step. A script has custom operators of its own namespace.
     """
     places = [headline.where.partition(" (")[0]]
     if headline.oracle != "error":
@@ -191,6 +194,7 @@ def _reports(line: str, headline: Failure) -> bool:
     kind, _, text = headline.actual.partition(":")
     for where in places:
         ends = f"error of {where}: expected {headline.expected}, got {kind}"
-        if line.startswith(ends) and gist(line[len(ends) :]) == gist(f"{text} {headline.detail}"):
+        stated = f"{text} {headline.detail}".replace(PACKAGE_OPERATORS, SCRIPT_OPERATORS)
+        if line.startswith(ends) and gist(line[len(ends) :]) == gist(stated):
             return True
     return False

@@ -48,6 +48,13 @@ class VmapTarget(TransformingTarget):
         unsupported("torch checks the memory of as_strided in the whole batch", step="as_strided"),
         unsupported("checks of overlapping memory see the whole batch", trait="a write that raises"),
         unsupported(
+            "the target copies inputs into a batch and back, so results do not share memory with them",
+            step="shares_memory",
+            trait="a caller that writes shared memory",
+        ),
+        unsupported("torch documents that a custom operator needs a rule for vmap", step="custom operators"),
+        unsupported("torch has no batching rules for operators that write lists of tensors", step="list operators"),
+        unsupported(
             "torch documents that vmap has no memory formats", step=("contiguous.channels_last", "clone.channels_last")
         ),
         unsupported(

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.record import result as model
 from conformance.record.errors import UsageError
-from conformance.record.finding import Finding
+from conformance.record.finding import DRAWING, Finding
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.report.summary import facts
 from conformance.run import messages, scripts
@@ -20,6 +20,7 @@ from conformance.run.scripts import NO_SCRIPT_CAN, confirm, statement_about
 
 LOST = "it finds no difference"
 SAID = "print('{}')\nraise SystemExit({})"
+ERROR = "error of the whole run: expected no error, got RuntimeError ({})"
 ASSERTION = "error of step 1: expected no error, got RuntimeError (0 <= device.index() INTERNAL ASSERT FAILED)"
 
 
@@ -77,6 +78,15 @@ class TestSaidOf:
         detail = "7 <= device.index() INTERNAL ASSERT FAILED"
         assert said(script, "error", "step 1", expected="no error", actual="RuntimeError", detail=detail) == SHOWS
         assert said(script, "error", "step 1", expected="TypeError", actual="RuntimeError", detail=detail) != SHOWS
+
+    def test_a_custom_operator_has_another_name(self) -> None:
+        """A script defines custom operators in its own namespace. Regression test: the headline of an operator without
+        a batching rule did not match."""
+        text = "Batching rule not implemented for {}::add_to; the fallback path doesn't work"
+        script = f"print({ERROR.format(text.format('script'))!r})\nraise SystemExit(1)"
+        parts = {"expected": "no error", "actual": "RuntimeError"}
+        assert said(script, "error", "the whole run", detail=text.format("conformance"), **parts) == SHOWS
+        assert said(script, "error", "the whole run", detail=text.format("other"), **parts) != SHOWS
 
     def test_of_a_death(self) -> None:
         """The process must end with the same signal."""
@@ -149,14 +159,16 @@ class TestConfirm:
         assert [result.op for result in ranked] == ["z", "c", "_"]
 
     def test_what_no_script_can_show_is_marked(self) -> None:
-        """A script cannot count kernels, and has no memory limit; but it can measure its memory against a bound."""
+        """A script cannot count kernels or draw a program, and has no memory limit. But it can measure its memory
+        against a bound."""
         bound = {"expected": "at most 3 MiB", "actual": "9 MiB"}
         within = SAID.format("memory of result: expected at most 3 MiB, got 9 MiB ()", 1)
         ended = {"expected": "an answer", "actual": "took more memory than it may"}
         run = Run("cpu", [result_of("x", "kernels"), result_of("x", "memory", "b", **ended),
+                          result_of("x", "timeout", DRAWING, **ended),
                           result_of(within, "memory", "result", **bound)])  # fmt: skip
         confirm(run, 10, 60, 1)
-        assert [result.alone for result in run.results] == [NO_SCRIPT_CAN, NO_SCRIPT_CAN, SHOWS]
+        assert [result.alone for result in run.results] == [NO_SCRIPT_CAN, NO_SCRIPT_CAN, NO_SCRIPT_CAN, SHOWS]
         assert facts(run) == ["1 of 1 script shows its headline"]
 
     def test_the_first_script_of_each_cause_is_first(

@@ -66,6 +66,7 @@ FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
         lambda args, kwargs: "out" in kwargs and not args[0].is_contiguous(),
     ),
+    "polygamma_": lambda args, kwargs: overlaps_itself(args[0]) and not _repeats(args[0]),
     "bucketize": lambda args, kwargs: not _sorted(args[1]),
     "searchsorted": lambda args, kwargs: kwargs.get("sorter") is None and not _sorted(args[0]),
     **dict.fromkeys(
@@ -75,7 +76,8 @@ FATAL: dict[str, Callable[[list[Any], dict[str, Any]], bool]] = {
 """Predicates on the arguments of calls without a reproducible answer on torch CPU, by function.
 
 In these calls torch CPU reads or writes memory outside its operands, or leaves elements unwritten (see the findings).
-It searches unsorted boundaries, or writes to a copy that overlaps itself."""
+It searches unsorted boundaries, or writes to a copy that overlaps itself. `polygamma_` of elements that overlap reads
+its own huge results, for which it runs for minutes."""
 
 
 def _sorted(boundaries: torch.Tensor) -> bool:

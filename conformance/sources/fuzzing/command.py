@@ -16,7 +16,7 @@ from conformance.declare import expectations
 from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
-from conformance.program.unsupported import KNOWN, held, unsupported_steps
+from conformance.program.unsupported import KNOWN, held, unsupported_steps, unsupported_traits
 from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
@@ -195,6 +195,7 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
             held(dtypes, target),
             lacking=target.profile.operators if target.profile else (),
             compiled=target.draws_functions,
+            traits=unsupported_traits(target),
         ),
         args.jobs,
         Path(args.reports),

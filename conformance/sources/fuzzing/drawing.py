@@ -38,7 +38,7 @@ from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.program.unsupported import KNOWN
+from conformance.program.unsupported import KNOWN, WANTS_GRAD
 from conformance.record.errors import UserError
 from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted, joined
 from conformance.sources.fuzzing.tally import Tally
@@ -186,7 +186,8 @@ class Drawing:
     """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
     operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
     `lacking`, which holds dispatcher names. With `compiled`, some programs are of topics of functions, which compilers
-    get wrong; without it, only those that `only` asks for.
+    get wrong; without it, only those that `only` asks for. Programs avoid the `traits`, which
+    `unsupported_traits` returns.
 
     Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
     `only`."""
@@ -198,6 +199,7 @@ class Drawing:
     biased: bool = True
     lacking: tuple[str, ...] = ()
     compiled: bool = False
+    traits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = ({*self.only} - {*FAMILIES}) | ({*self.without} - KNOWN["step"])
@@ -349,9 +351,11 @@ class Drawing:
         families = {name: ops for name, ops in self.families.items() if name not in APART}
         with warnings.catch_warnings(), contextlib.suppress(Broken):
             warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
-            planned = Operators(self.dtypes, frozenset(self.lacking), entries).calls(source, seed, turn, tally)
+            planned = Operators(self.dtypes, frozenset(self.lacking), entries, frozenset(self.traits)).calls(
+                source, seed, turn, tally
+            )
             program = inputs_of(planned)
-            shadow = Shadow(program)
+            shadow = Shadow(program, self.traits)
             k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
             k.hidden, k.once = {*shadow.env}, self.once
             for at, call in enumerate(planned, 1):
@@ -378,7 +382,7 @@ class Drawing:
             same, free = [input_.name for input_ in own.inputs if input_.storage == 0], own.inputs[1].name
             program, _ = joined(program, own)
             drawn += [(cell, same, free, plain) for cell in group]
-        shadow = Shadow(program)
+        shadow = Shadow(program, self.traits)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)))
         longest = hazards.FUNCTION_STEPS if self.compiled else hazards.STEPS
         most = longest if self.steps == STEPS else self.steps[1]
@@ -427,7 +431,7 @@ class Drawing:
                 own, steps = self._inputs_of(d, topic, turn, seed, len(program.inputs))
                 program, names = joined(program, own)
                 drawn.append((topic, names, steps))
-        shadow, calls = Shadow(program), list[Step]()
+        shadow, calls = Shadow(program, self.traits), list[Step]()
         k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
 
         def offer(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
@@ -472,6 +476,11 @@ class Drawing:
         planned = list(converted(d, topic, self.dtypes, seed, turn, first, most))
         return inputs_of(planned), [replace(call.step, out=("",) * call.results) for call in planned]
 
+    def _following(self, k: DrawContext, kind: str) -> list[Op]:
+        """Rows that can invert the last step of a program of edges, select from it, or be its gradient."""
+        drawn = ((op, op.draw(k)) for op in edges.FOLLOWERS if kind == edges.NAME)
+        return [op for op, step in drawn if step and not {step.op, OPS[step.op].family} & {*self.without}]
+
     @staticmethod
     def _drawn(program: Program, shadow: Shadow, tally: Tally) -> Program:
         tally.programs += 1
@@ -494,12 +503,13 @@ class Drawing:
         if edges.HALVED in opening:
             dtypes = (*edges.PRECISE, *edges.HALVES)
         known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
-        grad, start = "autograd" in self.families and not fused, stateful.place(d, state, known) if state else aim
+        grad = "autograd" in self.families and not fused and WANTS_GRAD not in self.traits
+        start = stateful.place(d, state, known) if state else aim
         program = draw_inputs(d, known, grad, start, kind)
         if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))
-        shadow = Shadow(program)
+        shadow = Shadow(program, self.traits)
         k = DrawContext(source, shadow, tuple(dict.fromkeys(known)), self.biased)
         k.once = self.once
         aimed = d.integer(1, self.steps[1]) if aim else 0
@@ -529,7 +539,7 @@ class Drawing:
                 elif state:
                     own = functools.partial(choose, k, families), lambda op, under: offer(k, op, tally, under=under)
                     stateful.draw(k, families, state, most, *own)
-                elif (following := _following(k, kind)) and d.chance(1, 3):
+                elif (following := self._following(k, kind)) and d.chance(1, 3):
                     offer(k, k.choice(following), tally)
                 else:
                     draw_step(k, families, tally, weights, follows=not kind)
@@ -603,11 +613,6 @@ def offer(k: DrawContext, op: Op, tally: Tally, computes: bool = True, under: tu
     if offered is not None and (cell or offered.out):
         tally.cells[cell or _cell(op, k[offered.out[0]])] += 1
     return offered
-
-
-def _following(k: DrawContext, kind: str) -> list[Op]:
-    """Rows that can invert the last step of a program of edges, select from it, or be its gradient."""
-    return [op for op in edges.FOLLOWERS if op.draw(k) is not None] if kind == edges.NAME else []
 
 
 def choose(k: DrawContext, by_family: dict[str, list[Op]], families: list[str]) -> Op:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.program.model import Program, ProgramError
-from conformance.record.finding import CRASH, MEMORY
+from conformance.record.finding import CRASH, DRAWING, MEMORY, STARTING
 from conformance.record.names import MEASURED
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
@@ -119,11 +119,11 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         word = kind.lower()
         return FailingProgram(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
 
-    finding = before("starting")
+    finding = before(STARTING)
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
         unit = json.loads(note.unit if note is not None else "")
         number = int(unit["number"])
-        finding = before("drawing, in torch CPU")
+        finding = before(DRAWING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         program, part = Program.from_json(unit["program"]), int(unit["part"])
         if step and worker.described(shard.plan.target).transforms_program:  # the whole program is one step

@@ -27,7 +27,7 @@ from conformance.program.steps import functions
 from conformance.program.steps.draw import Draw, Source
 from conformance.program.steps.layouts import Layout, laid_out, layout_class
 from conformance.program.steps.op import Json, Step, decode, dtype_of, number
-from conformance.program.unsupported import operators_of
+from conformance.program.unsupported import WANTS_GRAD, WITH_OUT, operators_of
 from conformance.record.names import REFUSED
 from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
@@ -156,11 +156,12 @@ def _longer(storage: Storage, cells: int) -> Storage:
 @dataclass(frozen=True)
 class Operators:
     """The calls in the programs of a drawing. Entries have these `dtypes`, and their calls need none of the
-    dispatcher's operators in `lacking` on torch CPU."""
+    dispatcher's operators in `lacking` on torch CPU, and have none of the `traits`."""
 
     dtypes: tuple[str, ...]
     lacking: frozenset[str] = frozenset()
     per_program: int = EACH
+    traits: frozenset[str] = frozenset()
 
     def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
         """The entries in the op_db program `number` of this seed, each with its number of earlier turns."""
@@ -212,7 +213,8 @@ class Operators:
     def _cells(self, key: Key, turn: int, seed: int) -> Iterator[tuple[str, str, str]]:
         """The entry's variants, dtypes and layouts, starting at its turn, in an order that depends on the seed."""
         held = [name for name in dict.fromkeys(self.dtypes) if dtype_of(name) in opinfo(key).dtypes]
-        cells = list(itertools.product(variants(key), held, LAYOUTS))
+        known = [name for name in variants(key) if name != OUT or WITH_OUT not in self.traits]
+        cells = list(itertools.product(known, held, LAYOUTS))
         order = random.Random(f"{key}:{seed}").sample(cells, len(cells))
         return (order[(turn + k) % len(order)] for k in range(len(order)))
 
@@ -244,7 +246,7 @@ class Operators:
             )
             own = _distinct(d, operand) if ordered and not at else self._valued(d, op, operand, plain)
             places.append((own, laid_out(d, operand.size, name)))
-        grad = call.differentiable and not plain and d.chance(1, 4)
+        grad = WANTS_GRAD not in self.traits and call.differentiable and not plain and d.chance(1, 4)
         where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")
         cell = (".".join(filter(None, key)), variant, where, dtype)
         planned = _placed(
@@ -268,7 +270,7 @@ class Operators:
         """The step as it runs on torch CPU in a separate program, or None if it fails. Raises NeedsLacking."""
         program = Program(planned.storages, planned.inputs)
         try:
-            shadow = Shadow(program)
+            shadow = Shadow(program, self.traits)
             step = replace(planned.step, out=shadow.fresh(planned.results))
             # Only the operators of the step: the shadow calls others to create and inspect inputs.
             needs = self.lacking & {*operators_of(program, [step])} if self.lacking else ()

@@ -25,12 +25,14 @@ from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import FURTHER
 from conformance.record.finding import (
     CRASH,
+    DRAWING,
     FAIL,
     FLAKY,
     HARNESS,
     INVALID,
     MEMORY,
     MOVE,
+    STARTING,
     TIMEOUT,
     from_signature,
     layer_and_part,
@@ -54,7 +56,7 @@ OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIME
 DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY: "took more memory than it may",
           FLAKY: "ended its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
-PLACES = (MOVE, "the observation", "no step", "starting", "drawing, in torch CPU", TOGETHER)
+PLACES = (MOVE, "the observation", "no step", STARTING, DRAWING, TOGETHER)
 NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
 """Families, layout classes and dtypes over which coverage is counted, whatever the campaign's options, so that the
 report shows cells that were never drawn."""

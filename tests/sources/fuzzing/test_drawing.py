@@ -18,6 +18,7 @@ from conformance.program.shadow import reference
 from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
+from conformance.program.unsupported import AVOIDED, TRAITS
 from conformance.sources.fuzzing.drawing import DTYPES, OPENINGS, Drawing, DrawingError, Tally, UnknownFamily
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
@@ -103,6 +104,15 @@ class TestNumbered:
         assert len(set(forward)) == 20
         assert dump(drawing.numbered(8, 0)) != forward[0]
         assert dump(pickle.loads(pickle.dumps(drawing)).numbered(7, 3)) == forward[3]
+
+    def test_traits_that_a_target_does_not_support(self):
+        """Programs avoid them. Regression test: of the programs of op_db's entries, vmap ran one in twenty."""
+        usual, drawing = Drawing(), Drawing(without=("backward", "out="), traits=AVOIDED)
+        avoided = [drawing.numbered(7, number) for number in range(80)]
+        for trait in AVOIDED:
+            assert any(TRAITS[trait](usual.numbered(7, number)) for number in range(80)), trait
+            assert not any(TRAITS[trait](program) for program in avoided), trait
+        assert not any(step.op == "backward" for program in avoided for step in program.steps)
 
     def test_most_aims_meet_their_cell(self):
         """About two thirds of the aimed programs reach their cell. Regression test: two fifths did, because programs
