@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -47,6 +47,13 @@ LONGEST = 8
 INSTALLERS = ("install_no_tensor_aliasing_guard", "install_storage_overlapping_guard")
 
 
+TOGETHER = {
+    "global state": ("GLOBAL_STATE", "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE"),
+    "aliasing": ("DUPLICATE_INPUT", *INSTALLERS),
+}
+"""Kinds that check the same facts, so that no program shows one of them alone. A further row drops all of them."""
+
+
 def _tensor_match(dropped: str) -> Callable[..., None]:
     """Return a TENSOR_MATCH that checks every part but one."""
     kept = [part for name, part in PARTS.items() if name != dropped]
@@ -75,7 +82,23 @@ def _faults() -> dict[str, Callable[[], Any]]:
     faults = {f"TENSOR_MATCH: {part}": _patched(builder, "TENSOR_MATCH", _tensor_match(part)) for part in PARTS}
     whole = (name for name in KINDS if name != "TENSOR_MATCH")
     faults |= {name: _patched(builder, name, lambda *args, **kwargs: None) for name in whole}
-    return faults | {name: _patched(guards, name, lambda *args, **kwargs: None) for name in INSTALLERS}
+    faults |= {name: _patched(guards, name, lambda *args, **kwargs: None) for name in INSTALLERS}
+    return faults | {name: _all([faults[kind] for kind in kinds]) for name, kinds in TOGETHER.items()}
+
+
+def _all(some: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    def together() -> ExitStack:
+        with ExitStack() as stack:
+            for fault in some:
+                stack.enter_context(fault())
+            return stack.pop_all()
+
+    return together
+
+
+def _kinds(name: str) -> Set[str]:
+    """The kinds of guards that a row drops."""
+    return {*TOGETHER.get(name, (name.partition(":")[0],))}
 
 
 def _patched(owner: Any, name: str, other: Callable[..., Any]) -> Callable[[], Any]:
@@ -138,13 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
         tried, seen = number + 1, seen | installed
         for name in left:
-            if name.partition(":")[0] not in installed:
+            if not _kinds(name) & installed:
                 continue
             with dropped(faults[name]):
                 verdict = judge_program(program, target, locate=False)
             if verdict.call:
                 shown[name] = number + 1, f"{verdict.change}: {verdict.mismatches[0].oracle}"
-    some = [name for name in faults if name.partition(":")[0] in seen]
+    some = [name for name in faults if _kinds(name) & seen]
     print(
         f"{len(shown)} of {len(some)} dropped guards found in {tried} programs of seed {args.seed} on {args.target}\n"
     )
