@@ -150,7 +150,7 @@ def _earlier_calls(program: Program, make: Callable[[Program], list[str]], on: s
         return
     lines = ["def after_other_calls(program):"]
     if program.restarts:
-        lines.append("    torch._functorch.config.enable_autograd_cache = True")
+        lines.append("    torch._functorch.config.enable_autograd_cache = torch._inductor.config.fx_graph_cache = True")
         lines.append("    torch.compiler.config.cache_key_tag = uuid.uuid4().hex  # no graphs of earlier processes")
     anew = ["    torch.compiler.reset()", "    run = transform(program)"]
     lines += anew

@@ -335,18 +335,20 @@ def omit_line_tables() -> None:
 
 
 def load_no_graphs() -> None:
-    """Make AOTAutograd compile each function, whatever earlier processes compiled. A saved graph is found by a key that
-    lacks what the inputs share."""
-    from torch._functorch import config
+    """Make AOTAutograd and Inductor compile each function, whatever earlier processes compiled. A saved graph is found
+    by a key that lacks what the inputs share, and their offsets."""
+    from torch._functorch import config as of_autograd
+    from torch._inductor import config as of_inductor
 
-    config.enable_autograd_cache = False
+    of_autograd.enable_autograd_cache = of_inductor.fx_graph_cache = False
 
 
 @contextlib.contextmanager
 def saved_graphs() -> Iterator[None]:
     """Context in which compiled graphs are saved. Only graphs that were saved in the same context are loaded."""
     of_autograd, of_caches = lookup("torch._functorch:config.patch"), lookup("torch.compiler:config.patch")
-    with of_autograd(enable_autograd_cache=True), of_caches(cache_key_tag=uuid.uuid4().hex):
+    of_inductor, tag = lookup("torch._inductor:config.patch"), uuid.uuid4().hex
+    with of_autograd(enable_autograd_cache=True), of_inductor(fx_graph_cache=True), of_caches(cache_key_tag=tag):
         yield
 
 

@@ -260,7 +260,8 @@ class CompileTarget(Target):
         if self.backend == "inductor":
             lines += "import torch._functorch.config, torch._inductor.config\n\n"
             lines += "torch._inductor.config.fallback_random = True\n"
-            lines += "torch._functorch.config.enable_autograd_cache = False  # no graphs of earlier processes\n"
+            lines += "# no graphs of earlier processes\n"
+            lines += "torch._functorch.config.enable_autograd_cache = torch._inductor.config.fx_graph_cache = False\n"
         lines += f"ON = {self.on!r}\n" * (self.on != "cpu")
         return lines + (
             f"DEVICE, transform = {self.backend!r}, torch.compile(backend={self.backend!r}, dynamic={self.dynamic})\n"
