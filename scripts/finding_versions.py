@@ -31,7 +31,7 @@ class VersionsError(Exception):
 
 
 def output(python: str, code: str) -> str:
-    """Return what a script prints in a fresh process, with the reason behind it if it does not end by itself. Raises
+    """Return what a script prints in a fresh process, with the reason if it fails or runs too long. Raises
     VersionsError if the process cannot be started."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"

@@ -176,7 +176,10 @@ def mended(findings: Sequence[Finding]) -> str:
     """CSV table of the findings that a later release mends, by release."""
     rows = [(finding.mended or finding.partly, bool(finding.partly), finding) for finding in findings]
     rows = sorted((row for row in rows if row[0]), key=lambda row: row[:2])
-    cells = ([f"[{of.title}]({of.name}.toml)", links(of), release + " in part" * part] for release, part, of in rows)
+    cells = (
+        [f"[{of.title}]({FOLDER.name}/{of.name}.toml)", links(of), release + " in part" * part]
+        for release, part, of in rows
+    )
     return csv_text([["finding", "issue", "right from"], *cells])
 
 

@@ -104,7 +104,7 @@ class TestPage:
             assert findings.main(["--check"], copy) == 1
             assert findings.main([], copy) == 0
             rows = (copy / findings.MENDED).read_text().splitlines()
-            assert rows[1:] == [f"[{findings.read(file).title}](zeta-large.toml),,{expected}"]
+            assert rows[1:] == [f"[{findings.read(file).title}](findings/zeta-large.toml),,{expected}"]
             shows = int(key == "partly")
             assert (
                 f"1 are not in the index of issues; {shows} of them show on torch 2.15.0 too."

@@ -278,7 +278,7 @@ def functions(
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
-    """Return the inputs on the CPU by name. What an earlier run recorded in Python objects is forgotten."""
+    """Return the inputs on the CPU by name. Python objects lose the records of earlier runs."""
     definitions.noted()
     flats = [storage.make() for storage in program.storages]
     result: dict[str, torch.Tensor] = {}

@@ -185,7 +185,7 @@ def _reports(line: str, headline: Failure) -> bool:
     """Whether a line reports the headline's oracle and tensor.
 
     For an error, both types and the words of its text have to match too. An error that no step expects ends the whole
-    script, at any step. A script has custom operators of its own namespace.
+    script, at any step. A script registers custom operators in another namespace.
     """
     places = [headline.where.partition(" (")[0]]
     if headline.oracle != "error":

@@ -305,8 +305,8 @@ def has_cpp_compiler() -> bool:
 
 
 def load_inductor() -> None:
-    """Import Inductor, and look up what it needs once per process: its patterns, and the vector instructions of the
-    CPU, for which it starts Python ten times. Whatever fails here, the first compilation does again."""
+    """Import Inductor with its patterns, and detect the vector instructions of the CPU, which Inductor does once per
+    process by starting Python ten times. Whatever fails here, the first compilation does again."""
     with contextlib.suppress(Exception):
         import torch._inductor.codegen.cpp_wrapper_cpu
         import torch._inductor.compile_fx  # noqa: F401
@@ -335,8 +335,8 @@ def omit_line_tables() -> None:
 
 
 def load_no_graphs() -> None:
-    """Make AOTAutograd and Inductor compile each function, whatever earlier processes compiled. A saved graph is found
-    by a key that lacks what the inputs share, and their offsets."""
+    """Make AOTAutograd and Inductor compile each function, whatever earlier processes compiled. The keys of saved
+    graphs lack the offsets of the inputs and their shared memory."""
     from torch._functorch import config as of_autograd
     from torch._inductor import config as of_inductor
 
@@ -345,7 +345,7 @@ def load_no_graphs() -> None:
 
 @contextlib.contextmanager
 def saved_graphs() -> Iterator[None]:
-    """Context in which compiled graphs are saved. Only graphs that were saved in the same context are loaded."""
+    """Context that saves compiled graphs. It loads only graphs that it saved itself."""
     of_autograd, of_caches = lookup("torch._functorch:config.patch"), lookup("torch.compiler:config.patch")
     of_inductor, tag = lookup("torch._inductor:config.patch"), uuid.uuid4().hex
     with of_autograd(enable_autograd_cache=True), of_inductor(fx_graph_cache=True), of_caches(cache_key_tag=tag):
@@ -354,7 +354,7 @@ def saved_graphs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiler_settings(changed: Mapping[str, Any]) -> Iterator[None]:
-    """Context in which the compiler has these settings, named as `_inductor.config.dce`. Nothing is read from its
+    """Context with these settings of the compiler, named as `_inductor.config.dce`. The compiler reads nothing from its
     caches, whose keys do not contain what `bisected` skips. Changes of a setting that this torch lacks are ignored."""
     changed = {**changed, "_inductor.config.force_disable_caches": True}
     with contextlib.ExitStack() as stack, warnings.catch_warnings():

@@ -72,7 +72,7 @@ class CompileTarget(Target):
     name = "compile"
     transforms_program = compiles = True
     oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
-    # `backward` is supported, and so is a step that raises: one compiled function ends there and the next begins.
+    # Programs may have `backward` and steps that raise: one compiled function ends there and the next begins.
     declarations: tuple[Declaration, ...] = (
         unsupported("a functional graph has no bases and addresses of views", step="same_base"),
         unsupported(

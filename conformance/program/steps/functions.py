@@ -123,7 +123,7 @@ class Offer(Protocol):
 
 class Topic(NamedTuple):
     """A topic: a rule for its inputs, given the dtypes to draw, and a rule for its steps, given the names of the
-    inputs. The second rule offers the steps, and returns those of the caller. Both raise Refused."""
+    inputs. The second rule offers the steps, and returns the caller's steps. Both raise Refused."""
 
     inputs: Callable[[Draw, Sequence[str]], list[Wanted]]
     draw: Callable[[DrawContext, list[str], Offer], list[Step]]

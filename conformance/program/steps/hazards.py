@@ -360,7 +360,7 @@ class _Hazard:
         return name
 
     def draw(self) -> list[Step]:
-        """Offer the steps inside the function, and return those of the caller. Raises Refused."""
+        """Offer the steps inside the function, and return the caller's steps. Raises Refused."""
         k = self.k
         written, read = PLACED[self.relation](k, self.x, self.access in ("in place", "setitem"))
         if self.plain and self.relation == "shifted" and k.chance(1, 2):

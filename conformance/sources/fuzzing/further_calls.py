@@ -171,7 +171,7 @@ def _to(input_: Input, dtype: str) -> dict[str, Json]:
 
 
 def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
-    """Yield calls in which an input begins or ceases to require grad."""
+    """Yield calls with `requires_grad` of one input changed."""
     for input_ in program.inputs:
         if dtype_of(input_.dtype).is_floating_point or dtype_of(input_.dtype).is_complex:
             yield replace(program, calls=(Call({input_.name: {"requires_grad": not input_.requires_grad}}),))
