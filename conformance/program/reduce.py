@@ -88,7 +88,9 @@ def settle(program: Program) -> Program | None:
         program.check()
         shadow = Shadow(program)
         for step in program.steps:
-            if shadow.offer(replace(step, raises=None)) is None:
+            refused = step.raises is not None  # the program accepts each error of a call that is to be refused
+            missing = step.raises == NotImplementedError.__name__
+            if shadow.offer(replace(step, raises=None), aimed=refused, unimplemented=missing) is None:
                 return None
     except (ProgramError, StepError, Broken):
         return None
