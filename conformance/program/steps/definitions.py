@@ -8,6 +8,7 @@ import functools
 import gc
 import io
 import threading
+import types
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -717,6 +718,7 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
             self.value, self.parts, self.named = 2, [2, 3], {"key": 2}
             self.first, self.second = object(), object()
             self.now = self.first
+            self.chosen, self.library, self.kind, self.sequence = max, library, Kept, [2]
 
         def method(self) -> int:
             return 2
@@ -751,6 +753,7 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
     def three(self: Kept) -> int:
         return 3
 
+    library, other_library = types.ModuleType("library"), types.ModuleType("other_library")
     kept, holder, enclosed = Kept(), Holder(), 2
 
     def setting(of: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
@@ -823,6 +826,10 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
         "default": (called_with_default, setting(Kept.with_default, "__defaults__", (3,))),
         "property": (lambda: kept.computed, setting(kept, "value", 3)),
         "class": (called, setting(kept, "__class__", Other)),
+        "another class": (lambda: 2 if isinstance(kept, kept.kind) else 3, setting(kept, "kind", Other)),
+        "module": (lambda: 2 if kept.library is library else 3, setting(kept, "library", other_library)),
+        "builtin": (lambda: kept.chosen(2, 3), setting(kept, "chosen", min)),
+        "type": (lambda: 2 if isinstance(kept.sequence, list) else 3, setting(kept, "sequence", (2,))),
         "training": (of_layers, setting(holder, "training", False)),
         "attribute of a layer": (of_layers, setting(holder.layer, "factor", 3)),
         "layer": (of_layers, setting(holder, "layer", Layer(3))),

@@ -431,7 +431,7 @@ class Op:
 IMPORTS = {
     **{
         rf"\b{module}\.": f"import {module}"
-        for module in ("contextlib", "copy", "functools", "gc", "io", "threading", "warnings")
+        for module in ("contextlib", "copy", "functools", "gc", "io", "threading", "types", "warnings")
     },
     r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
 }

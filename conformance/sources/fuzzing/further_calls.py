@@ -36,6 +36,10 @@ OBJECT = "object"
 STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
 """Global states around a call."""
 
+JOINED = 0.5
+"""Share of the changes of aliasing that concern an input added for them. Of the drawn inputs, few have the same size,
+and fewer are such that a write to one of them shows in the other."""
+
 TRIED = 12
 """Largest number of changes of one topic to try on a program."""
 
@@ -180,6 +184,9 @@ def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
 def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls in which two inputs begin or cease to share a storage, or become one tensor."""
     inputs = program.inputs
+    if len(inputs) == 1 or (inputs and rng.random() < JOINED):
+        yield from _joined(program, rng.choice(inputs))
+        return
     for at, input_ in enumerate(inputs):
         if input_.same:
             yield replace(program, calls=(Call({input_.name: {"same": ""}}),))
@@ -199,20 +206,28 @@ def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
                 input_.storage,
             ) or other.size == input_.size:
                 yield replace(program, calls=(Call({input_.name: {"same": other.name}}),))
-    if len(inputs) == 1:  # a second input like the first, which joins it
-        first = inputs[0]
-        name = next(
-            fresh_names({input_.name: input_ for input_ in inputs} | {name: 0 for s in program.steps for name in s.out})
-        )
-        alias = replace(first, name=name, storage=1)
-        uses = Step("add_", (tensor(name), 1)), Step("mul", (tensor(first.name), 2), out=(f"{name}_1",))
-        for steps in (uses, uses[::-1]):
-            extended = replace(
-                program, storages=(*program.storages, program.storages[first.storage]), inputs=(first, alias),
-                steps=(*program.steps, *steps),
-            )  # fmt: skip
-            for change in ({"same": first.name}, {"beside": first.name}, {"beside": first.name, "offset": 1}):
-                yield replace(extended, calls=(Call({name: change}),))
+
+
+def _joined(program: Program, first: Input) -> Iterator[Program]:
+    """Yield calls in which a further input, like the first, joins it, or begins as a part of it and leaves it. One of
+    two further steps writes one of these inputs, and then the other step reads the other input."""
+    known = {input_.name: input_ for input_ in program.inputs} | {name: 0 for s in program.steps for name in s.out}
+    name = next(fresh_names(known))
+    apart = replace(first, name=name, storage=len(program.storages), same="")
+    storages = (*program.storages, program.storages[first.storage])
+    changes: list[tuple[Input, dict[str, Json]]] = [
+        (apart, {"same": first.name}),
+        (apart, {"beside": first.name}),
+        (apart, {"beside": first.name, "offset": first.offset + 1}),
+        (replace(apart, same=first.name), {"same": ""}),
+        (replace(apart, storage=first.storage), {"alone": True}),
+    ]
+    for written, read in ((name, first.name), (first.name, name)):
+        uses = Step("add_", (tensor(written), 1)), Step("mul", (tensor(read), 2), out=(f"{name}_1",))
+        for further, change in changes:
+            own = storages if further.storage == apart.storage else program.storages
+            inputs, steps, calls = (*program.inputs, further), (*program.steps, *uses), (Call({name: change}),)
+            yield replace(program, storages=own, inputs=inputs, steps=steps, calls=calls)
 
 
 def _argument(value: Json) -> Json:
@@ -296,11 +311,8 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
         doubled = Step("mul", (tensor(name), 2), out=(f"{name}_1",))
         if dtype.is_floating_point:
             for state in ("no_grad", "inference_mode"):
-                for inputs in (grads, program.inputs):
-                    other = replace(
-                        program, inputs=inputs, steps=(*program.steps, doubled), calls=(Call(under=(state,)),)
-                    )
-                    yield other
+                steps = (*program.steps, doubled)
+                yield replace(program, inputs=grads, steps=steps, calls=(Call(under=(state,)),))
         asks = (
             Step("eq", (tensor(name), 1), out=(f"{name}_1",)),
             Step("sigmoid", (tensor(f"{name}_1"),), out=(f"{name}_2",)),
@@ -312,7 +324,8 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
             yield replace(
                 program, steps=(*program.steps, flat, product), calls=(Call(under=("whole_autocast:bfloat16",)),)
             )
-    yield from (replace(program, calls=(Call(under=(state,)),)) for state in STATES)
+    without_step = ("deterministic",) if program.inputs else STATES
+    yield from (replace(program, calls=(Call(under=(state,)),)) for state in without_step)
 
 
 def _objects(program: Program, rng: random.Random) -> Iterator[Program]:

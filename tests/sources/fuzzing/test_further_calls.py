@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import Counter
 from unittest import mock
@@ -11,14 +12,15 @@ import torch
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
-from conformance.program.calls import change_of, has_meaning, judge_program
+from conformance.program.calls import change_of, has_meaning, judge_program, references
 from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps import definitions
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.further_calls import CHANGED_EVERY, TOPICS, with_calls
+from conformance.sources.fuzzing.further_calls import CHANGED_EVERY, CHANGES, TOPICS, with_calls
+from conformance.standalone.oracles import compare
 
 TARGET = describe_target("compile:eager")
 COUNT = 6 * len(TOPICS)
@@ -76,6 +78,39 @@ def test_the_same_number_draws_the_same_calls(drawn: list[tuple[Program, Program
     before, _ = drawn[5]
     assert with_calls(before, 0, 5, TARGET) == with_calls(before, 0, 5, TARGET)
     assert with_calls(before, 1, 5, TARGET) != with_calls(before, 0, 5, TARGET)
+
+
+def negation() -> Program:
+    inputs = (Input("a", 0, "float32", (2, 2), (2, 1)),)
+    return Program((Storage("float32", 4, [1, 2, 3, 4]),), inputs, (Step("neg", (tensor("a"),), out=("b",)),))
+
+
+def test_a_global_state_changes_the_answer() -> None:
+    """A program is called under a global state with a step whose answer depends on it. Regression test: most of these
+    calls had the answer of the call before, so no campaign found a compiler that guards no global state."""
+    for changed in CHANGES["state"](negation(), random.Random(0)):
+        first, second = references(changed)[1]
+        assert compare(first.observation, second.observation) or "deterministic" in changed.calls[0].under
+
+
+def none_installed(*args, **kwargs) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("dropped", "kind"),
+    [("GuardBuilder.DUPLICATE_INPUT", "same as before"), ("install_no_tensor_aliasing_guard", "apart before")],
+)
+def test_a_missing_guard_of_aliasing_is_found(dropped: str, kind: str) -> None:
+    """Without torch's guard, some calls in which an input becomes another one, or ceases to be it, fail. Regression
+    test: hardly any drawn inputs could be the same tensor, or no step read one after a write to the other."""
+    target, verdicts = load_target("compile:aot_eager"), []
+    for changed in CHANGES["aliasing"](negation(), random.Random(0)):
+        before = "same as before" if changed.inputs[1].same else "apart before"
+        if "same" in changed.calls[0].inputs["c"] and before == kind:
+            with mock.patch(f"torch._dynamo.guards.{dropped}", none_installed):
+                verdicts.append(judge_program(changed, target, locate=False))
+            assert not judge_program(changed, target, locate=False).mismatches
+    assert verdicts and all(verdict.mismatches and verdict.change == "aliasing" for verdict in verdicts)
 
 
 @pytest.mark.parametrize("kind", definitions.OBJECTS)
