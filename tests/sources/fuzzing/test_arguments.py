@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
@@ -165,3 +166,11 @@ def test_changed_steps_have_a_meaning(number: int) -> None:
     -2**63, with which no tensor can be copied. Both were failures of the harness on `cpu`."""
     base = Drawing().numbered(11, number)
     reference(arguments.extended(base, random.Random(f"11:{number}:arguments").randint, (), Tally()))
+
+
+def test_combinations_of_the_largest_number_are_not_drawn() -> None:
+    """Regression test: with the largest int64 for `r`, torch CPU does not end, so drawing a program timed out."""
+    step = Step("op_db:combinations", ({"t": "a"},), {"r": 2, "with_replacement": False}, out=("b",))
+    tree = {"input": torch.ones(3), "args": (), "kwargs": step.kwargs}
+    variants = {change.variant for _, change in arguments._options(step, tree)}
+    assert "kind_bool" in variants and "refused_range" not in variants
