@@ -116,11 +116,13 @@ class LocalShrinker:
         return small
 
     def _smallest(self, finding: FailingProgram, until: float) -> FailingProgram:
-        """Return the finding on the smallest program that workers find, one after the other."""
-        workers, same, progress = self.workers, finding.exit_reasons, Progress()
+        """Return the finding on the smallest program that workers find, one after the other. After too many deaths, the
+        last worker tries no further program, and judges the smallest one so far."""
+        workers, same, progress, last_worker = self.workers, finding.exit_reasons, Progress(), False
         last = time.time() + 60 + self.trials * 10.0
-        while not progress.over and time.time() < last:
-            arguments = (workers.target, finding, self.trials, until - TO_ANSWER, progress, workers.hang)
+        while not last_worker and time.time() < last:
+            last_worker, trials = progress.over, 0 if progress.over else self.trials
+            arguments = (workers.target, finding, trials, until - TO_ANSWER, progress, workers.hang)
             try:
                 small: FailingProgram = workers.ask(smaller.shrink, *arguments, seconds=last - time.time(), until=until)
                 return small

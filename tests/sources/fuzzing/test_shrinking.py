@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -21,6 +22,7 @@ from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
+from conformance.sources.programs import progress
 
 FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
@@ -61,6 +63,36 @@ def test_a_finding_without_mismatches() -> None:
     finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, step=1)
     with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
         assert shrinker.smaller(finding) is finding
+
+
+def test_a_finding_whose_smaller_programs_end_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After too many deaths of workers, a finding has the smallest program that failed until then. Regression test: it
+    had its first program again, and twelve steps in place of one."""
+    (tmp_path / "deadly_targets.py").write_text(
+        textwrap.dedent("""
+        import os
+        from conformance.selftest.faults import Fault
+        from conformance.selftest.mutants import MutantTarget, Planted
+
+        class Deadly(MutantTarget):
+            def __init__(self, argument=""):
+                super().__init__("zero_ clears the storage")
+                self.mode = Planted(Fault("zero_", self.act, "test"))
+
+            def act(self, call):
+                return call.first if call.first.numel() >= 4 else os.abort()
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(progress, "MOST_DEATHS", 2)
+    steps = (*(Step("neg", (tensor("a"),), out=(out,)) for out in "bcd"), Step("zero_", (tensor("a"),)))
+    program = Program((Storage("float32", 4, [1, 2, 3, 4]),), (Input("a", 0, "float32", (4,), (1,)),), steps)
+    spec = "class:deadly_targets.Deadly"
+    verdict = judge_program(program, load_target(spec))
+    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, verdict.mismatches, verdict.bad_step)
+    with Workers(spec, Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
+        small = shrinker.smaller(finding)
+    assert [step.op for step in small.program.steps] == ["zero_"] and small.mismatches
 
 
 class TestThreads:
