@@ -74,10 +74,12 @@ def minimize(
 
 
 def _after_death(task: Task, death: Death) -> Task | str:
-    """Return the task with the progress of its dead worker, or the reason why there is no further one."""
-    *args, failure, until, progress = task.args
-    progress = progress.after(death, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
-    return "its worker dies too often" if progress.over else replace(task, args=(*args, failure, until, progress))
+    """Return the task with the progress of its dead worker, or the reason why there is no further one. After too many
+    deaths, the last worker judges the smallest program so far."""
+    *args, failure, until, before = task.args
+    progress = before.after(death, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
+    ends = before.over or (progress.over and not progress.best)
+    return "its worker dies too often" if ends else replace(task, args=(*args, failure, until, progress))
 
 
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:

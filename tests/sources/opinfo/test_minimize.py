@@ -175,6 +175,17 @@ class TestOwner:
         assert after == Progress(best, frozenset({"smaller"}), 1)
         assert after.after(Death(ExitReason.CRASH, "died"), same).best == best
 
+    @pytest.mark.parametrize(("best", "deaths", "goes_on"), [("{}", 8, True), ("{}", 9, False), ("", 8, False)])
+    def test_after_too_many_deaths(self, best: str, deaths: int, goes_on: bool) -> None:
+        """One more worker judges the smallest program so far. Regression test: that program was lost."""
+        task = Task("add::float32", print, ("cpu", None, Failure("value", "result"), 0.0, Progress(best)))
+        after: Task | str = task
+        for number in range(deaths):
+            assert isinstance(after, Task)
+            note = Note(1, json.dumps([best, f"candidate {number}"]))
+            after = minimize._after_death(after, Death(ExitReason.CRASH, "died", note))
+        assert after == "its worker dies too often" if not goes_on else isinstance(after, Task)
+
     def test_no_time(self, cpu: Any) -> None:
         """Without time no trial begins."""
         case = Case("add", "", "", "float32", "forward", "as_sampled")
