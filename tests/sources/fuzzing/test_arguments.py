@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
-from conformance.program.steps.op import Step
+from conformance.program.steps.op import Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS
 from conformance.record import names
@@ -97,6 +98,13 @@ class TestDrawing:
         for one, program in zip(plain, changed, strict=True):
             assert not any(TRAITS[trait](program) and not TRAITS[trait](one) for trait in unsupported)
         assert any(len(program.steps) > len(one.steps) for one, program in zip(plain, changed, strict=True))
+
+    def test_a_call_that_does_not_end(self) -> None:
+        """Regression test: `combinations` of the greatest int64 elements hung the worker that drew it."""
+        step = Step("op_db:combinations", (tensor("a"),), {"r": 2}, out=("b",))
+        options = arguments._options(step, {"input": torch.zeros(1), "args": (), "kwargs": {"r": 2}})
+        variants = {change.variant for _, change in options}
+        assert "refused_size" in variants and "refused_range" not in variants
 
     def test_without_errors_nothing_is_changed(self) -> None:
         """`--without errors` leaves out changed arguments, which may be refused."""
