@@ -85,12 +85,14 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     written = _written(op, step)
     values = [mismatch for mismatch in verdict.mismatches if mismatch.oracle == "value"]
     spoilt = [mismatch.where.partition("[")[0] for mismatch in values]
-    unseen = written.startswith("_") and bool(values) and _in_written(program, at, written, values[0])
-    if wrong == "value" and spoilt and not unseen and not {*spoilt} & {*step.out, written, f"step {at + 1}"}:
+    hidden = [name for name in written if name.startswith("_")]
+    unseen = bool(values) and any(_in_written(program, at, name, values[0]) for name in hidden)
+    if wrong == "value" and spoilt and not unseen and not {*spoilt} & {*step.out, *written, f"step {at + 1}"}:
         wrong = "aliasing"  # the step's results are right, but another tensor is wrong
-    if fails is not None and written:
-        view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, written))), None)
-        if view is not None and any(map(fails, _other_writes(program, at, written))):
+    if fails is not None:
+        view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, *written))), None)
+        others = (other for name in written for other in _other_writes(program, at, name))
+        if view is not None and any(map(fails, others)):
             return Cause("error" if wrong == "error" else "aliasing", view.op)
     return Cause(wrong, name)
 
@@ -133,12 +135,12 @@ def _worst(program: Program, verdict: Verdict) -> Mismatch:
     )
 
 
-def _written(op: Op, step: Step) -> str:
-    """Return the name of the tensor that a step writes; "" if there is none."""
+def _written(op: Op, step: Step) -> list[str]:
+    """Return the names of the tensors that a step writes. Some calls write a list or tuple of them."""
     argument: Json = step.kwargs.get("out") if op.writes == "out" else None
     if isinstance(op.writes, int) and op.writes < len(step.args):
         argument = step.args[op.writes]
-    return str(argument.get("t", "")) if isinstance(argument, dict) else ""
+    return Step(step.op, (argument,)).names()
 
 
 def _in_written(program: Program, at: int, written: str, mismatch: Mismatch) -> bool:

@@ -64,20 +64,22 @@ def traits_of(step: Step) -> frozenset[str]:
     op = OPS.get(step.op)
     if op is None or not step.raises:
         return frozenset()
-    traits = {"a step that raises"}
+    traits = {RAISES}
     traits |= {WRITE_RAISES} if op.writes is not None else set()
     traits |= {NO_KERNEL} if step.raises == "NotImplementedError" else set()
     return frozenset(traits | ({"a refused call"} if not op.may_raise else set()))
 
 
-AVOIDED = WANTS_GRAD, WITH_OUT, WRITE_RAISES = "an input that requires grad", "a call with out=", "a write that raises"
+WANTS_GRAD, WITH_OUT, SHARED = "an input that requires grad", "a call with out=", "inputs that share a storage"
+RAISES, WRITE_RAISES = "a step that raises", "a write that raises"
+AVOIDED = WANTS_GRAD, WITH_OUT, SHARED, RAISES, WRITE_RAISES
 """Frequent traits, which drawing avoids for a target that does not support them."""
 
 NO_KERNEL = "a dtype without a kernel"
 """Trait of a call in a dtype that torch CPU does not implement; another device may implement it."""
 
 TRAITS: dict[str, Callable[[Program], bool]] = {
-    "a step that raises": lambda program: _has(program, "a step that raises"),
+    RAISES: lambda program: _has(program, RAISES),
     WRITE_RAISES: lambda program: _has(program, WRITE_RAISES),
     "a refused call": lambda program: _has(program, "a refused call"),
     NO_KERNEL: lambda program: _has(program, NO_KERNEL),
@@ -85,9 +87,7 @@ TRAITS: dict[str, Callable[[Program], bool]] = {
     "a second backward": lambda program: sum(step.op == "backward" for step in program.steps) > 1,
     "a backward inside": lambda program: any(s.op == "backward" and not s.after for s in program.steps),
     "a caller that writes shared memory": _writes_shared,
-    "inputs that share a storage": lambda program: (
-        len({input_.storage for input_ in program.inputs}) < len(program.inputs)
-    ),
+    SHARED: lambda program: len({input_.storage for input_ in program.inputs}) < len(program.inputs),
     "values that are not finite": not_finite,
     WITH_OUT: lambda program: any(OPS[step.op].writes == "out" for step in program.steps),
     **{trait: functools.partial(runs_tagged, tags=tags) for trait, tags in TAGGED.items()},

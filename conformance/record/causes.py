@@ -1,4 +1,4 @@
-"""Findings and failing cases by cause: one entry for each pattern, with its smallest example first.
+"""Findings and failing cases by cause: one entry for each pattern or reported bug, with its smallest example first.
 
 Defines `Cause` and `causes_of`. One bug shows in many operators, in drawn programs and in op_db alike. A report
 therefore lists causes (`record/patterns.py`) and names the operators under each. This module judges no result.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from conformance.record.finding import shown_by
 from conformance.record.patterns import base_operator, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
+from conformance.record.upstream import UNKNOWN
 
 NAMED = 12
 """Maximum number of a cause's operators named in one line."""
@@ -61,8 +62,11 @@ class Cause:
 
 
 def pattern_of_result(result: Result) -> str:
-    """The pattern of a finding or of a case's worst failure; empty without a failure."""
+    """The reported bug that a finding is, or the pattern of a finding or of a case's worst failure; empty without a
+    failure. One bug may have several patterns."""
     if result.finding is not None:
+        if result.finding.upstream not in ("", UNKNOWN) and result.outcome is not Outcome.FLAKY:
+            return result.finding.upstream
         return result.finding.pattern or result.finding.title()
     if not result.failures:
         return ""

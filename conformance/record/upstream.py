@@ -61,8 +61,8 @@ class Evidence:
 class Bug:
     """A reported bug. `targets` can show it; `versions` are torch versions seen to show it.
 
-    `operators` and `dtypes` must all be there, and the `relation`, each as one of the alternatives between slashes.
-    `parts` are the parts of the compiler without which the repro is right. `repro` is the code that
+    `operators` and `dtypes` must all be there, and the `layer` and the `relation`, each as one of the alternatives
+    between slashes. `parts` are the parts of the compiler without which the repro is right. `repro` is the code that
     `selftest/repros.py` runs; empty for a bug that is only recognized."""
 
     number: int
@@ -90,7 +90,7 @@ class Bug:
         one of the operators: another is another bug. Without a lowering or a setting, many bugs disappear. So all
         operators decide there, and a setting must be the same one. If the same setting and the relation agree too, the
         property may differ, since one wrong view shows as a value, a stride or an error."""
-        if self.layer != evidence.layer:
+        if evidence.layer not in self.layer.split("/"):
             return ""
         kinds = [part.partition(" ")[0] for part in self.parts]
         kind, same = evidence.part.partition(" ")[0], evidence.part in self.parts

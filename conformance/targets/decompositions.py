@@ -19,7 +19,7 @@ from conformance.standalone.transforms import DecompositionMode
 class DecompositionsTarget(Target):
     """Torch CPU with the core ATen decompositions in place of the operators' own kernels."""
 
-    name = "decompositions"
+    name, of_pytorch = "decompositions", "decompositions"
     oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
     declarations = (unsupported("the decompositions read strides, which sparse tensors do not have", trait=SPARSE),)
 

@@ -57,6 +57,24 @@ class TestViewOrWrite:
         assert cause("as_strided", lambda call: call.run().clone(), empty, write) == "aliasing / as_strided"
 
     @pytest.mark.parametrize(
+        ("ops", "write"),
+        [
+            ("frexp", Step("op_db.out:frexp", (tensor("a"),), {"out": {"tuple": [tensor("b"), tensor("c")]}})),
+            ("_foreach_neg_", Step("_foreach_neg_", ([tensor("b"), tensor("c")],))),
+        ],
+    )
+    def test_a_write_to_several_tensors(self, ops: str, write: Step) -> None:
+        """Regression test: `out=` with several tensors counted as a write elsewhere, so one bug had two causes."""
+        views = (Step("neg", (tensor("a"),), out=("b",)), Step("to", (tensor("a"), {"dtype": "int32"}), out=("c",)))
+
+        def wrong(call: Call) -> Any:
+            result = call.run()
+            (result or call.first)[1].add_(1)
+            return result
+
+        assert cause(ops, wrong, *views, write) == f"value / {write.op}"
+
+    @pytest.mark.parametrize(
         "write",
         [
             Step("fill_", (tensor("b"), 7)),

@@ -34,6 +34,13 @@ class TestOneCause:
         (cause,) = causes_of([program("relu_", "value of relu"), case("nn.functional.relu", value)])
         assert (cause.title, cause.operators, cause.seen) == ("value of relu", ("relu",), "1 finding, 1 op_db case")
 
+    def test_one_reported_bug(self) -> None:
+        """A bug in several operators with a wrong value each was as many causes."""
+        known = [program(op, f"value of {op}", upstream="known: pytorch#198118") for op in ("pinv", "polar")]
+        unknown = [program(op, f"value of {op}", upstream="not in the index") for op in ("neg", "exp")]
+        assert [cause.title for cause in causes_of(known)] == ["known: pytorch#198118: 2 operators"]
+        assert len(causes_of([*known, *unknown])) == 3
+
     def test_cases_of_a_table_are_no_op_db_cases(self) -> None:
         """The operators of a traced script were called cases of op_db."""
         (cause,) = causes_of([case("mm", Failure("value", "r", "1", "2")).replace(layout="trace")])

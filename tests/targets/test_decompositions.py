@@ -7,11 +7,14 @@ import torch
 
 from conformance.engine.loading import load_target
 from conformance.program.calls import judge_program
+from conformance.program.cause import cause_of
 from conformance.program.model import Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import UNCAPTURED
 from conformance.record.result import Outcome
+from conformance.sources.fuzzing.finding import FailingProgram
+from conformance.sources.fuzzing.results import upstream_of
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case
 from tests.targets.lies import first_found
@@ -30,6 +33,19 @@ ADDS = Program((Storage("float32", 6),), (A,), (Step("add", (tensor("a"), 1), ou
 
 def case(name: str, variant: str = "forward", dtype: str = "float32") -> Case:
     return Case(name, "", "op", dtype, variant, "as_sampled", 3)
+
+
+def test_a_finding_of_a_reported_bug():
+    """Its report names the issue. Regression test: findings of this target were compared with no issue."""
+    target = load_target("decompositions")
+    wide = Program(
+        (Storage("complex64", 2, [0.0, {"complex": [1.0, 2.0]}]),), (Input("a", 0, "complex64", (1, 2), (2, 1)),)
+    )
+    program = wide.with_steps((Step("op_db:linalg.pinv", (tensor("a"),), out=("b",)),))
+    verdict = judge_program(program, target)
+    cause = cause_of(program, verdict)
+    finding = FailingProgram("FAIL", 0, 0, "", program, verdict.mismatches, 1, cause.property, cause.op)
+    assert upstream_of(finding, target) == "known: pytorch#198118"
 
 
 @pytest.fixture

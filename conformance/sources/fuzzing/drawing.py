@@ -38,9 +38,9 @@ from conformance.program.steps.layouts import LAYOUTS, Layout, layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name, dtype_of
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import FAMILIES, OPS
-from conformance.program.unsupported import KNOWN, WANTS_GRAD
+from conformance.program.unsupported import KNOWN, SHARED, WANTS_GRAD
 from conformance.record.errors import UserError
-from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted, joined
+from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted, joined, separated
 from conformance.sources.fuzzing.tally import Tally
 
 DTYPES = (
@@ -354,7 +354,7 @@ class Drawing:
             planned = Operators(self.dtypes, frozenset(self.lacking), entries, frozenset(self.traits)).calls(
                 source, seed, turn, tally
             )
-            program = inputs_of(planned)
+            program = self._apart(inputs_of(planned))
             shadow = Shadow(program, self.traits)
             k = DrawContext(source, shadow, tuple(dict.fromkeys(self.dtypes)))
             k.hidden, k.once = {*shadow.env}, self.once
@@ -378,7 +378,7 @@ class Drawing:
         for group in [[cell] for cell in wanted] if self.compiled else [wanted]:
             plain, wider = self.compiled and d.chance(1, 2), any(OUTSIDE in cell for cell in group)
             aimed = None if drawn else aim
-            own = draw_hazard_inputs(d, known, aimed, wider=wider, plain=plain, first=len(program.inputs))
+            own = self._apart(draw_hazard_inputs(d, known, aimed, wider=wider, plain=plain, first=len(program.inputs)))
             same, free = [input_.name for input_ in own.inputs if input_.storage == 0], own.inputs[1].name
             program, _ = joined(program, own)
             drawn += [(cell, same, free, plain) for cell in group]
@@ -474,7 +474,11 @@ class Drawing:
 
         most = functions.MOST_CONVERTED[topic]
         planned = list(converted(d, topic, self.dtypes, seed, turn, first, most))
-        return inputs_of(planned), [replace(call.step, out=("",) * call.results) for call in planned]
+        return self._apart(inputs_of(planned)), [replace(call.step, out=("",) * call.results) for call in planned]
+
+    def _apart(self, inputs: Program) -> Program:
+        """Inputs with separate storages, if programs avoid shared ones."""
+        return separated(inputs) if SHARED in self.traits else inputs
 
     def _following(self, k: DrawContext, kind: str) -> list[Op]:
         """Rows that can invert the last step of a program of edges, select from it, or be its gradient."""
@@ -505,7 +509,7 @@ class Drawing:
         known = [name for name in dtypes if name in self.dtypes] or list(self.dtypes)
         grad = "autograd" in self.families and not fused and WANTS_GRAD not in self.traits
         start = stateful.place(d, state, known) if state else aim
-        program = draw_inputs(d, known, grad, start, kind)
+        program = self._apart(draw_inputs(d, known, grad, start, kind))
         if state and start and grad and stateful.RECORDED in stateful.TOPICS[state]:
             first, *others = program.inputs
             program = replace(program, inputs=(replace(first, requires_grad=True), *others))

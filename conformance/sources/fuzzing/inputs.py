@@ -100,6 +100,13 @@ def joined(program: Program, own: Program) -> tuple[Program, list[str]]:
     return both, [tensor.name for tensor in moved]
 
 
+def separated(program: Program) -> Program:
+    """A program whose inputs have the same geometry and content, each on its own storage."""
+    storages = tuple(program.storages[input_.storage] for input_ in program.inputs)
+    inputs = tuple(replace(input_, storage=at) for at, input_ in enumerate(program.inputs))
+    return replace(program, storages=storages, inputs=inputs)
+
+
 def _names(first: int) -> Iterator[str]:
     return itertools.islice(fresh_names({}), first, None)
 

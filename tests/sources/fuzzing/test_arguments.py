@@ -15,7 +15,7 @@ import torch
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.shadow import reference
-from conformance.program.steps.op import Step
+from conformance.program.steps.op import Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS
 from conformance.record import names
@@ -99,6 +99,13 @@ class TestDrawing:
             assert not any(TRAITS[trait](program) and not TRAITS[trait](one) for trait in unsupported)
         assert any(len(program.steps) > len(one.steps) for one, program in zip(plain, changed, strict=True))
 
+    def test_a_call_that_does_not_end(self) -> None:
+        """Regression test: `combinations` of the greatest int64 elements hung the worker that drew it."""
+        step = Step("op_db:combinations", (tensor("a"),), {"r": 2}, out=("b",))
+        options = arguments._options(step, {"input": torch.zeros(1), "args": (), "kwargs": {"r": 2}})
+        variants = {change.variant for _, change in options}
+        assert "refused_size" in variants and "refused_range" not in variants
+
     def test_without_errors_nothing_is_changed(self) -> None:
         """`--without errors` leaves out changed arguments, which may be refused."""
         assert COPIES.changes_arguments
@@ -166,11 +173,3 @@ def test_changed_steps_have_a_meaning(number: int) -> None:
     -2**63, with which no tensor can be copied. Both were failures of the harness on `cpu`."""
     base = Drawing().numbered(11, number)
     reference(arguments.extended(base, random.Random(f"11:{number}:arguments").randint, (), Tally()))
-
-
-def test_combinations_of_the_largest_number_are_not_drawn() -> None:
-    """Regression test: with the largest int64 for `r`, torch CPU does not end, so drawing a program timed out."""
-    step = Step("op_db:combinations", ({"t": "a"},), {"r": 2, "with_replacement": False}, out=("b",))
-    tree = {"input": torch.ones(3), "args": (), "kwargs": step.kwargs}
-    variants = {change.variant for _, change in arguments._options(step, tree)}
-    assert "kind_bool" in variants and "refused_range" not in variants
