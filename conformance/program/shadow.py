@@ -253,6 +253,8 @@ class Shadow(RunningProgram):
             if any(to.storage_offset() * to.element_size() > count for to, _, count in sizes):
                 raise Undefined("a storage that grows beside the result")
         results = [self.env[name] for name in step.out if name in self.env]
+        if any(tensor.is_meta for tensor in results):
+            raise Undefined("a result without values, of a tensor of another device")
         self.kept += [tensor.untyped_storage() for tensor in results]
         old = {key for _, key in before}
         pieces = len(results) > 1 and any(storage_key(tensor) in old for tensor in results)

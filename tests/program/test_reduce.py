@@ -108,6 +108,17 @@ def test_a_refused_call_stays_without_the_steps_before(refused, error):
     assert small.steps == ((refused,) if error else program.steps)
 
 
+def test_a_result_without_values_gives_no_program():
+    """A smaller program has no result on the meta device. Regression test: shrinking a call that torch refuses for such
+    an operand ended with "Cannot copy out of meta tensor", and the finding kept its steps."""
+    condition, other = {"meta": [2], "dtype": "bool"}, {"meta": [2], "dtype": "float32"}
+    kept = {"tensor": [1.5, 2.5], "dtype": "float32"}
+    mixed, meta = Step("where", (condition, kept, kept), raises="RuntimeError"), Step("neg", (other,), out=("b",))
+    program = holding([0], size=1)
+    assert settle(program.with_steps((mixed,))) == program.with_steps((mixed,))
+    assert settle(program.with_steps((meta,))) is None
+
+
 def one_step(program):
     return len(program.steps) == 1
 
