@@ -75,12 +75,9 @@ def access(tensor: torch.Tensor, writes: bool) -> Access:
 
 
 def evidence_of(program: Program, property: str, layer: str, part: str = "", *, runs: bool = True) -> Evidence:
-    """Return the evidence of a finding. A function of `definitions` also counts as the operators that its arguments
-    name. With `runs=False` the program, which may end its process, is not run, and only the names of its steps are
-    known."""
-    steps = [step for step in program.every_step if step.op != LOOP]
-    operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
-    operators |= {word for step in steps if OPS[step.op].form is DEFINED for word in _words(step.args)}
+    """Return the evidence of a finding. With `runs=False` the program, which may end its process, is not run, and only
+    the operators that its steps name are known."""
+    operators = named_operators(program)
     if not runs:
         return Evidence(property, layer, part, operators, (), {input_.dtype for input_ in program.inputs})
     seen, running = Accesses(), RunningProgram(program)
@@ -91,6 +88,14 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
     relations = {*_relations(seen.accesses), *_to_inputs(inputs, [*seen.accesses, *results])}
     dtypes = {*map(dtype_name, seen.dtypes)}
     return Evidence(property, layer, part, operators | seen.operators, relations, dtypes)
+
+
+def named_operators(program: Program) -> set[str]:
+    """Return the base names of the operators that the program's steps name. A function of `definitions` also counts as
+    the operators that its arguments name."""
+    steps = [step for step in program.every_step if step.op != LOOP]
+    operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
+    return operators | {word for step in steps if OPS[step.op].form is DEFINED for word in _words(step.args)}
 
 
 def _words(args: Iterable[Json]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from rich.table import Table
 from conformance.engine.layers import Layered
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Target
+from conformance.program.accesses import named_operators
 from conformance.program.attribution import culprit
 from conformance.program.model import ProgramError, call_of
 from conformance.program.unsupported import operators_of
@@ -233,12 +234,14 @@ class Candidates:
         return self._matched[key]
 
     def operators(self, finding: FailingProgram) -> frozenset[str]:
-        """Return the operators that torch CPU calls in the program of a finding; none if it ends a process."""
+        """Return the operators of the program of a finding: those that its steps name, and those that torch CPU calls
+        if no process ends by it."""
         key = finding.number, finding.part, finding.group
         if key not in self._operators:
             program = call_of(finding.program, len(finding.program.calls))
             runs = finding.kind in (FAIL, FLAKY)
-            self._operators[key] = frozenset(operators_of(program, program.steps) if runs else ())
+            called = operators_of(program, program.steps) if runs else ()
+            self._operators[key] = frozenset({*named_operators(program), *called})
         return self._operators[key]
 
 

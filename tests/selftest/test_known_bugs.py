@@ -85,6 +85,16 @@ class TestCandidates:
         first, last = (wanted(running, group) for group in running.groups)
         assert first > last == 0.0
 
+    def test_an_operator_that_only_a_step_names(self, tmp_path: Path) -> None:
+        """A legacy constructor is no operator of the dispatcher. Regression test: no finding with one was minimized, so
+        #196467 was not found."""
+        running = Campaign(Plan("compile:eager", reports=tmp_path))
+        sized = dataclasses.replace(
+            finding(Step("sized", (tensor("a"), "FloatTensor"), out=("b",))), property="metadata"
+        )
+        running.groups.append(Group(sized, {sized.number}, {sized.group}))
+        assert Candidates("compile:eager")(running, running.groups[0]) > 0
+
     def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
         """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""
         running = Campaign(Plan("aot_eager", reports=tmp_path))
