@@ -155,7 +155,8 @@ def render(
     text = "\n\n".join(part.strip("\n") for part in own if part)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
     rest = carried(("compare", *roots), frozenset(defined(text)))
-    end = f"raise SystemExit(bool(compare({arguments})))"
+    anew = ["torch.compiler.reset()  # the calls above compiled the function"] if "torch.compile(" in setup else []
+    end = "\n".join([*anew, f"raise SystemExit(bool(compare({arguments})))"])
     return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
 
 

@@ -213,7 +213,8 @@ class TestShows:
         assert exit_code(text) == 1
 
     def test_a_registered_compiler(self):
-        """A registered backend runs through `torch.compile`, as in user code."""
+        """A registered backend runs through `torch.compile`, as in user code. Regression test: the full comparison used
+        graphs of the printed calls, and lacked a difference that a replay shows."""
         target = load_target("compile:off_by_one,import=tests.planted.liars")
         program = Program(
             (Storage("float32", 6),),
@@ -223,6 +224,8 @@ class TestShows:
         text = script(program, target, judge_program(program, target).mismatches)
         self.differs(text)
         assert exit_code(text) == 1
+        *_, anew, end = text.splitlines()
+        assert anew.startswith("torch.compiler.reset()") and end.startswith("raise SystemExit")
 
     def differs(self, text):
         """Check that the two sides print different answers."""
