@@ -382,6 +382,13 @@ class TestLostDevice:
         assert Executor(target).run(ProgramSubject(PROGRAM)).last.error is not None
         assert order == ["counters", "counters", "check"]
 
+    def test_a_device_without_values(self) -> None:
+        """An error on the meta device is an answer. Regression test: each one ended the worker, as a crash "the target
+        was lost", since the check reads a number."""
+        target, asks = load_target("meta"), PROGRAM.with_steps((Step("tolist", (tensor("a"),), out=("b",)),))
+        raised = Executor(target).run(ProgramSubject(asks)).last.error
+        assert raised is not None and "meta" in raised.text
+
     REFUSED = Program(
         (Storage("float32", 6),),
         PROGRAM.inputs,
