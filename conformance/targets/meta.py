@@ -27,6 +27,7 @@ NEEDS_VALUES = (
             "unique.counted",
             "recorded by values",
         ),
+        trait="an answer that depends on values",
     ),
     unsupported(
         "meta kernels check no memory: its error depends on the number of bytes or on overlaps",
