@@ -88,7 +88,7 @@ class Row:
 @dataclass(frozen=True)
 class Campaign:
     """The findings of a campaign with the number of the first program of each, and its time in seconds. For op_db, a
-    case counts as a program, and the evidence of its findings is known already."""
+    case counts as a program, and its findings come with their evidence."""
 
     target: str
     programs: int
@@ -97,7 +97,7 @@ class Campaign:
 
 
 def read(path: Path) -> Campaign:
-    """Return the campaign of a `fuzz.json`, with the minimized findings beside it, or of an `opinfo.json`. Raises
+    """Return the campaign of a `fuzz.json` and the minimized findings beside it, or of an `opinfo.json`. Raises
     ReportError."""
     run = load(path)
     if run.drawn is None:
@@ -146,7 +146,7 @@ def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tupl
     target, result = load_target(spec), []
     mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)
     kind, op = OF_DEATH.get(failure.oracle, FAIL), base_operator(case.name)
-    # The answer of torch CPU may differ in each run, if it is what is wrong. Then only an unchecked program is left.
+    # If torch CPU is wrong, its answer may differ in each run. Then no program passes the check.
     programs = programs_of(case, failure, target)[0] or programs_of(case, failure, target, checked=False)[0]
     for program in programs:
         finding = FailingProgram(kind, 0, 0, case.id, program, (mismatch,), 1, _property(failure), op)
@@ -234,8 +234,8 @@ class Candidates:
         return self._matched[key]
 
     def operators(self, finding: FailingProgram) -> frozenset[str]:
-        """Return the operators of the program of a finding: those that its steps name, and those that torch CPU calls
-        if no process ends by it."""
+        """Return the operators that the steps of a finding's program name, and those that torch CPU calls for it. A
+        program that ends its process does not run."""
         key = finding.number, finding.part, finding.group
         if key not in self._operators:
             program = call_of(finding.program, len(finding.program.calls))

@@ -67,7 +67,7 @@ class MetaTarget(Target):
         """Do nothing: the meta device runs nothing."""
 
     def is_lost(self) -> bool:
-        """No error makes the meta device unusable, and it holds no number by which to check that."""
+        """No error makes the meta device unusable, and it holds no number for a check."""
         return False
 
 

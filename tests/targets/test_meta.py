@@ -9,8 +9,8 @@ from conformance.program.unsupported import unsupported_reason
 
 
 def test_a_number_in_a_tensor() -> None:
-    """A call that reads a number out of a tensor is left out. Regression test: `as_strided` with a tensor as its size
-    was a finding of `meta`."""
+    """The target leaves out a call that reads a number out of a tensor. Regression test: `as_strided` with a tensor as
+    its size was a finding of `meta`."""
     number: Json = {"tensor": 2, "dtype": "int64"}
     for size, reason in ((number, "an answer that depends on values"), (2, "")):
         step = Step("as_strided", (tensor("a"), [size], [1], 0), out=("b",))

@@ -182,7 +182,7 @@ def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
 
 
 def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
-    """Yield calls in which two inputs begin or cease to share a storage, or become one tensor."""
+    """Yield calls after which two inputs share a storage or are one tensor, or do so no longer."""
     inputs = program.inputs
     if len(inputs) == 1 or (inputs and rng.random() < JOINED):
         yield from _joined(program, rng.choice(inputs))
@@ -281,7 +281,7 @@ def _numbers(program: Program, rng: random.Random) -> Iterator[Program]:
 
 
 def _nones(program: Program, rng: random.Random) -> Iterator[Program]:
-    """Yield calls in which a Python number becomes None, or None a number."""
+    """Yield calls with None for a Python number, or with a number for None."""
     yield from _bound(program, lambda value: value is None, lambda value: [0, 1, True])
     for at, step in enumerate(program.steps):
         for key, value in step.kwargs.items():
@@ -299,7 +299,7 @@ def _nones(program: Program, rng: random.Random) -> Iterator[Program]:
 
 
 def _flags(program: Program, rng: random.Random) -> Iterator[Program]:
-    """Yield calls in which a bool, such as `training` or `keepdim`, is the other one."""
+    """Yield calls with the other value of a bool, such as `training` or `keepdim`."""
     yield from _bound(program, lambda value: isinstance(value, bool), lambda value: [not value])
 
 

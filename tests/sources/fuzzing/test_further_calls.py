@@ -101,7 +101,7 @@ def none_installed(*args, **kwargs) -> None: ...
     [("GuardBuilder.DUPLICATE_INPUT", "same as before"), ("install_no_tensor_aliasing_guard", "apart before")],
 )
 def test_a_missing_guard_of_aliasing_is_found(dropped: str, kind: str) -> None:
-    """Without torch's guard, some calls in which an input becomes another one, or ceases to be it, fail. Regression
+    """Without torch's guard, some calls fail whose input becomes another input, or becomes its own again. Regression
     test: hardly any drawn inputs could be the same tensor, or no step read one after a write to the other."""
     target, verdicts = load_target("compile:aot_eager"), []
     for changed in CHANGES["aliasing"](negation(), random.Random(0)):
