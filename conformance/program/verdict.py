@@ -122,7 +122,7 @@ WATCHED = "a program that means something else when nobody looks between its ste
 If the base of a view starts to require grad, torch updates the view when the view is inspected (see the findings). A
 step-by-step run inspects it after each step; a transformed function does not."""
 
-UNCAPTURED = "a program of which the compiler was handed nothing"
+UNCAPTURED = "a program from which the compiler received nothing"
 """Reason to skip a program that ran in plain Python: no compiled code was compared."""
 
 

@@ -436,7 +436,7 @@ class TestLeftOut:
 
     def test_a_campaign_counts_it(self, tmp_path):
         """The report counts programs that did not run, by reason."""
-        words = ["--target", "functionalize", "--programs", "12", "--only", "view", "--check-scripts", "0"]
+        words = ["--target", "decompositions", "--programs", "12", "--only", "view", "--check-scripts", "0"]
         main([*words, "--reports", str(tmp_path)])
         report = fuzz_result(Path(tmp_path))
         assert report["programs"] - sum(report["unsupported"].values()) == 12  # others replaced these

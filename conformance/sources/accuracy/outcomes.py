@@ -64,4 +64,4 @@ def require_answer(execution: Execution, short: str = "") -> None:
         error = execution.last.error
         raise Unmeasured(short) if short and _of_the_host(error) else Raises(error)
     if execution.capture is not None and execution.capture.extent == NOT_COMPILED:
-        raise Unmeasured(f"{NOT_COMPILED}: the compiler was handed nothing")
+        raise Unmeasured(f"{NOT_COMPILED}: the compiler received nothing")

@@ -559,7 +559,7 @@ def compiled(trial: Examination, call: Call, check: str) -> Iterator[Found]:
         if got.error is not None and (reason := _lacks_fake(got.error) or _is_interpreted(got.error)):
             raise NotJudged(reason)
         if run.capture is not None and not run.capture.ops and got.error is None:
-            raise NotJudged("the compiler was handed nothing")
+            raise NotJudged("the compiler received nothing")
         # Nothing promises the strides of a gradient.
         judged = oracles - {SIGNIFICANT_STRIDE} if around is differentiated else oracles
         if differs := compare(want, got, oracles=judged, tolerance=tolerance_of(call)):

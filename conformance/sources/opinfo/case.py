@@ -255,7 +255,7 @@ class RunningCase:
         reached = self._reached(actual, error is not None)
         if not mismatches and not reached:
             # Counted separately, and never a pass: torch CPU would be compared with itself.
-            return self.skip(f"{NOT_COMPILED}: the compiler was handed nothing", excused=True)
+            return self.skip(f"{NOT_COMPILED}: the compiler received nothing", excused=True)
         self.arbitrated += arbitrated
         return self.take(call, mismatches, expected.last, actual.last)
 
