@@ -167,8 +167,8 @@ class Call:
     """A further call of a program's function, as changes against the first call.
 
     - `inputs`: changed fields of inputs, by name: "size", "stride", "offset", "dtype", "requires_grad" and "same";
-      "values" of the input's storage; and "beside", the name of an earlier input with the new storage, or
-      "alone" for a storage of its own.
+      "values" of the input's storage; "beside", the name of an earlier input whose storage this input
+      shares; and "alone", for a storage of its own.
     - `arguments`: other values of the Python arguments, by name (the markers `{"arg": name, "value": v}` of the steps).
     - `under`: global states around the call.
     - `restarted`: the function is compiled anew before the call, as in a new process that finds what the compiler saved

@@ -88,7 +88,7 @@ def settle(program: Program) -> Program | None:
         program.check()
         shadow = Shadow(program)
         for step in program.steps:
-            refused = step.raises is not None  # the program accepts each error of a call that is to be refused
+            refused = step.raises is not None  # drawing wanted an error, so each error has a meaning
             missing = step.raises == NotImplementedError.__name__
             if shadow.offer(replace(step, raises=None), aimed=refused, unimplemented=missing) is None:
                 return None

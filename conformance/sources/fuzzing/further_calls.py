@@ -182,7 +182,7 @@ def _grads(program: Program, rng: random.Random) -> Iterator[Program]:
 
 
 def _aliases(program: Program, rng: random.Random) -> Iterator[Program]:
-    """Yield calls after which two inputs share a storage or are one tensor, or do so no longer."""
+    """Yield calls that change whether two inputs share a storage or are one tensor."""
     inputs = program.inputs
     if len(inputs) == 1 or (inputs and rng.random() < JOINED):
         yield from _joined(program, rng.choice(inputs))
