@@ -179,12 +179,11 @@ def arguments(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
-    """Format, style, types, import cycles, the allowed imports between folders, and the prose."""
+    """Format, style, types, import cycles, and the allowed imports between folders."""
     python(session, "-m", "ruff", "format", "--diff", ".")
     python(session, "-m", "ruff", "check", ".")
     python(session, "-m", "mypy")
     python(session, "scripts/check_imports.py")
-    python(session, "scripts/prose.py")
 
 
 @nox.session(venv_backend="virtualenv", default=False)

@@ -60,18 +60,13 @@ class TestBlocks:
         assert ran.returncode == 1 and ran.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-def words(page: Path) -> int:
-    """Return the number of words of a page, code included; the bars of a table are no words."""
-    return len(re.findall(r"\S*\w\S*", page.read_text()))
-
-
 def navigation() -> list[str]:
     """Return the pages of the sidebar."""
     trees = re.findall(r"```{toctree}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
     return [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
 
 
-class TestSize:
+class TestNavigation:
     NOTES = tuple(sorted((ROOT / "docs" / "notes").glob("*.md")))
 
     def test_the_navigation_has_every_page(self):
@@ -84,15 +79,6 @@ class TestSize:
         """The index of the notes links each note once."""
         text = (ROOT / "docs" / "notes" / "index.md").read_text()
         assert sorted(re.findall(r"\]\(([^)]*)\)", text)) == [page.name for page in self.NOTES if page.stem != "index"]
-
-    def test_at_most_30_000_words(self):
-        """A new page replaces text: README and docs have at most 30,000 words."""
-        assert sum(map(words, PAGES)) <= 30_000
-
-    @pytest.mark.parametrize("page", NOTES, ids=lambda page: page.stem)
-    def test_a_note_is_one_screen(self, page):
-        """A note has at most 350 words and 60 lines."""
-        assert words(page) <= 350 and len(page.read_text().splitlines()) <= 60
 
 
 class TestLayoutClasses:
