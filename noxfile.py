@@ -124,24 +124,30 @@ def conformance(session: nox.Session) -> None:
     both = ["--target", args.target, "-n", args.jobs]
     fuzz = ["--seed", args.seed, "--programs", args.programs or preset["programs"]]
     fuzz += ["--minutes", args.minutes] if args.minutes else []
-    replayed = ["--target", "tiny:REPLAYED", "-n", args.jobs, *fuzz, "--reports", "reports/replayed"]
+    replayed = ["--target", "tiny:REPLAYED", "-n", args.jobs, "--reports", "reports/replayed"]
+    again = [*replayed, *fuzz]
     fuzz += ["--corpus", "conformance/program/corpus"]
     fuzz += ["--record-kernels"] if args.update_baseline else []
-    opinfo = [] if args.dtype or args.variant else ["--suite", preset["suite"]]
-    for name in ("dtype", "variant", "samples", "shard"):
-        opinfo += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
-    opinfo += [word for op in args.op for word in ("--op", op)]
-    opinfo += ["--update-baseline"] if args.update_baseline else []
+    cases = [] if args.dtype or args.variant else ["--suite", preset["suite"]]
+    for name in ("dtype", "variant", "shard"):
+        cases += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    cases += [word for op in args.op for word in ("--op", op)]
+    opinfo = [*cases, "--samples", args.samples] if args.samples else cases
+    opinfo = [*opinfo, "--update-baseline"] if args.update_baseline else opinfo
 
     failed: dict[str, int] = {}
     if args.target == "tiny" and not args.quick:
         counts = "reports/kernels.json"
         failed |= attempt(session, "benchmarks/kernel_counts.py", "--json", counts)
-        opinfo += [] if failed else ["--workloads", counts]
+        opinfo = opinfo if failed else [*opinfo, "--workloads", counts]
     failed |= attempt(session, "-m", "conformance.fuzz", *both, *fuzz)
     if args.target == "tiny":
-        failed |= attempt(session, "-m", "conformance.fuzz", *replayed)
+        failed |= attempt(session, "-m", "conformance.fuzz", *again)
     failed |= attempt(session, "-m", "conformance.opinfo_runner", *both, *opinfo)
+    if args.target == "tiny" and not args.quick:
+        # `tiny` runs each sample as in a new process; here its calls wait in the queue, as in a user's loop.
+        few = ["--samples", args.samples or "2"]
+        failed |= attempt(session, "-m", "conformance.opinfo_runner", *replayed, *cases, *few)
     session.log(f"Report: {ROOT / 'reports' / 'conformance.html'}")
     finish(session, failed)
 

@@ -127,11 +127,12 @@ class TestConformance:
         assert str(noxfile.ROOT / "reports" / "conformance.html") in session.said[-1]
 
     def test_the_programs_run_again_replayed(self, noxfile):
-        """The fuzzer's programs run again on tiny:REPLAYED, with a separate report."""
-        noxfile.conformance(session := Session("--seed", "4"))
-        [replayed] = [command for command in session.ran if "tiny:REPLAYED" in command]
-        assert (value(replayed, "--seed"), value(replayed, "--programs")) == ("4", "300")
-        assert value(replayed, "--reports") == "reports/replayed"
+        """The fuzzer's programs and two samples of each case run again on tiny:REPLAYED, with a separate report."""
+        noxfile.conformance(session := Session("--seed", "4", "--shard", "1/4"))
+        fuzz, opinfo = [command for command in session.ran if "tiny:REPLAYED" in command]
+        assert (value(fuzz, "--seed"), value(fuzz, "--programs")) == ("4", "300")
+        assert (value(opinfo, "--suite"), value(opinfo, "--samples"), value(opinfo, "--shard")) == ("main", "2", "1/4")
+        assert {value(command, "--reports") for command in (fuzz, opinfo)} == {"reports/replayed"}
 
     def test_another_target_has_no_workloads(self, noxfile):
         """Kernel budgets and replay run only for tiny."""
@@ -155,7 +156,7 @@ class TestConformance:
         noxfile.conformance(session := Session(*words))
         fuzz, opinfo = self.options(session).values()
         assert " ".join(fuzz) == "--target cpu -n 2 --seed 5 --programs 7 --corpus conformance/program/corpus"
-        assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --samples 3 --op add --op mul"
+        assert " ".join(opinfo) == "--target cpu -n 2 --dtype float64,bool --op add --op mul --samples 3"
 
     def test_the_baseline_is_updated_knowingly(self, noxfile):
         """Only --update-baseline accepts the findings of a run."""
@@ -169,7 +170,7 @@ class TestConformance:
         session = Session(failing="conformance.fuzz")
         with pytest.raises(RuntimeError, match=r"failed: conformance\.fuzz$"):
             noxfile.conformance(session)
-        assert len(session.ran) == 4
+        assert list(self.options(session))[1:] == ["conformance.fuzz", "conformance.opinfo_runner"]
 
     @pytest.mark.parametrize("code", [2, 130, 143])
     def test_the_exit_code_is_the_halves(self, noxfile, code):

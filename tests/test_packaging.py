@@ -147,15 +147,30 @@ class TestReadme:
         assert all("pip install nox &&" in command for command in nox)
 
     def test_ci_runs_the_same_commands(self, tmp_path):
-        """`.ci/run` takes its commands from the README, and runs the main job with --quick."""
+        """`.ci/run` takes its commands from the README and adds nothing to them. Regression test: it ran the main job
+        with --quick, so a kernel count of the whole job failed for every new user, and in no check."""
         called = ci_run(tmp_path, README)
-        tests, main_job = self.commands()[1], self.commands()[0]
-        assert called == [f"+ {tests}", f"+ {main_job} -- --quick"]
+        assert [line for line in called if line.startswith("+")] == [f"+ {command}" for command in self.commands()]
+
+    def test_ci_gives_each_command_empty_caches(self, tmp_path):
+        """Each command gets a cache folder and a temporary folder of its own, which are removed afterwards."""
+        called = [line.split() for line in ci_run(tmp_path, README) if line.startswith("nox in")]
+        assert [line[-1] for line in called] == ["conformance", "tests"]
+        folders = [Path(folder) for line in called for folder in line[2:4]]
+        assert len({*folders}) == 4
+        assert not any(folder.exists() for folder in folders)
 
     def test_ci_fails_without_a_command_in_the_readme(self, tmp_path):
         """A README without the test command fails the check instead of passing without tests."""
         with pytest.raises(subprocess.CalledProcessError):
             ci_run(tmp_path, README.replace("nox -s tests", "tox"))
+
+    def test_ci_runs_the_tests_after_a_failure(self, tmp_path):
+        """If the main job fails, the tests still run, so that one run shows every failure."""
+        with pytest.raises(subprocess.CalledProcessError) as failure:
+            ci_run(tmp_path, README, "conformance")
+        assert failure.value.stdout.count("nox in") == 2
+        assert "failed: conformance" in failure.value.stderr
 
     @pytest.mark.parametrize("failing", ["tests", "conformance"])
     def test_ci_fails_when_either_fails(self, tmp_path, failing):
@@ -178,9 +193,10 @@ def ci_run(folder: Path, readme: str, failing: str = "") -> list[str]:
     (folder / "README.md").write_text(readme)
     (folder / ".venv" / "bin").mkdir(parents=True)
     for stub in (folder / "python3", folder / ".venv" / "bin" / "pip", folder / ".venv" / "bin" / "nox"):
-        stub.write_text(f'#!/bin/sh\ncase "$*" in "-s {failing or "none"}"*) exit 1;; esac\n')
+        said = f'[ "{stub.name}" != nox ] || echo nox in "$XDG_CACHE_HOME" "$TMPDIR" "$@"'
+        stub.write_text(f'#!/bin/sh\n{said}\ncase "$*" in "-s {failing or "none"}"*) exit 1;; esac\n')
         stub.chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "CI": "true"}
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "CI": "true", "HOME": str(folder)}
     said = run("bash", str(folder / ".ci" / "run"), env=environment, stdin=subprocess.DEVNULL)
     said.check_returncode()
     return said.stdout.splitlines()

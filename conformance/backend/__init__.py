@@ -15,6 +15,7 @@ import torch
 
 from . import installation  # noqa: F401 - first: what is missing is one sentence
 from .dispatch import tensors
+from .dispatch.call_caches import forget_calls
 from .dispatch.registry import reset_state
 from .lazy import flush
 from .lazy.calls import queue_calls
@@ -44,6 +45,7 @@ __all__ = [
     "FallbackError",
     "ToolchainError",
     "ensure_compiler",
+    "forget_calls",
     "forget_numbers",
     "no_fallback",
     "queue_calls",

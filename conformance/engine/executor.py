@@ -182,9 +182,9 @@ class Executor:
         Raises TargetError for a target that transforms nothing, UserError from the subject, and DeviceLost.
         """
         target = self.target
+        target.reset_state()  # not between rehearsals, which teach the device the calls of the observed run
         for _ in range(target.rehearsals):
             self._rehearse(subject, stepwise)
-        target.reset_state()
         seen: list[Observation] = []
         failed: int | None = 0
         outcome: Any = None
@@ -236,7 +236,6 @@ class Executor:
     def _rehearse(self, subject: Subject, stepwise: bool) -> None:
         """Run a subject only for its effect on the target's state. Ignores errors, which recur in the observed run."""
         target = self.target
-        target.reset_state()
         try:
             tree, kept = subject.inputs()
         except Exception:

@@ -8,6 +8,7 @@ calls. The third records how the queue is computed, and the fourth computes no g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -96,9 +97,15 @@ class TinyTarget(Target):
         """Do nothing: every copy to the host waits for tinygrad's CPU queue."""
 
     def reset_state(self) -> None:
-        """Clear the backend's record of numbers that changed between calls. It passes such numbers to kernels as data,
-        and a kernel reads only a limited number of buffers.
+        """Let the backend forget earlier subjects, so that the kernels of a subject depend on it alone.
+
+        The backend queues calls that it knows, and passes numbers that changed between calls to kernels as data. Both
+        change the number of kernels. Writes of earlier subjects whose tensors are still alive, for example in the
+        traceback of an error, are computed now, since they would be computed and counted with the next subject.
         """
+        with contextlib.suppress(Exception):  # an error of an earlier subject, which its own run has reported
+            self.backend.realize()
+        self.backend.forget_calls()
         self.backend.reset_state()
 
     def counters(self) -> dict[str, Any]:

@@ -74,13 +74,14 @@ class TestCompare:
         partial = compare.diff(run(*ops), narrower)
         assert (partial.count("gone"), partial.not_run) == (0, 19)
 
-    def test_the_whole_run_is_slower(self) -> None:
-        """Times are multiples of each run's calibration loop, so a machine half as fast is no change."""
+    def test_slower_run_is_reported_and_does_not_fail(self) -> None:
+        """Times are multiples of each run's calibration loop, so a machine half as fast is no change. A slower run is a
+        change, but no regression, because other work on the machine makes it slower too."""
         before = run(result(seconds=100.0), calibration=0.01)
         assert compare.diff(before, run(result(seconds=200.0), calibration=0.02)).changes == {}
         slow = compare.diff(before, run(result(seconds=500.0), calibration=0.01))
         assert {kind: len(changes) for kind, changes in slow.changes.items()} == {"time up": 1, "slower": 1}
-        assert slow.regressions == 1
+        assert slow.regressions == 0
         assert "time: 5.00 of the baseline's" in slow.facts[0]
 
     def test_an_empty_cache_is_no_regression(self) -> None:

@@ -30,6 +30,7 @@ from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import canonical
 from ..runtime.stats import STATS
+from .call_caches import remember
 from .metadata import global_settings, number_class
 from .registry import Context, Row, is_data
 from .tensors import Spec, cast, geometry, maker, place, read, store, tensor_on_content
@@ -352,9 +353,7 @@ class Deferred:
         COUNTERS.prepared += 1
         noted = NOTED.take()
         if noted is not None and COUNTERS.warned == warned:
-            if len(self.known) >= MOST_PREPARED:
-                self.known.clear()
-            self.known[key] = noted()
+            remember(self.known, key, noted(), MOST_PREPARED)
         return result
 
 
@@ -462,9 +461,8 @@ def whole(
             results = kernel(*args)
             COUNTERS.prepared += 1
             if STATS.native[name] == before + 1 and all(t.dtype in COMPUTED for t in results):
-                if len(known) >= MOST_PREPARED:
-                    known.clear()
-                known[signature] = Whole(name, kernel, args, results, [i for i in writes(args) if args[i] is not None])
+                changed = [i for i in writes(args) if args[i] is not None]
+                remember(known, signature, Whole(name, kernel, args, results, changed), MOST_PREPARED)
             return results
         STATS.native[name] += 1
         result, written = prepared.results.make()

@@ -22,6 +22,7 @@ from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import storage_of
 from ..runtime import memory
 from ..runtime.counters import COUNTERS
+from .call_caches import remember
 from .tensors import Spec, geometry, new_tensor
 
 MOVES = 3  # steps with different offsets, before operands are copied
@@ -95,7 +96,5 @@ class Windows:
         moves, last = self.moves.get(key, (0, -1))
         if moves < MOVES:
             moves = 0 if last == step else moves + 1
-        if len(self.moves) >= MOST_CALLS:
-            self.moves.clear()
-        self.moves[key] = moves, step
+        remember(self.moves, key, (moves, step), MOST_CALLS)
         return None if moves < MOVES else with_copies(tuple(args))

@@ -68,7 +68,6 @@ def run_case(
     """
     begin = time.perf_counter()
     running = RunningCase(case, target, note)
-    target.reset_state()
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
     with warnings.catch_warnings(), unseeded:
