@@ -24,11 +24,11 @@ from conformance.program.model import Program
 from conformance.record.errors import TargetError
 from conformance.run import signals
 from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
+from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import environment
 from conformance.sources.fuzzing import smaller
 from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
-from conformance.sources.programs.progress import Progress
 
 
 class Shrinker(Protocol):
@@ -118,7 +118,7 @@ class LocalShrinker:
     def _smallest(self, finding: FailingProgram, until: float) -> FailingProgram:
         """Return the finding on the smallest program that workers find, one after the other. After too many deaths, the
         last worker tries no further program, and judges the smallest one so far."""
-        workers, same, progress, last_worker = self.workers, finding.exit_reasons, Progress(), False
+        workers, same, progress, last_worker = self.workers, finding.exit_reasons, ShrinkProgress(), False
         last = time.time() + 60 + self.trials * 10.0
         while not last_worker and time.time() < last:
             last_worker, trials = progress.over, 0 if progress.over else self.trials

@@ -22,16 +22,16 @@ from conformance.program.verdict import Verdict, leading, shortest, signature
 from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT, answers
 from conformance.run.messages import Death, ExitReason
+from conformance.run.shrink_progress import ShrinkProgress
+from conformance.run.shrink_trials import ShrinkTrials, shows_same_failure, watch_steps
 from conformance.run.worker import UnitTimeout, at_most, loaded, unit
 from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
-from conformance.sources.programs.progress import Progress
-from conformance.sources.programs.trials import Trials, alike, watching
 from conformance.standalone.oracles import Mismatch
 
 CRASH_TRIALS = 60
 """Number of smaller programs that one worker tries for a crash or a hang."""
 
-NO_PROGRESS = Progress()
+NO_PROGRESS = ShrinkProgress()
 
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
@@ -49,7 +49,7 @@ def unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> 
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
     for spec in target.without_backend if wrong else ():
-        there = answers(judge_program(program, loaded(spec), locate=False, watch=watching(program)).mismatches)
+        there = answers(judge_program(program, loaded(spec), locate=False, watch=watch_steps(program)).mismatches)
         left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]
         if not left:
             return [], spec
@@ -62,7 +62,7 @@ def shrink(
     finding: FailingProgram,
     trials: int,
     until: float = math.inf,
-    progress: Progress = NO_PROGRESS,
+    progress: ShrinkProgress = NO_PROGRESS,
     hang: Collection[str] = (),
 ) -> FailingProgram:
     """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
@@ -75,7 +75,7 @@ def shrink(
         return finding.kind == MEMORY and verdict.exhausted
 
     hangs = finding.kind == TIMEOUT
-    deadly = Trials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
+    deadly = ShrinkTrials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
     return finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding.program)))
 
 
@@ -86,11 +86,13 @@ class Minimizer:
     program must have a mismatch that does not show there. If the last layer of a target is slow, the trials run on the
     first layer that shows the failure, unless the result does not fail on the target."""
 
-    trials: Trials
+    trials: ShrinkTrials
     leading: Mismatch
     """The mismatch that each smaller program must have too."""
 
-    def __init__(self, target: Target, finding: FailingProgram, most: int, until: float, progress: Progress) -> None:
+    def __init__(
+        self, target: Target, finding: FailingProgram, most: int, until: float, progress: ShrinkProgress
+    ) -> None:
         self.target, self.finding, self.most, self.until, self.progress = target, finding, most, until, progress
 
     def smallest(self) -> FailingProgram:
@@ -126,7 +128,7 @@ class Minimizer:
         """Return the smallest program that fails on a layer of the target, and the target's verdict on it. Steps after
         the first bad step may be wrong for other reasons, so they are removed first."""
         program, step = self.finding.program, self.finding.step
-        self.trials = Trials(layer, self.progress, self._matches, seconds=LONGEST_TRIAL, until=self.until)
+        self.trials = ShrinkTrials(layer, self.progress, self._matches, seconds=LONGEST_TRIAL, until=self.until)
         if step:
             beginning = program.with_steps(program.steps[:step])
             mismatches = self._mismatches(beginning)
@@ -137,7 +139,7 @@ class Minimizer:
 
     def _matches(self, candidate: Program, verdict: Verdict) -> bool:
         own = self._own(candidate, verdict.mismatches)
-        return bool(own) and alike(self.leading, leading(own))
+        return bool(own) and shows_same_failure(self.leading, leading(own))
 
     def _own(self, candidate: Program, mismatches: Sequence[Mismatch]) -> Sequence[Mismatch]:
         """Return the mismatches that PyTorch without the backend does not show; for a finding that shows there too, all
@@ -184,7 +186,7 @@ def survives(spec: str, program: Program, hang: Collection[str] = ()) -> bool:
     """Run a program to see whether the process survives it. Return False if it only runs out of memory."""
     try:
         with unit("a smaller program"):
-            return not judge_program(program, loaded(spec), locate=False, watch=watching(program, hang)).exhausted
+            return not judge_program(program, loaded(spec), locate=False, watch=watch_steps(program, hang)).exhausted
     except MemoryError:
         return False
 
@@ -199,7 +201,7 @@ def elsewhere(spec: str, finding: FailingProgram, limit: float) -> str:
     program = finding.program
     try:
         with at_most(limit):
-            verdict = judge_program(program, loaded(spec), locate=False, watch=watching(program))
+            verdict = judge_program(program, loaded(spec), locate=False, watch=watch_steps(program))
     except UnitTimeout:
         return f"{SAME} (timeout)" if finding.kind == TIMEOUT else "runs too long"
     except TargetError as error:

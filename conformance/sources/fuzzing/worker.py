@@ -35,6 +35,7 @@ from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
+from conformance.run.shrink_trials import watch_steps
 from conformance.run.worker import keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
@@ -43,7 +44,6 @@ from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.smaller import unexplained
 from conformance.sources.fuzzing.tally import Tally
-from conformance.sources.programs.trials import watching
 from conformance.standalone.oracles import Mismatch
 
 MOST_PARTS = 8
@@ -194,7 +194,7 @@ class Part:
                 self._count(verdict, result)
             if verdict.exhausted:
                 raise MemoryError
-            program, verdict = resolved(self.program, verdict, self.target, watching(self.program, self.shard.hang))
+            program, verdict = resolved(self.program, verdict, self.target, watch_steps(self.program, self.shard.hang))
             part = replace(self, program=program)
             return part.confirmed(verdict) if verdict.mismatches else None, verdict.unsupported
         except ProgramError as error:
@@ -214,7 +214,7 @@ class Part:
 
     def _judged(self, locate: bool) -> Verdict:
         """The verdict on the program, within its time limit. Each step is recorded before it runs."""
-        plan, watch = self.shard.plan, watching(self.program, self.shard.hang)
+        plan, watch = self.shard.plan, watch_steps(self.program, self.shard.hang)
         target, baseline = self.target, counted(plan.kernels, plan.target)
         with self._noted():
             return judge_program(self.program, target, locate=locate, watch=watch, baseline=baseline)

@@ -1,7 +1,8 @@
 """Minimization of failing op_db samples: the first failing sample of each cause becomes a small failing program.
 
 Defines `minimize`. A sample becomes a program (`sample_program`), and the reducer of programs shrinks it in a worker
-that may die (`sources/programs`). This module runs in the process that collects results, which does not import torch.
+that may die (`run/shrink_progress`). This module runs in the process that collects results, which does not import
+torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from conformance.record.result import RERUN, Failure, Result, Run, counted, seve
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Limits, Task
+from conformance.run.shrink_progress import DEATHS, ShrinkProgress
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.programs.progress import DEATHS, Progress
 
 BUDGET, SHARE = 120.0, 0.15
 """Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
@@ -54,7 +55,7 @@ def minimize(
     modules = (worker.__name__, "conformance.sources.opinfo.smaller")
     limits = replace(limits, unit=min(limits.unit, TRIAL))
     tasks = [
-        Task(id, worker.minimized, (run.target, cases[id], failure, until, Progress()))
+        Task(id, worker.minimized, (run.target, cases[id], failure, until, ShrinkProgress()))
         for id, failure in chosen.items()
     ]
     with PlacedPool(place, run.target, limits, min(jobs, len(chosen)), modules) as pool:

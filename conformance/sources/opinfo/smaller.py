@@ -20,14 +20,14 @@ from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_na
 from conformance.program.verdict import Verdict
 from conformance.record.finding import ON_CPU, shown_by
 from conformance.record.result import Failure
+from conformance.run.shrink_progress import DEATHS, ShrinkProgress
+from conformance.run.shrink_trials import ShrinkTrials, shows_same_failure
 from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
-from conformance.sources.programs.progress import DEATHS, Progress
-from conformance.sources.programs.trials import Trials, alike
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part
 from conformance.standalone.torch_compat import op_db_unseeded
@@ -41,12 +41,12 @@ NOT_SHOWN = "the program does not show the failure"
 class Minimizer:
     """Minimization of one failure of a case on the target; `worker.minimized` explains the arguments."""
 
-    def __init__(self, target: Target, case: Case, failure: Failure, until: float, progress: Progress) -> None:
+    def __init__(self, target: Target, case: Case, failure: Failure, until: float, progress: ShrinkProgress) -> None:
         self.target, self.case, self.failure, self.reason = target, case, failure, NOT_SHOWN
         self.until = min(until, time.time() + SECONDS)
         self.late = time.time() >= until and not progress.best
         hangs = failure.oracle == "timeout"
-        self.trials = Trials(target, progress, self._matches, hangs=hangs, until=self.until)
+        self.trials = ShrinkTrials(target, progress, self._matches, hangs=hangs, until=self.until)
 
     def smallest(self) -> Failure | str:
         """Return the failure on the smallest program, or the reason why there is none; "" if there is no time."""
@@ -76,7 +76,7 @@ class Minimizer:
 
     def _alike(self, program: Program, mismatch: Mismatch) -> bool:
         other = self.failure
-        if shown_by(mismatch) != shown_by(other) or not alike(mismatch, other):
+        if shown_by(mismatch) != shown_by(other) or not shows_same_failure(mismatch, other):
             return False
         return mismatch.oracle == "error" or self._of_result(program, mismatch.where) == self._of_result(
             program, other.where

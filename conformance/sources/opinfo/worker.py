@@ -15,10 +15,10 @@ from conformance.record.measurements import Measure
 from conformance.record.names import VARIANTS
 from conformance.record.result import Failure, Result
 from conformance.run.messages import COMPILING
+from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import environment, loaded, step, unit
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
-from conformance.sources.programs.progress import Progress
 
 CALIBRATE_EVERY = 20
 """Cases between two calibration loops of a worker."""
@@ -70,7 +70,7 @@ def run(target: str, case: Case, skipped: Collection[int] = (), together: bool =
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
 
 
-def minimized(target: str, case: Case, failure: Failure, until: float, progress: Progress) -> Failure | str:
+def minimized(target: str, case: Case, failure: Failure, until: float, progress: ShrinkProgress) -> Failure | str:
     """Return the minimized failure, or the reason why the failure stays as it is.
 
     No trial begins after `until`, in seconds since the epoch. `progress` is that of earlier workers."""

@@ -13,6 +13,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.record import result as model
 from conformance.record.finding import FAIL
+from conformance.run import shrink_progress
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing import isolation, worker
 from conformance.sources.fuzzing.campaign import Campaign
@@ -21,7 +22,6 @@ from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.shrinking import LocalShrinker
-from conformance.sources.programs import progress
 from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result
 
@@ -117,7 +117,7 @@ class TestDeaths:
     def test_a_death_is_a_finding_and_the_campaign_goes_on(self, name, kind, limit, targets, tmp_path, monkeypatch):
         """The campaign identifies the program that killed the worker, shrinks it in other processes to the failing
         step, and runs all other programs."""
-        monkeypatch.setattr(progress, "MOST_DEATHS", 4)
+        monkeypatch.setattr(shrink_progress, "MOST_DEATHS", 4)
         assert (
             main(
                 [
@@ -147,7 +147,7 @@ class TestDeaths:
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
         """A program that ignores the alarm is killed soon after its limit. Regression test: the shard waited as long as
         its slowest other programs might have taken."""
-        monkeypatch.setattr(progress, "MOST_DEATHS", 1)
+        monkeypatch.setattr(shrink_progress, "MOST_DEATHS", 1)
         assert (
             main(
                 [
@@ -261,7 +261,7 @@ class TestReplay:
         """Replay and minimization of a program that ends its process report a finding. Regression test: the program
         ended the command, and `sys.exit(0)` looked like agreement. The saved file contains the target, so `--target` is
         not needed again."""
-        monkeypatch.setattr(progress, "MOST_DEATHS", 1)
+        monkeypatch.setattr(shrink_progress, "MOST_DEATHS", 1)
         saved, words = tmp_path / "found.json", ("--limit", limit, "--compile-limit", limit, "--reports", str(tmp_path))
         saved.write_text(json.dumps({"target": targets + name, "program": PROGRAM.to_json()}))
         for option in ("--replay", "--minimize"):

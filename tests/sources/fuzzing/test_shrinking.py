@@ -16,13 +16,13 @@ from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
+from conformance.run import shrink_progress
 from conformance.run.messages import Limits
 from conformance.run.signals import Stopped
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
-from conformance.sources.programs import progress
 
 FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
@@ -84,7 +84,7 @@ def test_a_finding_whose_smaller_programs_end_the_process(tmp_path: Path, monkey
         """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(progress, "MOST_DEATHS", 2)
+    monkeypatch.setattr(shrink_progress, "MOST_DEATHS", 2)
     steps = (*(Step("neg", (tensor("a"),), out=(out,)) for out in "bcd"), Step("zero_", (tensor("a"),)))
     program = Program((Storage("float32", 4, [1, 2, 3, 4]),), (Input("a", 0, "float32", (4,), (1,)),), steps)
     spec = "class:deadly_targets.Deadly"

@@ -16,11 +16,11 @@ from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Note, Task
 from conformance.run.script_process import Ended, Forks, run_alone
 from conformance.run.scripts import statement_about
+from conformance.run.shrink_progress import ShrinkProgress
 from conformance.sources.opinfo import minimize, runner, worker
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.runner import Request, run
-from conformance.sources.programs.progress import Progress
 from conformance.standalone.script import own_part
 from tests.sources.opinfo.conftest import PLANTED
 
@@ -171,14 +171,14 @@ class TestOwner:
         """The candidate that ended a worker is the smallest failing program of a crash. Of a wrong value it is not,
         and no worker tries it again."""
         note = Note(1, json.dumps(["best", "smaller"]))
-        after = Progress().after(Death(ExitReason.CRASH, "died", note), same)
-        assert after == Progress(best, frozenset({"smaller"}), 1)
+        after = ShrinkProgress().after(Death(ExitReason.CRASH, "died", note), same)
+        assert after == ShrinkProgress(best, frozenset({"smaller"}), 1)
         assert after.after(Death(ExitReason.CRASH, "died"), same).best == best
 
     @pytest.mark.parametrize(("best", "deaths", "goes_on"), [("{}", 8, True), ("{}", 9, False), ("", 8, False)])
     def test_after_too_many_deaths(self, best: str, deaths: int, goes_on: bool) -> None:
         """One more worker judges the smallest program so far. Regression test: that program was lost."""
-        task = Task("add::float32", print, ("cpu", None, Failure("value", "result"), 0.0, Progress(best)))
+        task = Task("add::float32", print, ("cpu", None, Failure("value", "result"), 0.0, ShrinkProgress(best)))
         after: Task | str = task
         for number in range(deaths):
             assert isinstance(after, Task)
@@ -189,4 +189,4 @@ class TestOwner:
     def test_no_time(self, cpu: Any) -> None:
         """Without time no trial begins."""
         case = Case("add", "", "", "float32", "forward", "as_sampled")
-        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, Progress()) == ""
+        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, ShrinkProgress()) == ""

@@ -1,6 +1,6 @@
-"""Trials of smaller programs on a target, in a worker that may die of one; shared by drawn programs and samples.
+"""Trials of smaller programs on a target, in a worker that one of them may end. All sources shrink with them.
 
-Defines `Trials`, and `watching`, which records each step before it runs.
+Defines `ShrinkTrials`, and `watch_steps`, which records each step before it runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from conformance.program.verdict import Verdict
 from conformance.record.finding import gist
 from conformance.record.result import Failure
 from conformance.run.messages import COMPILING
+from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import UnitTimeout, at_most, step
-from conformance.sources.programs.progress import Progress
 from conformance.standalone.oracles import Mismatch
 
 
-def watching(program: Program, hang: Collection[str] = ()) -> Watch:
+def watch_steps(program: Program, hang: Collection[str] = ()) -> Watch:
     """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
     program time, unless its op is in `hang`."""
 
@@ -37,7 +37,7 @@ def watching(program: Program, hang: Collection[str] = ()) -> Watch:
     return watch
 
 
-def alike(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
+def shows_same_failure(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
     """Whether two mismatches are about the same oracle, and for errors have the same type and text."""
     if "error" not in (mismatch.oracle, other.oracle):
         return mismatch.oracle == other.oracle
@@ -45,15 +45,17 @@ def alike(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
     return next(texts) == next(texts)
 
 
-class Trials:
-    """Trials for one failure. `matches` says whether a verdict shows the failure, and `hangs` whether a time-out does.
-    `seconds` limits one trial beside the limits of the worker, and none begins after `until`, in seconds since the
-    epoch."""
+class ShrinkTrials:
+    """The trials for one failure.
+
+    `matches` says whether a verdict shows the failure, and `hangs` whether a time-out does. `seconds` limits one trial
+    beside the limits of the worker, and none begins after `until`, in seconds since the epoch.
+    """
 
     def __init__(
         self,
         target: Target,
-        progress: Progress,
+        progress: ShrinkProgress,
         matches: Callable[[Program, Verdict], bool],
         *,
         hangs: bool = False,
@@ -95,7 +97,7 @@ class Trials:
         left = max(min(self.seconds, self.until - time.time()), 0.01)
         # Within the context of a trial, at_most replaces the worker's own limit.
         with self.progress.trial(text), at_most(left) if self.seconds < math.inf else contextlib.nullcontext():
-            verdict = judge_program(program, self.target, locate=locate, watch=watching(program, self.hang))
+            verdict = judge_program(program, self.target, locate=locate, watch=watch_steps(program, self.hang))
             # a call that fails as the first one is another finding, on a program of one call
             another = verdict.call is not None and fails_alone(program, verdict.call, self.target)
             return Verdict() if another else verdict

@@ -1,9 +1,8 @@
-"""Progress of a shrinking that survives the death of its worker; shared by drawn programs and samples of op_db.
+"""The state of shrinking one failure, which survives the death of a worker.
 
-Defines `Progress`. The worker notes each candidate before it runs it, with the smallest failing program so far. After a
-death, the owner of the pool therefore knows the candidate that ended the worker. If the failure is such a death, it is
-the smaller program; otherwise another worker goes on without it. This module does not import torch, so programs are
-JSON text here.
+The worker notes each candidate before it runs it, with the smallest failing program so far. So after a death, the owner
+of the pool knows which candidate ended the worker. If the failure is such a death, this candidate is the smaller
+program; otherwise another worker goes on without it. This module does not import torch, so programs are JSON text here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEATHS = {"crash": ExitReason.CRASH, "timeout": ExitReason.TIMEOUT}
 
 
 @dataclass(frozen=True)
-class Progress:
+class ShrinkProgress:
     """The smallest failing program so far, "" before the first trial; the candidates that ended a worker; and the
     number of deaths and time-outs."""
 
@@ -44,14 +43,14 @@ class Progress:
         with unit(json.dumps([self.best, candidate])):
             yield
 
-    def after(self, death: Death, same: Collection[ExitReason]) -> Progress:
+    def after(self, death: Death, same: Collection[ExitReason]) -> ShrinkProgress:
         """Return the progress after the death of a worker. A death of the `same` kind is the failure itself."""
         best, candidate = self.best, ""
         with contextlib.suppress(ValueError, TypeError):
             best, candidate = json.loads(death.note.unit if death.note is not None else "")
         best = candidate if candidate and death.reason in same else best
-        return Progress(best, self.skipped | {candidate}, self.deaths + 1)
+        return ShrinkProgress(best, self.skipped | {candidate}, self.deaths + 1)
 
-    def failed(self, candidate: str, timed_out: bool = False) -> Progress:
+    def failed(self, candidate: str, timed_out: bool = False) -> ShrinkProgress:
         """Return the progress after a candidate that fails."""
         return replace(self, best=candidate, deaths=self.deaths + timed_out)
