@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from conformance.declare.features import FEATURES
 
+UNENDED = "the probe did not end"
+"""First words of `Probe.unmade` if the time for the probe was over."""
+
 
 class Answer(StrEnum):
     """The answer of a trial."""
@@ -44,6 +47,11 @@ class Probe:
     """Duration of the trials in seconds, without the loading of the target."""
     unmade: str = ""
     """The reason if a target with a profile was not probed."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the probe ran out of time. A probe that the target makes needless is not late."""
+        return self.unmade.startswith(UNENDED)
 
     @property
     def lacks(self) -> frozenset[str]:

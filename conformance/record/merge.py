@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from conformance.record import missing_ops, models, program_stats
 from conformance.record.errors import ReportError
 from conformance.record.result import Outcome, Result, Run
+from conformance.record.shortfall import add_up
 
 _SHARD = re.compile(r"; shard (\d{1,4})/(\d{1,4})$")
 
@@ -57,6 +58,8 @@ def merge(runs: Iterable[Run]) -> Run:
         measures=tuple(dict.fromkeys(measure for run in runs for measure in run.measures)),
         lacking=missing_ops.joined([run.lacking for run in runs]),
         models=models.merged([run.models for run in runs]),
+        not_judged=add_up(row for run in runs for row in run.not_judged),
+        strict=any(run.strict for run in runs),
     )
 
 

@@ -30,6 +30,7 @@ from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
 from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TRACE, without_features
 from conformance.record.program_stats import ProgramStats
+from conformance.record.shortfall import Shortfall, describe
 
 SCHEMA = 4
 KIND = "conformance"
@@ -73,7 +74,8 @@ class Failure:
     """The first mismatch that one oracle found in one case, with all data needed to display it.
 
     `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference; `layouts`
-    maps "expected" and "actual" to (size, stride, storage_offset, storage elements).
+    maps "expected" and "actual" to (size, stride, storage_offset, storage elements). `cut` says that a limit of time
+    ended the search for a smaller script.
     """
 
     oracle: str
@@ -86,6 +88,7 @@ class Failure:
     script: str = ""
     values: tuple[tuple[str, str, str, bool], ...] = ()
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cut: bool = False
 
     @classmethod
     def of(cls, value: Any, **more: Any) -> Failure:
@@ -143,7 +146,8 @@ class Result(Named):
     A case is an OpInfo with one dtype, variant and input layout, over all its samples. A result with a `finding` has
     the variant "program", the op of the first wrong step, the layout class of its operands, and no dtype.
 
-    `samples` counts the samples that at least one oracle compared, `skipped` the other samples. `arbitrated` counts the
+    `samples` counts the samples that at least one oracle compared, `skipped` the other samples, and `late` the samples
+    that a limit of time kept from being compared. `arbitrated` counts the
     samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
     agrees with the float64 answer and is no further from it than torch CPU.
 
@@ -179,6 +183,7 @@ class Result(Named):
     layer: str = ""
     declared: str = ""
     also_on: Mapping[str, str] = field(default_factory=dict)
+    late: int = 0
 
     @property
     def scripted(self) -> Failure | None:
@@ -259,7 +264,8 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
 
 def exit_code(unexpected: int, compared: int, *, complete: bool = True, interrupted: int = 0) -> int:
     """The exit rule of every command. Returns 128 + N after signal N; 1 for anything unexpected (findings, FLAKY, XPASS
-    and regressions) and for a run that ended early; 2 if nothing was compared; else 0."""
+    and regressions) and for a run that is not `complete`: one that ended early, or that judged less than planned under
+    `--strict`; 2 if nothing was compared; else 0."""
     if interrupted:
         return 128 + interrupted
     if unexpected:
@@ -284,6 +290,7 @@ class Run:
     that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
     which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
     (`profile.identity`). `measures` are the measures that the target offers, `models` the outcomes of recorded models.
+    `not_judged` holds what a limit kept from being judged, and `strict` says that this fails the run.
     """
 
     target: str
@@ -303,6 +310,8 @@ class Run:
     identity: str = ""
     measures: tuple[Measure, ...] = ()
     models: tuple[ModelRow, ...] = ()
+    not_judged: list[Shortfall] = field(default_factory=list)
+    strict: bool = False
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     @property
@@ -398,6 +407,15 @@ class Run:
         return sum(result.arbitrated for result in self.results)
 
     @property
+    def shortfall(self) -> str:
+        """The sentence about what was not judged; "" if all was."""
+        return describe(self.not_judged, self.strict)
+
+    def falls_short_of(self, what: str) -> bool:
+        """Whether a limit kept some of `what`, a name in `record.shortfall`, from being judged."""
+        return any(row.what == what for row in self.not_judged)
+
+    @property
     def measured(self) -> Measurements:
         """The measurements of all results together."""
         return total(result.measurements for result in self.results)
@@ -406,7 +424,8 @@ class Run:
         """Return the exit code by the exit rule, with this number of regressions since the baseline."""
         compared = self.compared + (self.drawn.compared if self.drawn else 0)
         unexpected = len(self.unexpected) + regressions
-        return exit_code(unexpected, compared, complete=self.complete, interrupted=self.interrupted)
+        complete = self.complete and not (self.strict and self.not_judged)
+        return exit_code(unexpected, compared, complete=complete, interrupted=self.interrupted)
 
 
 def summary_line(run: Run, regressions: int = 0) -> str:
@@ -432,7 +451,8 @@ def counted(number: int, noun: str) -> str:
 
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
-        *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures", "models"))  # fmt: skip
+        *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures", "models",
+          "not_judged", "strict"))  # fmt: skip
 """The fields of a run that a file holds before its notes and results."""
 
 

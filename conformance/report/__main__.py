@@ -25,6 +25,7 @@ from conformance.record.files import write_atomic
 from conformance.record.merge import merge
 from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
+from conformance.record.shortfall import add_up
 from conformance.report import compare, history, html, issue, machine, summary
 from conformance.report.escape import escape_control_characters, exit_code_of
 
@@ -118,6 +119,8 @@ def _merge(options: argparse.Namespace) -> int:
     for verdict in summary.verdicts(fuzz or merged):
         if verdict.half == "fuzz":
             print(escape_control_characters(verdict.sentence))
+    if said := summary.shortfall(merged, fuzz):
+        print(escape_control_characters(said))
     for known in summary.known_cases(merged):
         print(escape_control_characters(known))
     print(model.summary_line(merged, regressions))
@@ -233,7 +236,10 @@ def write_together(runs: Sequence[Run], folder: Path, changes: compare.Diff | No
     return the job summary. Raises ReportError."""
     drawn, parts = [run for run in runs if run.drawn], [run for run in runs if not run.drawn]
     fuzz = merge(drawn) if drawn else None
-    whole = replace(parts[0], results=[result for run in parts for result in run.results]) if parts else fuzz or runs[0]
+    whole = fuzz or runs[0]
+    if parts:
+        short = add_up(row for run in parts for row in run.not_judged)
+        whole = replace(parts[0], results=[result for run in parts for result in run.results], not_judged=short)
     with _alone(folder):
         text = machine.markdown(whole, changes, fuzz if parts else None)
         page = html.render(whole, None, fuzz if parts else None, difference=changes, measured=whole.errors)

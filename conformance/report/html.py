@@ -24,6 +24,7 @@ from conformance.record.names import DTYPES, OPERATOR, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
+from conformance.record.shortfall import add_up
 from conformance.report import summary
 from conformance.report.compare import Diff, diff, kinds_of
 from conformance.report.escape import escape_control_characters
@@ -169,6 +170,7 @@ def render(
         listed=LISTED_CHANGES,
         parts=_parts(cases),
         campaign=campaign,
+        not_judged=add_up(row for each in (run, fuzz) if each for row in each.not_judged),
         fuzz=campaign_view(campaign) if campaign else None,
         models=campaign.models if campaign else (),
         models_said=models.sentence(campaign.models) if campaign else "",

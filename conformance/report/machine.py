@@ -80,7 +80,13 @@ def _tests(run: Run, changes: Diff | None = None) -> list[Result]:
         worse.setdefault(change.id, []).append(Failure("baseline", change.kind, change.before, change.after))
     tests = [_regressed(result, worse.pop(result.id, [])) for result in _results(run)]
     gone = (Result(name, "", "baseline", "", Outcome.FAIL, failures=(*failures,)) for name, failures in worse.items())
-    return [*tests, *gone]
+    return [*tests, *gone, *_not_judged(run)]
+
+
+def _not_judged(run: Run) -> list[Result]:
+    """One test for all that was not judged, if anything was not: skipped, or failed under `--strict`."""
+    outcome, name = Outcome.FAIL if run.strict else Outcome.SKIP, "all that was planned was judged"
+    return [Result(name, "", "run", "", outcome, family="run", reason=run.shortfall)] if run.not_judged else []
 
 
 def _regressed(result: Result, failures: Sequence[Failure]) -> Result:
@@ -180,6 +186,7 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
         excused=[result for result in run.cases if result.layer],
         counts=Counter(str(result.outcome) for result in run.cases),
         facts=summary.facts(run),
+        not_judged=summary.shortfall(run, campaign if campaign is not run else None),
         changes=changes,
         failures=bool(rows),
         measured=run.errors[:LISTED_ERRORS],

@@ -28,11 +28,13 @@ from conformance.record.result import (
     counted,
 )
 from conformance.record.sentences import sentence
+from conformance.record.shortfall import SCRIPTS, add_up, describe
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one half of a run, `cases` or `fuzz`, is as expected, and the sentence about it."""
+    """Whether one half of a run, `cases` or `fuzz`, is as expected, and the sentence about it; or the sentence about
+    what was `not-judged`."""
 
     good: bool
     sentence: str
@@ -40,13 +42,21 @@ class Verdict:
 
 
 def verdicts(*runs: Run | None, regressions: int = 0) -> list[Verdict]:
-    """The verdicts on the halves of these runs, the worst first. With regressions since the baseline, which come first,
-    no half is good."""
+    """The verdicts on the halves of these runs, the worst first, then what they did not judge. With regressions since
+    the baseline, which come first, no half is good."""
     lines = [verdict for run in runs if run for verdict in _halves(run)]
+    said = shortfall(*runs)
+    short = [Verdict(not any(run.strict for run in runs if run), said, "not-judged")] if said else []
     if regressions:
         changed = f"{counted(regressions, 'regression')} since the baseline."
-        return [Verdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good)]
-    return sorted(lines, key=lambda verdict: verdict.good)
+        return [Verdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good), *short]
+    return [*sorted(lines, key=lambda verdict: verdict.good), *short]
+
+
+def shortfall(*runs: Run | None) -> str:
+    """The sentence about what these runs together did not judge; "" if they judged all that was planned."""
+    there = [run for run in runs if run]
+    return describe(add_up(row for run in there for row in run.not_judged), any(run.strict for run in there))
 
 
 def _halves(run: Run) -> list[Verdict]:
@@ -146,12 +156,14 @@ def masked(run: Run) -> list[str]:
 
 
 def not_shrunk(run: Run) -> list[str]:
-    """The number of findings not shrunk because the time was over; empty if there are none."""
+    """The number of findings not shrunk because the run was interrupted; empty if there are none. Those for which the
+    time was over are a shortfall of the run."""
+    if not run.interrupted:
+        return []
     late = sum(finding.finding.pattern.startswith(NOT_SHRUNK.format("")) for finding in run.findings if finding.finding)
     late -= run.drawn.unwanted if run.drawn is not None else 0
-    why = "since the run was interrupted: --resume goes on" if run.interrupted else "since the time was over"
-    more = "" if run.interrupted else ": give more --minutes"
-    return [f"{counted(late, 'finding')} not shrunk, {why}{more}"] if late > 0 else []
+    why = "since the run was interrupted: --resume goes on"
+    return [f"{counted(late, 'finding')} not shrunk, {why}"] if late > 0 else []
 
 
 def known_cases(run: Run) -> list[str]:
@@ -162,13 +174,15 @@ def known_cases(run: Run) -> list[str]:
 
 
 def scripts(run: Run) -> list[str]:
-    """`3 of 3 scripts show their headline` and `2 scripts not run`, each if there are any."""
+    """`3 of 3 scripts show their headline` and `2 scripts not run`, each if there are any. Scripts for which the time
+    was over are a shortfall of the run."""
     endings = [result.alone for result in run.results if result.alone]
     ended, left = [text for text in endings if not text.startswith(NOT_RUN)], endings.count(NOT_RUN)
     verb = "show their headline" if len(ended) > 1 else "shows its headline"
     lines = [f"{ended.count(SHOWS)} of {counted(len(ended), 'script')} {verb}"] if ended else []
     hint = "--check-scripts gives them more seconds"
-    return [*lines, *([f"{counted(left, 'script')} not run: {hint}"] if left else [])]
+    told = run.falls_short_of(SCRIPTS)
+    return [*lines, *([f"{counted(left, 'script')} not run: {hint}"] if left and not told else [])]
 
 
 def without_backend(run: Run) -> list[str]:

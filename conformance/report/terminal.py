@@ -104,8 +104,9 @@ def causes(console: Console, run: Run) -> None:
         console.print(f"and {len(known) - MOST_CAUSES} more causes, on the page")
 
 
-def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) -> None:
-    """Print the end of a run. `page` is the page that shows it."""
+def end(console: Console, run: Run, changes: compare.Diff | None, page: Path, alone: bool = True) -> None:
+    """Print the end of a run. `page` is the page that shows it. A run that is not `alone` is a part of a command, which
+    says at its end what all parts together did not judge."""
 
     def say(text: str, soft_wrap: bool = True) -> None:
         console.print(escape_control_characters(text), markup=False, highlight=False, soft_wrap=soft_wrap)
@@ -135,6 +136,8 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path) ->
         say(f"since the baseline:\n{compare.text(changes)}", soft_wrap=not console.is_terminal)
     for line in machine.error_lines(run, changes) if os.environ.get("GITHUB_ACTIONS") else ():
         print(line)
+    if alone and run.shortfall:
+        say(run.shortfall)
     say(f"report: {page}")
     print(summary_line(run, changes.regressions if changes else 0), file=console.file, flush=True)
 

@@ -24,7 +24,7 @@ GROUPS = ("target", "what to run", "limits", "output", "distribution")
 
 EXIT_CODES = (
     "Exit code: 0 all as expected; 1 findings that are not declared, flaky ones included, or regressions since the "
-    "baseline; 2 nothing compared, or bad usage; 130 Ctrl-C, 143 SIGTERM."
+    "baseline, or with --strict less judged than planned; 2 nothing compared, or bad usage; 130 Ctrl-C, 143 SIGTERM."
 )
 
 
@@ -270,6 +270,7 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
             "memory of a worker; more is a finding (default: the profile's, else {usual})",
             arguments=_value(positive, "GIB"),
         ),
+        "strict": Flag("fail if a limit kept something from being judged, as the last lines say", arguments=_SWITCH),
         "starting": Flag(f"time of loading the target (default: {Limits().starting:g})", arguments=_SECONDS),
         "check-scripts": Flag(
             "time in which scripts of findings are run before they are listed, 0 for none (default: {usual})",

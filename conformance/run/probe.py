@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
 from conformance.declare.features import FEATURES
-from conformance.declare.probed import Answer, Probe, Row
+from conformance.declare.probed import UNENDED, Answer, Probe, Row
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
 from conformance.record.names import BUILTIN, DTYPES, without_relations
@@ -74,7 +74,7 @@ def probe(pool: PlacedPool, seconds: float = math.inf) -> Probe:
         try:
             result: Probe = pool.ask(_probed, pool.target, fatal, until=until)
         except OutOfTime:
-            return Probe(seconds=seconds, unmade=f"the probe did not end within {seconds:.0f} s")
+            return Probe(seconds=seconds, unmade=f"{UNENDED} within {seconds:.0f} s")
         except WorkerDied as died:
             note = died.death.note
             if note is None or not note.unit or note.unit in fatal:

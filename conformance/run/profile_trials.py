@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
 from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.shortfall import MINUTES, Shortfall
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Death, ExitReason, Task
 from conformance.run.worker import loaded, step, unit
@@ -96,7 +97,7 @@ def contradictions(
 
     A sentence tells that an operator works, which the profile declares lacking for ops or steps (`key`), or that the
     probe found a feature or dtype that the profile excludes. With `operators`, only these are tried. The notes list
-    trials that were not made, and lacks that are not declared."""
+    trials that cannot be made, and lacks that are not declared. The session gets the trials without time."""
     profile, spec, there = profiles.load(session.target), session.target, dict[str, str]()
     declared = profile.unsupported("operator").items()
     names = [
@@ -117,7 +118,11 @@ def contradictions(
             detail = f" ({answer.said})" if answer.said else ""
             remedy = profile.remedy(key, answer.name)
             there[answer.name] = f"declared lacking, and {words[answer.outcome]}{detail}: {remedy}"
-    untried = sum(result.outcome is Outcome.UNTRIED for result in tried)
+    late = sum(result.said == LATE for result in tried)
+    if late:
+        limit = MINUTES if seconds < BUDGET else f"{BUDGET:g} s"
+        session.not_judged.append(Shortfall("trials of what the profile declares lacking", late, len(tried), limit))
+    untried = sum(result.outcome is Outcome.UNTRIED for result in tried) - late
     if untried:
         notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]
     return {**more, **there}, notes

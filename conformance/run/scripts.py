@@ -21,6 +21,7 @@ from conformance.record.errors import UsageError
 from conformance.record.finding import HARNESS, INVALID, NO_PROGRAM, gist
 from conformance.record.names import MEASURED
 from conformance.record.result import NOT_RUN, SHOWS, UNEXPECTED, Failure, Outcome, Result, Run
+from conformance.record.shortfall import SCRIPTS, Shortfall
 from conformance.run import signals
 from conformance.run.execution_place import preloaded
 from conformance.run.messages import LOST, exit_in_words
@@ -117,6 +118,17 @@ def also_on(run: Run, pythons: Mapping[str, str], limit: float, seconds: float) 
             shown.setdefault(result.id, {})[f"torch {version}"] = statement
     run.seconds += time.monotonic() - began
     run.results = [result.replace(also_on=shown.get(result.id, {})) for result in run.results]
+
+
+def count_unrun(run: Run) -> list[Shortfall]:
+    """Return how many scripts `confirm` and `also_on` did not start in their time. Scripts that cannot show their
+    headline are not counted."""
+    limit, here = "--check-scripts", [result.alone for result in run.results if result.alone]
+    counts = {SCRIPTS: (here.count(NOT_RUN), sum(not text.startswith(NO_SCRIPT_CAN) for text in here))}
+    for version in {version: 0 for result in run.results for version in result.also_on}:
+        there = [result.also_on[version] for result in run.results if version in result.also_on]
+        counts[f"{SCRIPTS} under {version}"] = (there.count(NOT_RUN), len(there))
+    return [Shortfall(what, missing, planned, limit) for what, (missing, planned) in counts.items() if missing]
 
 
 def _can_show(result: Result) -> bool:

@@ -30,6 +30,7 @@ from conformance.record import versions
 from conformance.record.command_line import Parser
 from conformance.record.errors import UserError
 from conformance.record.result import Result, Run
+from conformance.record.shortfall import FINDINGS, MINUTES, Shortfall, add_up
 from conformance.report import __main__ as report
 from conformance.report import compare, history, summary, terminal
 from conformance.report.escape import escape_control_characters, exit_code_of
@@ -132,6 +133,8 @@ class Session:
     """The changes of op_db since its baseline, the one source of several that can have a baseline."""
     resumable: bool = False
     """Whether the command has `--resume`."""
+    not_judged: list[Shortfall] = field(default_factory=list)
+    """What the probe, and the trials of a profile, did not judge. It belongs to the next run."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """The interpreters of `--also-on`, with their torch versions."""
 
@@ -178,6 +181,9 @@ class Session:
         strict = min(BUDGET, SHARE * self.seconds)
         self.target, self.seen = resolve(self.spec, self.limits, self.place, strict=strict, seconds=self.seconds)
         if self.seen is not None:
+            if self.seen.late:
+                limit = f"{BUDGET:g} s" if strict == BUDGET else MINUTES
+                self.not_judged.append(Shortfall("probes of the profile's declarations", 1, 1, limit))
             declared = self.profile.unsupported("feature") if self.profile is not None else None
             terminal.probed(self.console, profiles.identity(self.spec), self.seen, declared)
         codes = []
@@ -218,6 +224,7 @@ class Session:
         kept_back = checking + trying if seconds < math.inf else 0.0
         run = source.execute(self, max(seconds - kept_back, 0.0))
         earlier = run.seconds
+        run.strict = getattr(self.args, "strict", False)
         run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
         run.command = run.command or shlex.join([self.command, *self.words])
         if not run.complete and not run.results and not run.drawn:
@@ -233,6 +240,7 @@ class Session:
         scripts.confirm(run, self.limits.unit, 0.0 if run.interrupted else checking, jobs)
         if self.pythons and not run.interrupted:
             scripts.also_on(run, self.pythons, self.limits.unit, checking)
+        self._count_shortfalls(run)
         run.seconds = round(earlier + time.monotonic() - began, 2)
         accepted = getattr(self.args, "update_baseline", False)
         changes = compare.diff(source.baseline, run, accepted) if source.baseline else None
@@ -243,7 +251,7 @@ class Session:
             self._to_job_summary(text)
         source.keep(self, run)
         source.summarize(self, run)
-        terminal.end(self.console, run, changes, self.reports / report.PAGES[source.stem])
+        terminal.end(self.console, run, changes, self.reports / report.PAGES[source.stem], alone)
         code = run.exit_code(changes.regressions if changes else 0)
         if code == 2:
             print(f"{self.command}: {source.nothing(self, run)}", file=sys.stderr)
@@ -252,6 +260,19 @@ class Session:
             more = "; the same command with --resume goes on from there" if self.resumable else ""
             print(f"{self.command}: {why}; the results so far are in the report{more}", file=sys.stderr)
         return code
+
+    def _count_shortfalls(self, run: Run) -> None:
+        """Note in the run what the session did not judge for it. An interrupted run says only that it was."""
+        if run.interrupted:
+            run.not_judged = []
+            return
+        if self.args.check_scripts != 0:  # with 0 the user wants no script to run
+            run.not_judged += scripts.count_unrun(run)
+        minimized = [failure for result in run.cases for failure in result.failures if failure.script]
+        if cut := sum(failure.cut for failure in minimized):
+            run.not_judged.append(Shortfall(FINDINGS, cut, len(minimized), "time of one finding"))
+        run.not_judged = add_up([*self.not_judged, *run.not_judged])
+        self.not_judged = []
 
 
 def machine() -> dict[str, str]:

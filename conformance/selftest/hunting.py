@@ -29,8 +29,8 @@ from conformance.sources.accuracy.worker import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
 PROGRAMS = 4000
-FLAGS = ("target", "seed", "programs", "fault", "plain", "minutes", *options.LIMITS, "reports", *options.DECLARED,
-         *options.PLACE)  # fmt: skip
+FLAGS = ("target", "seed", "programs", "fault", "plain", "minutes", *options.LIMITS, "strict", "reports",
+         *options.DECLARED, *options.PLACE)  # fmt: skip
 
 
 @dataclass(frozen=True)

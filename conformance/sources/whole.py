@@ -28,8 +28,8 @@ PARTS: dict[str, Callable[[], Source]] = {
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
 WITH_REFERENCE = {Accuracy.stem, Sizes.stem, Models.stem}
 """Parts that need the answers of torch CPU, and run only with `--all` or `--only`."""
-FLAGS = ("target", "oracle", "only", "all", "seed", "programs", "minutes", *options.LIMITS, "check-scripts", "also-on",
-         "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
+FLAGS = ("target", "oracle", "only", "all", "seed", "programs", "minutes", *options.LIMITS, "strict", "check-scripts",
+         "also-on", "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     "programs": "as many as the time allows",
     "minutes": MINUTES,

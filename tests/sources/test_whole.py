@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +10,13 @@ import pytest
 
 from conformance.record import result as model
 from conformance.record.errors import TargetError
+from conformance.record.shortfall import Shortfall
 from conformance.run import session
 from conformance.sources import whole
+from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.opinfo import plan, runner
 from conformance.sources.opinfo.journal import NAME, Journal
+from conformance.sources.opinfo.pool import Cases
 
 LIE = "mutant:arithmetic results are contiguous"
 
@@ -44,10 +48,11 @@ class TestTest:
 
     def test_a_target_without_faults(self, tmp_path: Path, few, capsys) -> None:
         """Torch CPU passes, with op_db and programs compared."""
-        assert run(tmp_path, "cpu") == 0
+        assert run(tmp_path, "cpu", "--strict") == 0
         cases, programs = (model.load(tmp_path / f"{name}.json") for name in ("opinfo", "fuzz"))
         assert cases.compared and programs.drawn is not None and programs.drawn.compared
-        assert "No finding in" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "No finding in" in out and "Not judged" not in out
 
     def test_all(self, tmp_path: Path, few, monkeypatch) -> None:
         """`--all` also measures accuracy and sizes, and runs recorded models; the page has their tables."""
@@ -93,6 +98,20 @@ class TestTest:
         """A time that is over before anything is compared is exit code 2 and one sentence."""
         assert whole.main(["--target", "cpu", "--minutes", "0.0001", "--reports", str(tmp_path)]) == 2
         assert "nothing was compared" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("words", "end", "code"), [((), ".", 0), (("--strict",), "; --strict makes this a", 1)])
+    def test_too_little_time(self, tmp_path: Path, few, monkeypatch, capsys, words, end: str, code: int) -> None:
+        """One sentence says what all parts did not judge, and only `--strict` makes it a failure."""
+        every = Cases.run
+        monkeypatch.setattr(Cases, "run", lambda self, *args: itertools.islice(every(self, *args), 3))
+        monkeypatch.setattr(Campaign, "_enough", lambda self: self.result.done > 0)
+        assert run(tmp_path, "cpu", *words) == code
+        said = "Not judged: 1 of 4 cases of op_db (--minutes), 40 of 60 programs (--minutes)"
+        out = capsys.readouterr().out
+        assert out.count("Not judged") == 1 and f"{said}{end}" in out
+        rows = [model.load(tmp_path / f"{name}.json").not_judged for name in ("opinfo", "fuzz")]
+        assert rows == [[Shortfall("cases of op_db", 1, 4)], [Shortfall("programs", 40, 60)]]
+        assert said in (tmp_path / "conformance.html").read_text()
 
     @pytest.mark.parametrize("resumable", [False, True])
     def test_the_journal_of_an_interrupted_run(self, tmp_path: Path, resumable: bool) -> None:

@@ -18,9 +18,11 @@ from typing import Any
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
+from conformance.record import shortfall
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
 from conformance.record.result import Failure, Named, Outcome, Result, Run
+from conformance.record.shortfall import Shortfall
 from conformance.run import options, signals
 from conformance.run.isolation import OUTCOMES, PlacedPool
 from conformance.run.messages import Death, ExitReason, Limits, Task
@@ -142,11 +144,11 @@ class MeasuredCases(Source):
         small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in run.results)
         notes = {
             f"{unheld} cases of dtypes that the target does not hold were left out.": unheld,
-            f"{late} of {len(left)} cases not run, since the time was over.": late,
             f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
             f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
         }
         run.notes += [note for note, count in notes.items() if count]
+        run.not_judged += [Shortfall(shortfall.CASES.format(self.stem), late, len(left))] if late else []
         run.environment["selection"] = "; ".join([self.stem, *self.selection])
         run.expectations = str(self.file) if self.file.exists() else ""
         return run
@@ -177,4 +179,5 @@ class MeasuredCases(Source):
 
 
 SUBJECTS = ("op", "dtype", "variant")
-FLAGS = ("target", *SUBJECTS, "minutes", *options.LIMITS, "check-scripts", "reports", *options.DECLARED, *options.PLACE)
+FLAGS = ("target", *SUBJECTS, "minutes", *options.LIMITS, "strict", "check-scripts", "reports", *options.DECLARED,
+         *options.PLACE)  # fmt: skip

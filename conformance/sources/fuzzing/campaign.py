@@ -26,6 +26,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import counted, write_atomic
+from conformance.record.shortfall import CALLS, FINDINGS, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
@@ -33,7 +34,14 @@ from conformance.sources.fuzzing import smaller
 from conformance.sources.fuzzing.finding import FailingProgram, Group
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.sources.fuzzing.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
+from conformance.sources.fuzzing.shrinking import (
+    TO_ANSWER,
+    Ahead,
+    LocalShrinker,
+    RemoteShrinker,
+    Shrinker,
+    ThreadShrinker,
+)
 from conformance.sources.fuzzing.worker import ShardResult
 
 PROGRESS = 6
@@ -82,6 +90,8 @@ class Campaign:
     """Shards that were started and are not merged yet, by their first program."""
     following: int = 0
     """First program of the next shard."""
+    undrawn: bool = False
+    """Whether the drawing ended before all programs of the plan had run."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
     place: Place = LOCAL
@@ -286,6 +296,7 @@ class Campaign:
                 log.add(self._sample(workers))
             self.tell(self)
 
+        self.undrawn = bool(self.unfinished) or shards.following() is not None
         log.add(replace(self._sample(workers), ended=True))
 
     def _sample(self, workers: Workers) -> Sample:
@@ -416,7 +427,8 @@ class Campaign:
             except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
                 group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = [self.path(group)]
-        group.finding, group.shrunk = small, True
+        # A worker stops trying smaller programs `TO_ANSWER` before its deadline.
+        group.finding, group.shrunk, group.cut = small, True, same is None and time.time() >= until - TO_ANSWER
         group.found_as.add(small.group)
         if small.an_error and time.time() < until and "shrinking" not in group.elsewhere:
             group.needed = small.operators & finding.operators
@@ -453,6 +465,28 @@ class Campaign:
     def _of_all(self, group: Group) -> bool:
         """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""
         return group.finding.op == MOVE and len(group.numbers) == self.result.done - self.result.unsupported.total()
+
+    def shortfalls(self) -> list[Shortfall]:
+        """What `--minutes` kept from being judged. Without `--programs` the time is the amount, so that the number of
+        programs is never too small; 0 programs are."""
+        plan, done = self.plan, self.result
+        if plan.minutes is None:
+            return []
+        rows, programs = list[Shortfall](), CALLS if plan.recorded else PROGRAMS
+        judged = done.done if plan.recorded else done.judged
+        if plan.wanted is None and not done.done:
+            rows.append(Shortfall(programs))
+        elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.groups):
+            rows.append(Shortfall(programs, plan.wanted - judged, plan.wanted))
+        late = [group for group in self._queue() if self._due(group)]
+        shrunk = [group for group in self.groups if group.shrunk]
+        rows.append(Shortfall(FINDINGS, len(late) + sum(group.cut for group in shrunk), len(late) + len(shrunk)))
+        # A finding that was not tried without the backend counts as one of the backend, so its outcome depends on it.
+        tried = [group for group in self.groups if group.finding.program.inputs]
+        for relative in describe_target(plan.target).siblings:
+            missing = sum(relative not in group.elsewhere for group in tried)
+            rows.append(Shortfall(f"findings on {relative}", missing, len(tried)))
+        return [row for row in rows if row.missing or (not row.planned and row.what == programs)]
 
     def path(self, group: Group, suffix: str = ".py") -> Path:
         """The file of the group's script, or of its program with the suffix `.json`."""

@@ -44,7 +44,7 @@ PROGRAMS = 200
 """Number of programs, unless the user gives a number or a time."""
 
 SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
-RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "check-scripts", "also-on", "reports",
+RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "strict", "check-scripts", "also-on", "reports",
        *options.DECLARED)  # fmt: skip
 FLAGS = ("target", "oracle", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip

@@ -196,6 +196,8 @@ class Group:
     needed: frozenset[str] = frozenset()
     """Operators of the program that its shrunk form still has. A program with the same error that lacks one of them
     fails for another reason."""
+    cut: bool = False
+    """Whether a limit of time ended the shrinking, so that the program may not be the smallest one."""
 
     @property
     def title(self) -> str:
@@ -213,6 +215,7 @@ class Group:
             self.shrunk or other.shrunk,
             least.elsewhere,
             self.masked | other.masked,
+            cut=least.cut,
         )
 
     def to_json(self, campaign: Mapping[str, Json]) -> dict[str, Json]:
@@ -228,6 +231,7 @@ class Group:
             "found_as": sorted(self.found_as),
             "masked": sorted(self.masked),
             "needed": sorted(self.needed),
+            "cut": self.cut,
             "others": [other.to_json() for other in self.others],
         }
 
@@ -244,6 +248,7 @@ class Group:
             data["elsewhere"],
             set(data["masked"]),
             needed=frozenset(data["needed"]),
+            cut=data.get("cut", False),
             others=[FailingProgram.from_json(other) for other in data["others"]],
         )
 

@@ -155,6 +155,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         drawn=drawn,
         identity=profiles.identity(plan.target),
         models=models_of(campaign),
+        not_judged=[] if interrupted else campaign.shortfalls(),
     )
 
 

@@ -31,7 +31,7 @@ from conformance.sources.fuzzing import command as fuzzing
 from conformance.sources.fuzzing.plan import Plan
 
 FLAGS = ("target", "seed", "programs", "model", "calls", "shard", "resume", "stop-at-first-failure", "minutes",
-         *options.LIMITS, "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
+         *options.LIMITS, "strict", "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
          *options.PLACE)  # fmt: skip
 USUAL = usual(fuzzing.LIMITS, MODELS, programs="all", model="all", calls="those of the package")
 

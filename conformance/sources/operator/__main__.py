@@ -14,18 +14,19 @@ from pathlib import Path
 
 from conformance.record.errors import UsageError
 from conformance.record.names import OPERATOR
-from conformance.record.result import Outcome, Result, Run
+from conformance.record.result import Result, Run
+from conformance.record.shortfall import Shortfall
 from conformance.run import options, scripts
 from conformance.run.messages import Limits
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import Job, MeasuredCases
 from conformance.sources.operator import worker
-from conformance.sources.operator.table import CHECKS, usual
+from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual
 from conformance.sources.operator.worker import Case, Subject
 
-FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "check-scripts",
-         "reports", *options.PLACE)  # fmt: skip
+FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "strict",
+         "check-scripts", "reports", *options.PLACE)  # fmt: skip
 WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations")
 """Flags of a session that the command does not offer: it judges an operator on torch CPU."""
 
@@ -80,9 +81,11 @@ class Operators(MeasuredCases):
         """See `MeasuredCases.execute`."""
         result = super().execute(session, seconds)
         result.notes += self.excluded
-        result.notes += [
-            f"{one.variant}: {one.reason}" for one in result.results if one.outcome is Outcome.PASS and one.reason
-        ]
+        for one in result.results:
+            if one.late:
+                limit = "--limit" if SLOW_COMPILER in one.reason else "time of all checks"
+                planned = one.samples + one.late
+                result.not_judged.append(Shortfall(f"inputs of {one.variant}", one.late, planned, limit))
         result.expectations = ""
         return result
 

@@ -40,6 +40,7 @@ def check(
     atol: float | None = None,
     seconds: float = SECONDS,
     budget: float = BUDGET,
+    strict: bool = False,
 ) -> list[Verdict]:
     """Judge an operator, and return the verdict of each check.
 
@@ -48,7 +49,7 @@ def check(
     `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks to
     the reason why they do not run. `batch` maps arguments to the dimension that the check `batch` splits. `rtol` and
     `atol` replace the tolerances. `seconds` limits one call, and no call begins after `budget` seconds of processor
-    time: a warning then names the checks with fewer inputs.
+    time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does.
 
     Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
     carried out.
@@ -69,15 +70,19 @@ def check(
         seconds,
         near,
         budget,
+        strict,
     )
     trial, left = examination(request), Budget.of(request)
     result = [*verdicts(trial, request, left)]
     by_check = {each.check: each.finding for each in reversed(result) if each.finding}
     if by_check:
         first, *others = sorted(by_check, key=[*FATAL, *CHECKS].index)
-        text = script(trial, minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST)))
+        small = minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST))
         also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
-        raise AssertionError("\n".join(["", text.rstrip("\n"), *also]))
-    if text := unfinished(result):
-        warnings.warn(f"{text}; budget={budget:g} limits it, in seconds", stacklevel=2)
+        also += [f"# {said}"] if (said := unfinished(result, request, small)) else []
+        raise AssertionError("\n".join(["", script(trial, small).rstrip("\n"), *also]))
+    if said := unfinished(result, request):
+        if strict:
+            raise AssertionError(said)
+        warnings.warn(said, stacklevel=2)
     return result

@@ -17,6 +17,7 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
+from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.calls import Call, entry_of, from_description, from_op_db
@@ -32,7 +33,7 @@ from conformance.sources.operator.checks import (
 from conformance.sources.operator.forks import Send, forked, processor_time
 from conformance.sources.operator.sides import observed, target_of
 from conformance.sources.operator.subject import Operator, operator_of
-from conformance.sources.operator.table import CHECKS, FATAL, usual
+from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual
 from conformance.standalone.moving import leaves
 from conformance.standalone.oracles import Mismatch
 
@@ -53,18 +54,20 @@ OVER = "the time was over"
 @dataclass(frozen=True)
 class Difference:
     """A difference under the name of a check, in a call of the plan. `recurs` is False if the same call shows none
-    when no call precedes it."""
+    when no call precedes it. `cut` says that a limit of time ended the search for a smaller call."""
 
     check: str
     mismatch: Mismatch
     call: Call
     recurs: bool = True
+    cut: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
     """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
-    why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins."""
+    why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins. With
+    `strict`, a check with fewer inputs than planned fails."""
 
     operator: Callable[..., Any]
     like: Any = None
@@ -79,6 +82,7 @@ class Request:
     seconds: float = SECONDS
     near: str = ""
     budget: float = BUDGET
+    strict: bool = False
 
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
@@ -98,8 +102,8 @@ class Request:
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
-    difference if there is one. `others` counts further calls with a difference, and `late` the calls that did not begin
-    in time; `reason` then says so."""
+    difference if there is one. `others` counts further calls with a difference, and `late` the calls that were not
+    judged since `limit`, an argument of `conformance.check`, was reached; `reason` then says so."""
 
     check: str
     compared: int = 0
@@ -108,6 +112,7 @@ class Verdict:
     finding: Difference | None = None
     others: int = 0
     late: int = 0
+    limit: str = "budget"
 
 
 @dataclass
@@ -311,16 +316,33 @@ def _verdicts(
 def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
     """Return the verdict on a check without a difference. `reasons` say why its calls were not judged; "" for a call
     that was compared."""
-    compared, late = reasons.count(""), reasons.count(OVER)
-    reason = "" if check in FATAL else next((reason for reason in reasons if reason not in ("", OVER)), "")
+    compared, late = reasons.count(""), [reason for reason in reasons if reason.startswith((OVER, SLOW_COMPILER))]
+    reason = "" if check in FATAL else next((reason for reason in reasons if reason not in ("", *late)), "")
     if late and (compared or not reason):
-        return Verdict(check, compared, f"{compared} of {compared + late} inputs, {OVER}", late=late)
+        text = f"{compared} of {compared + len(late)} inputs, {late[0]}"
+        return Verdict(check, compared, text, late=len(late), limit="budget" if late[0] == OVER else "seconds")
     return Verdict(check, compared, "" if compared else reason or "no call shows it")
 
 
-def unfinished(results: Iterable[Verdict]) -> str:
-    """Return the checks without a difference that compared fewer inputs than planned; "" if there is none."""
-    return "; ".join(f"{result.check}: {result.reason}" for result in results if result.late and not result.finding)
+def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
+    """Return the checks without a difference that compared fewer inputs than planned."""
+    return [
+        Shortfall(
+            f"inputs of {result.check}",
+            result.late,
+            result.compared + result.late,
+            f"{result.limit}={getattr(request, result.limit):g}",
+        )
+        for result in results
+        if result.late and not result.finding
+    ]
+
+
+def unfinished(results: Iterable[Verdict], request: Request, found: Difference | None = None) -> str:
+    """Return the sentence about what was not judged; "" if all was. `found` is a difference that was minimized."""
+    rows = shortfalls(results, request)
+    rows += [Shortfall(FINDINGS, 1, 1, "time of one finding")] if found is not None and found.cut else []
+    return describe(rows, request.strict)
 
 
 Item = Difference | tuple[str, str]
@@ -356,7 +378,10 @@ def examined(
         if isinstance(item, Death):
             hangs = item.reason is ExitReason.TIMEOUT
             if hangs and name in COMPILERS:
-                yield calls[number].kind, f"compiling it takes more than {seconds:g} s"
+                # The fork has ended, so the calls behind this one have no verdict either.
+                order = in_turns(calls)
+                for late in order[order.index(number) :]:
+                    yield calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s"
                 continue
             check = "hang" if hangs else procedure.death
             if check == "reads" and _writes(trial, calls[number], seconds):

@@ -100,15 +100,16 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
                 return True
         return False
 
+    until = time.time() + seconds
     reduce_program(
         program,
         fails,
         SLOW.get(finding.check, TRIALS),
         (smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
-        time.time() + seconds,
+        until,
         _valid,
     )
-    return smallest
+    return replace(smallest, cut=time.time() >= until)
 
 
 def _is_right_alone(trial: Examination, finding: Difference) -> bool:

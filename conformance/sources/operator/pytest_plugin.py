@@ -60,7 +60,8 @@ def _judging(test: Callable[..., Any]) -> Any:
 @pytest.fixture
 def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     """A function that fails with the minimized script if the check finds a difference, and skips with the reason if it
-    could not be judged. A check that compared fewer inputs than planned, because the time was over, gives a warning."""
+    could not be judged. A check that compared fewer inputs than planned, because the time was over, gives a warning,
+    and with `strict=True` in the marker it fails."""
     name = request.param
 
     def run() -> None:
@@ -70,11 +71,14 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
 
         judging = _judging(request.function)
         verdict = judging.verdict(name)
+        said = unfinished([verdict], judging.request)
+        if said and judging.request.strict:
+            pytest.fail(said, pytrace=False)
         if verdict.excluded or not (verdict.finding or verdict.compared):
             pytest.skip(verdict.reason)
         if verdict.finding is not None:
             pytest.fail(script(judging.trial, minimized(judging.trial, verdict.finding)), pytrace=False)
-        if text := unfinished([verdict]):
-            warnings.warn(text, stacklevel=2)
+        if said:
+            warnings.warn(said, stacklevel=2)
 
     return run

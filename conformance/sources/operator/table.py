@@ -59,6 +59,9 @@ CHECKS: Mapping[str, Check] = {
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail. Their differences explain all others."""
 
+SLOW_COMPILER = "compiling takes more than"
+"""First words of the reason of a call that a compiler did not end in time, and of the calls behind it."""
+
 
 def usual(batch: Mapping[str, int]) -> list[str]:
     """Return the checks that run if the user names none. `batch` has the batch dimensions by argument."""

@@ -97,9 +97,9 @@ def run(target: str, case: Case) -> Result:
         if verdict.finding is not None:
             return _failed(case, verdict).replace(seconds=time.perf_counter() - begin)
     if not verdict.compared:
-        return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason)
-    seconds = time.perf_counter() - begin
-    return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds)
+        return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason, late=verdict.late)
+    seconds, late = time.perf_counter() - begin, verdict.late
+    return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds, late=late)
 
 
 def _failed(case: Case, verdict: Verdict) -> Result:
@@ -110,7 +110,7 @@ def _failed(case: Case, verdict: Verdict) -> Result:
     assert verdict.finding is not None
     trial = _judging(case.subject).trial
     small = minimized(trial, verdict.finding)
-    more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small)}
+    more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small), "cut": small.cut}
     failure = Failure.of(small.mismatch, **more)
     dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)
     count = verdict.others + 1

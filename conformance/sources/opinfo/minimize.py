@@ -19,6 +19,7 @@ from conformance.record.finding import ON_CPU, ON_TARGET
 from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
+from conformance.record.shortfall import FINDINGS, MINUTES, Shortfall
 from conformance.run.execution_place import LOCAL, Place
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Limits, Task
@@ -42,13 +43,14 @@ def minimize(
 ) -> None:
     """Replace the first failure of a result by its minimized form, for the first undeclared result of each pattern and
     operator, the worst first. `cases` are the run's cases by id. The run's notes count the failures that stay as they
-    are, with the reasons.
+    are, with the reasons; those without time are a shortfall of the run.
     """
     until, chosen = time.time() + seconds, _chosen(run, cases)
     if not chosen:
         return
+    limit = MINUTES if seconds < BUDGET else f"{BUDGET:g} s"
     if seconds <= 0:
-        run.notes.append(f"{counted(len(chosen), 'failure')} not minimized, since the time was over")
+        run.not_judged.append(Shortfall(FINDINGS, len(chosen), len(chosen), limit))
         return
     small: dict[str, Failure] = {}
     reasons = Counter[str]()
@@ -68,7 +70,8 @@ def minimize(
         except TargetError as error:
             reasons[str(error)] = len(chosen) - len(small) - reasons.total()
     run.results = [_with(result, small.get(result.id)) for result in run.results]
-    reasons["no time left"] += len(chosen) - len(small) - reasons.total()
+    if late := len(chosen) - len(small) - reasons.total():
+        run.not_judged.append(Shortfall(FINDINGS, late, len(chosen), limit))
     counts = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
     if counts:
         run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({counts})")

@@ -21,11 +21,12 @@ from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
-from conformance.record import versions
+from conformance.record import shortfall, versions
 from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
+from conformance.record.shortfall import Shortfall
 from conformance.report import __main__ as report
 from conformance.report import budgets, terminal
 from conformance.run import options, signals
@@ -45,6 +46,8 @@ from conformance.sources.opinfo.replay import replay
 LIMITS = Limits(unit=120.0, memory=8.0)
 """Default limits of a case."""
 
+OP_DB = shortfall.CASES.format("op_db")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -60,7 +63,7 @@ class Request:
     limits: Limits = LIMITS
     place: Place = LOCAL
     seconds: float = math.inf
-    """Time after which no result is awaited, and a note counts the cases that did not run."""
+    """Time after which no result is awaited. The run counts the cases that did not run as a shortfall."""
     reruns: int = 0
     stop_at_first: bool = False
     fail_on_torch_bugs: bool = False
@@ -128,7 +131,7 @@ class _Running:
                 result.notes.append("stopped at the first failure")
             elif len(result.results) < len(self.chosen):
                 missing = len(self.chosen) - len(result.results)
-                result.notes.append(f"{missing} of {len(self.chosen)} cases not run, since the time was over")
+                result.not_judged.append(Shortfall(OP_DB, missing, len(self.chosen)))
                 result.notes += [
                     f"{task.name} had given no answer after {seconds:.0f} s when the time was over"
                     for task, seconds in cases.busy()
@@ -136,6 +139,9 @@ class _Running:
                 ]
             if not failed and time.monotonic() < self.until:
                 self._mark_flaky(cases)
+            elif not failed and self.again and request.reruns:
+                count = len(self.again)
+                result.not_judged.append(Shortfall("failures that --rerun-failures repeats", count, count))
         for layer in cases.without_backend:
             failing = [self.chosen[bad.id] for bad in result.results if bad.outcome in RERUN and not bad.layer]
             if failing:
@@ -209,7 +215,7 @@ class _Running:
 # The command
 
 FLAGS = ("target", "oracle", *plan.CASES, "resume", "stop-at-first-failure", "replay", "minutes", *options.LIMITS,
-         "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
+         "strict", "check-scripts", "also-on", "reports", *options.DECLARED, "baseline", "update-baseline", "workloads",
          "fail-on-torch-bugs", *options.PLACE)  # fmt: skip
 USUAL = {
     **usual(LIMITS),
@@ -298,8 +304,7 @@ class OpDb(Source):
 
     def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
-        late = any("not run, since the time" in note for note in run.notes)
-        if not session.resumable or (run.complete and not late):
+        if not session.resumable or (run.complete and not run.falls_short_of(OP_DB)):
             self.journal.discard()
         if session.args.update_baseline and run.complete and run.results:
             model.save(model.slim(_over(self.baseline, run)), self.baseline_file)

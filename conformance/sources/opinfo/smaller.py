@@ -101,6 +101,7 @@ class Minimizer:
             rest = tuple(mismatch for mismatch in verdict.mismatches if mismatch is not first)
             verdict = replace(verdict, mismatches=(first, *rest))
         smaller = failure_of_program(case, self.target, failure, program, verdict)
+        smaller = replace(smaller, cut=time.time() >= self.until)
         short = len(own_part(smaller.script).splitlines()) <= LONGEST_LINES
         small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
         return smaller if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"

@@ -26,7 +26,8 @@ from conformance.sources.trace.api import Trace, device_target
 from conformance.sources.trace.compiled import SECONDS
 from conformance.sources.trace.mode import Options
 
-FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "check-scripts", "reports")
+FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "strict", "check-scripts",
+         "reports")  # fmt: skip
 BUDGET = 60.0
 """Usual time in seconds for running the scripts of the findings."""
 
@@ -61,7 +62,7 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
     tracer.attribute(0.0 if stopped else SECONDS)
     run = tracer.run()
     run.command, run.environment = f"{command} {shlex.join(words)}", run.environment | machine()
-    run.complete, run.interrupted = not said, stopped
+    run.complete, run.interrupted, run.strict = not said, stopped, args.strict
     if not tracer.judged and not tracer.faults:
         print(f"{command}: {said or _nothing(args.script, tracer)}", file=sys.stderr)
         return run.exit_code() if stopped else 2
@@ -70,9 +71,13 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
         tracer.write_scripts(args.reports / "failures")
         run.results = tracer.run().results
         scripts.confirm(run, Limits().unit, 0.0 if stopped else args.check_scripts, 1)
+    if not stopped:  # an interrupted run says only that it was
+        run.not_judged = [*tracer.not_judged, *(scripts.count_unrun(run) if args.check_scripts else [])]
     report.write(run, args.reports, None)
     for line in tracer.lines():
         print(escape_control_characters(line))
+    if run.shortfall:
+        print(escape_control_characters(run.shortfall))
     print(f"report: {args.reports / report.PAGES[TRACE]}")
     if said:
         print(f"{command}: {said}; the results so far are in the report", file=sys.stderr)

@@ -22,6 +22,7 @@ from conformance.record.files import write_atomic
 from conformance.record.names import TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
+from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.sources.trace.compiled import SECONDS, Compiled
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
@@ -112,7 +113,8 @@ class Trace:
                 write_atomic(fault.file, fault.script)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        said = describe(self.not_judged)
+        return "\n".join([*self.lines(), *([said] if said else [])])
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a terminal."""
@@ -143,7 +145,18 @@ class Trace:
             unjudged += tally.unjudged
         for reason, count in unjudged.most_common(5):
             yield f"{counted(count, 'call')} not judged: {reason}"
-        yield from self.compiled.notes
+
+    @property
+    def not_judged(self) -> list[Shortfall]:
+        """What a limit kept from being judged: nodes of wrong graphs, and wrong operators without a small script."""
+        faults, rows = self.faults, [*self.compiled.not_judged]
+        scripted = [fault for fault in faults if fault.script]
+        if scripted and len(scripted) < len(faults):
+            what, missing = "wrong operators with a script", len(faults) - len(scripted)
+            rows.append(Shortfall(what, missing, len(faults), f"{MOST_SCRIPTS} scripts"))
+        if cut := sum(fault.cut for fault in scripted):
+            rows.append(Shortfall(FINDINGS, cut, len(scripted), "time of one finding"))
+        return rows
 
     def run(self) -> Run:
         """Return the results in the form of the reports: one case for each operator in each phase."""
@@ -177,7 +190,7 @@ class Trace:
         place = f"{fault.place}: {fault.place.code}"
         place = f"{fault.name}, {place}" if fault.group else place
         text = ", ".join(filter(None, (place, fault.described(self.loss), counted(fault.wrong, "wrong call"))))
-        return Failure.of(fault.mismatch, call=text, script=fault.script)
+        return Failure.of(fault.mismatch, call=text, script=fault.script, cut=fault.cut)
 
 
 @contextlib.contextmanager

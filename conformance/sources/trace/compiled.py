@@ -27,6 +27,7 @@ from conformance.engine.loading import reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
+from conformance.record.shortfall import Shortfall
 from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
@@ -155,7 +156,7 @@ class Compiled:
     def __init__(self, mode: Tracing, progress: Callable[[], None]) -> None:
         self.mode, self.progress, self.active = mode, progress, False
         self.graphs: list[Graph] = []
-        self.notes: list[str] = []
+        self.not_judged: list[Shortfall] = []
 
     @property
     def compilers(self) -> list[str]:
@@ -240,8 +241,12 @@ class Compiled:
                     search = Search(graph, call, fault, until)
                     for inner in search.faults():
                         self.mode.faults.insert(inner)
+                    limit = f"{seconds:g} s for all graphs"
                     if search.untried:
-                        self.notes.append(f"{search.untried} nodes of {graph.name} not compiled alone: time was over")
+                        what = f"nodes of {graph.name} compiled alone"
+                        self.not_judged.append(Shortfall(what, search.untried, len(search.nodes), limit))
+                    elif search.cut:
+                        self.not_judged.append(Shortfall(f"searches for the wrong part of {graph.name}", 1, 1, limit))
 
 
 class _Backward:
@@ -287,7 +292,7 @@ class Search:
     def __init__(self, graph: Graph, call: GraphCall, fault: Fault, until: float) -> None:
         self.graph, self.call, self.fault, self.until = graph, call, fault, until
         self.nodes = [node for node in graph.right.graph.nodes if node.op in CALLS]
-        self.untried = 0
+        self.untried, self.cut = 0, False
 
     def faults(self) -> list[Fault]:
         """Return a fault for each node that is wrong by itself; else one for the last node of the shortest wrong
@@ -343,11 +348,13 @@ class Search:
             return self._compared(pair, self.call.args) is not None
 
         right, bad = 0, len(self.nodes)
-        if not bad or time.monotonic() >= self.until or not wrong(bad):
+        self.cut = bool(bad) and time.monotonic() >= self.until
+        if not bad or self.cut or not wrong(bad):
             return None
-        while bad - right > 1 and time.monotonic() < self.until:
+        while bad - right > 1 and not self.cut:
             middle = (right + bad) // 2
             right, bad = (right, middle) if wrong(middle) else (middle, bad)
+            self.cut = bad - right > 1 and time.monotonic() >= self.until
         return cast(torch.fx.Node, originals[self.nodes[bad - 1].name])
 
     def _compared(self, pair: Sequence[torch.fx.GraphModule], args: Sequence[Any]) -> Mismatch | None:

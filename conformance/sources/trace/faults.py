@@ -33,7 +33,7 @@ class Fault:
     for a wrong fact other than values. `effect` is the largest change of the loss, infinite for nan, None if no
     gradient flows into a wrong result. `call` is the wrong call with the fewest input elements. `group` is the compiled
     graph that contains the operator, and `compiler` its backend, if any. `file` is the
-    saved script."""
+    saved script, and `cut` says that a limit of time ended the search for a smaller one."""
 
     name: str
     phase: str
@@ -48,6 +48,7 @@ class Fault:
     effect: float | None = None
     script: str = ""
     file: Path | None = None
+    cut: bool = False
 
     def rank(self, loss: float | None) -> tuple[int, float]:
         """Return the sort key, the smallest first: errors and wrong metadata, then the effect on the loss, then the

@@ -34,7 +34,8 @@ TRIALS, SECONDS = 150, 10.0
 
 
 def scripted(fault: Fault) -> str:
-    """Return the script of a wrong call, minimized. If no script shows it, return a comment with the reason."""
+    """Return the script of a wrong call, minimized, and note in the fault if time ended this. If no script shows it,
+    return a comment with the reason."""
     call, mismatch = fault.call, fault.mismatch
     reason = "the call alone is right on other values of the same sizes"
     try:
@@ -46,7 +47,10 @@ def scripted(fault: Fault) -> str:
         for program in programs_of(call):
             verdict = _wrong(program, target)
             if verdict is not None:
-                return _smallest(program, verdict, target)
+                until = time.time() + SECONDS
+                small = _smallest(program, verdict, target, until)
+                fault.cut = time.time() >= until
+                return small
     except (Unwritable, TargetError) as error:
         reason = str(error)
     return f'"""{fault.name}: {mismatch.oracle} of {mismatch.where}"""\n# No script: {reason}.\n'
@@ -127,8 +131,9 @@ def _wrong(program: Program, target: Target) -> Verdict | None:
     return verdict if verdict.mismatches else None
 
 
-def _smallest(program: Program, verdict: Verdict, target: Target) -> str:
-    """Return the script of the smallest program with the same wrong oracle."""
+def _smallest(program: Program, verdict: Verdict, target: Target, until: float) -> str:
+    """Return the script of the smallest program with the same wrong oracle that is found by `until`, in seconds since
+    the epoch."""
     oracle, small = verdict.mismatches[0].oracle, (program, verdict)
 
     def fails(candidate: Program) -> bool:
@@ -139,6 +144,6 @@ def _smallest(program: Program, verdict: Verdict, target: Target) -> str:
         small = candidate, verdict
         return True
 
-    reduce_program(program, fails, TRIALS, CALL_PASSES, time.time() + SECONDS)
+    reduce_program(program, fails, TRIALS, CALL_PASSES, until)
     best, judged = small
     return script(replace(best, note=""), target, judged.mismatches, bad_step=1)

@@ -395,7 +395,7 @@ class TestNotShrunk:
         said = console.export_text()
         assert "not shrunk: value: 3 operators" in said
         assert "not shrunk: --minutes was over before its turn; --minimize makes it small" in said
-        assert "3 findings not shrunk, since the time was over: give more --minutes" in said
+        assert "Not judged: 3 of 4 findings in their smallest form (--minutes)." in said
 
     def test_programs_of_a_shard_that_did_not_end(self, not_shrunk: tuple[Campaign, Run]) -> None:
         """A program counts when its shard ends. Regression test: the heading of a finding was `in 3 of 0 programs`."""
@@ -412,7 +412,7 @@ class TestNotShrunk:
         report.write(run, tmp_path, None)
         page, text = (html.unescape((tmp_path / name).read_text()) for name in ("fuzz.html", "fuzz-summary.md"))
         assert page.count(", not shrunk") == text.count("FAIL, not shrunk") == 3
-        assert "3 findings not shrunk, since the time was over: give more --minutes" in text
+        assert "Not judged: 3 of 4 findings in their smallest form (--minutes)." in text
 
     def test_it_is_not_declared(self, not_shrunk: tuple[Campaign, Run]) -> None:
         """`--update-expectations` declares shrunk findings only, and gives the reason for each one not added."""

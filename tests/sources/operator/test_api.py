@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import conformance
 from conformance.record.errors import UsageError
+from conformance.run.messages import Death, ExitReason
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
 
@@ -89,9 +91,39 @@ def test_tolerances_of_the_user():
 
 def test_fewer_inputs_are_a_warning():
     """A check that the budget cuts short is never silent."""
-    with pytest.warns(UserWarning, match=r"values: 0 of \d+ inputs, the time was over; .*budget=0 limits it"):
+    said = r"Not judged: (\d+) of \1 inputs of values \(budget=0\), .*[^;]\.$"
+    with pytest.warns(UserWarning, match=said):
         verdicts = conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0)
     assert all(verdict.late and not verdict.compared for verdict in verdicts)
+
+
+def test_fewer_inputs_are_a_failure_when_strict():
+    """`strict=True` fails for them, and not for a check that compared all its inputs."""
+    with pytest.raises(AssertionError, match=r"^Not judged: .* inputs of values .*--strict makes this a failure\.$"):
+        conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0, strict=True)
+    with warnings.catch_warnings(action="error"):
+        conformance.check(**CORRECT["pointwise"], checks=["values"], strict=True)
+
+
+def test_a_compiler_that_is_too_slow_is_not_silent(monkeypatch):
+    """The compiler's limit is one of a clock, so a busy machine may judge less: the check says so."""
+    late = lambda work, seconds: iter([Death(ExitReason.TIMEOUT, "gave no answer")])  # noqa: E731
+    monkeypatch.setattr("conformance.sources.operator.examine.forked", late)
+    with pytest.warns(UserWarning, match=r"Not judged: (\d+) of \1 inputs of compile \(seconds=20\)\."):
+        conformance.check(**CORRECT["pointwise"], checks=["compile"])
+
+
+def test_a_script_that_time_kept_from_being_small_says_so(monkeypatch):
+    """A difference is smaller on an idle machine than on a busy one, which the message must not hide."""
+    monkeypatch.setattr("conformance.sources.operator.api.LONGEST", 0.0)
+    request = {"reference": torch.exp, "inputs": {"x": "float32[8] in 0..1"}, "checks": ["values"]}
+    cut = r"\n# Not judged: 1 of 1 findings in their smallest form \(time of one finding\)\.$"
+    with pytest.raises(AssertionError, match=cut):
+        conformance.check(lambda x: x.exp() * 1.01, **request)
+    monkeypatch.undo()
+    with pytest.raises(AssertionError) as raised:
+        conformance.check(lambda x: x.exp() * 1.01, **request)
+    assert "Not judged" not in str(raised.value)
 
 
 def test_an_unknown_check():

@@ -132,7 +132,10 @@ class TestTime:
         assert by_check["layouts"] == Verdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
         assert by_check["empty"] == Verdict("empty", 0, "refused")
         assert by_check["dtype"].reason == f"1 of 4 inputs, {OVER}" == by_check["crash"].reason
-        assert unfinished(by_check.values()).startswith(f"values: 1 of 2 inputs, {OVER}; layouts: 0 of 1")
+        said = unfinished(by_check.values(), Request(**CORRECT["pointwise"]))
+        assert said.startswith(
+            "Not judged: 1 of 2 inputs of values (budget=30), 1 of 1 inputs of layouts (budget=30), "
+        )
 
     def test_time_that_is_left_goes_to_the_others(self):
         """The shares are in proportion to the weights; excluded checks have none."""
@@ -183,13 +186,15 @@ class TestTime:
         assert length < 3 or order[:3] == [0, length - 1, (length - 1) // 2]
 
     def test_compiling_for_long_is_no_hang(self, monkeypatch):
-        """The check is then not judged."""
+        """The call and those behind it are then not judged, since their fork has ended."""
         monkeypatch.setattr(
             "conformance.sources.operator.examine.forked", lambda *_: iter([Death(ExitReason.TIMEOUT, "")])
         )
         trial = examination(Request(**CORRECT["pointwise"]))
-        (item,) = examined(trial, "compile", calls_of(trial, "compile"), 20.0)
-        assert item == ("values", "compiling it takes more than 20 s")
+        calls = calls_of(trial, "compile")
+        items = [*examined(trial, "compile", calls, 20.0)]
+        assert items[0] == ("values", "compiling takes more than 20 s") and len(items) == len(calls) > 1
+        assert {reason for _, reason in items} == {items[0][1]}
 
 
 @alone

@@ -5,12 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conformance.record import result as model
-from conformance.record.result import SHOWS
+from conformance.record.names import OPERATOR
+from conformance.record.result import SHOWS, Outcome, Result, Run
+from conformance.record.shortfall import Shortfall
+from conformance.sources.accuracy.running import MeasuredCases
+from conformance.sources.operator import worker
 from conformance.sources.operator.__main__ import main
+from conformance.sources.operator.examine import Verdict
+
+VERDICT = Verdict("values", 12, "12 of 40 inputs, the time was over", late=28)
 
 
 def test_the_names_of_the_checks_need_no_torch():
@@ -29,8 +37,11 @@ def test_checks_that_run_only_if_they_are_named(capsys):
 def test_a_lie_fails_the_run(tmp_path, capfd):
     """Exit code 1, a page, and a script that shows the headline in a process of its own."""
     words = ["tests.planted.kernels:compiled", "--like", "nn.functional.silu"]
-    code = main([*words, "--checks", "values,dtype,fake", "--reports", str(tmp_path)])
-    assert code == 0 and "2 passed, 0 failed, 1 skipped" in capfd.readouterr().out
+    code, out = (
+        main([*words, "--checks", "values,dtype,fake", "--strict", "--reports", str(tmp_path)]),
+        capfd.readouterr(),
+    )
+    assert code == 0 and "2 passed, 0 failed, 1 skipped" in out.out and "Not judged" not in out.out
     inputs = tmp_path / "inputs.toml"
     inputs.write_text('x = "float32[n, m]"\nsizes = {n = "1..9", m = "1..9"}\n')
     words = ["tests.planted.kernels:structure", "--reference", "tests.planted.kernels:halves", "--inputs", str(inputs)]
@@ -40,6 +51,25 @@ def test_a_lie_fails_the_run(tmp_path, capfd):
     (result,) = model.load(tmp_path / "operator.json").results
     assert (result.op, result.variant, result.alone) == ("tests.planted.kernels.structure", "structure", SHOWS)
     assert "halves" in (tmp_path / "operator.html").read_text()
+
+
+@pytest.mark.parametrize(("words", "end", "code"), [((), ".", 0), (("--strict",), "; --strict makes this a", 1)])
+def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
+    """One sentence, a field of the result, and exit code 1 only with `--strict`."""
+    late = Result("torch.abs", "float32", "values", OPERATOR, Outcome.PASS, samples=12, late=28)
+    monkeypatch.setattr(MeasuredCases, "execute", lambda *_: Run("cpu", [late]))
+    assert main(["torch.abs", "--like", "abs", "--checks", "values", "--reports", str(tmp_path), *words]) == code
+    said = f"Not judged: 28 of 40 inputs of values (time of all checks){end}"
+    assert capfd.readouterr().out.count(said) == 1
+    run = model.load(tmp_path / "operator.json")
+    assert run.not_judged == [Shortfall("inputs of values", 28, 40, "time of all checks")] and run.results == [late]
+
+
+def test_a_worker_counts_the_inputs_without_time(monkeypatch):
+    """The result of a check has their number."""
+    monkeypatch.setattr(worker, "_judging", lambda subject: SimpleNamespace(verdict=lambda check: VERDICT))
+    result = worker.run("cpu", worker.Case(worker.Subject("torch.abs", "abs"), "values"))
+    assert (result.outcome, result.samples, result.late) == (Outcome.PASS, 12, 28)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,28 @@ def test_one_test_for_each_check(pytester):
     assert "FAILED test_mine.py::test_compiled_lie[compile]" in out and "torch.__trace" not in out
 
 
+LATE = """
+import pytest, torch
+from tests.planted.kernels import right_silu
+
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["values"], budget=0.0)
+def test_late(operator_check):
+    operator_check()
+
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["values"], budget=0.0, strict=True)
+def test_strict(operator_check):
+    operator_check()
+"""
+
+
+def test_a_check_without_time(pytester):
+    """It is skipped with the number of inputs, and fails with `strict=True`."""
+    out = outcome(pytester, test_mine=LATE)
+    assert "PASSED" not in out and "inputs, the time was over" in out
+    assert "FAILED test_mine.py::test_late" not in out and "FAILED test_mine.py::test_strict[values]" in out
+    assert "inputs of values (budget=0); --strict makes this a failure." in out
+
+
 def test_a_wrong_marker(pytester):
     """The error names the test, and the nearest name of a check."""
     unmarked, misspelt = "def test_mine(operator_check): operator_check()\n", SUITE.replace('"gradcheck"', '"gradchek"')

@@ -112,7 +112,7 @@ class TestPlanted:
         selection = Selection(("add", "sin", "sub"), ("float32",), samples=2)
         minimized = run("planted", Request([selection], limits=LIMITS, seconds=600.0))
         assert [result.op for result in minimized.results] == ["add"]
-        assert minimized.notes == ["2 of 3 cases not run, since the time was over"]
+        assert minimized.shortfall == "Not judged: 2 of 3 cases of op_db (--minutes)."
         assert "torch.add(a, a)" in minimized.results[0].failures[0].script
 
 
@@ -155,7 +155,7 @@ class TestOwner:
         minimize.minimize(
             minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS, seconds=0
         )
-        assert minimized.notes == ["1 failure not minimized, since the time was over"]
+        assert minimized.shortfall == "Not judged: 1 of 1 findings in their smallest form (--minutes)."
 
     def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A failure that its worker had no time for is counted as such. Regression test: its reason was "NoneType:
@@ -164,7 +164,7 @@ class TestOwner:
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
         minimized = Run("cpu", [failed])
         minimize.minimize(minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS)
-        assert minimized.notes == ["0 of 1 failure minimized (no time left: 1)"]
+        assert minimized.shortfall == "Not judged: 1 of 1 findings in their smallest form (120 s)."
 
     @pytest.mark.parametrize(("same", "best"), [([ExitReason.CRASH], "smaller"), ([], "best")])
     def test_after_a_death(self, same: list[ExitReason], best: str) -> None:

@@ -46,6 +46,33 @@ if __name__ == "__main__":
     return run
 
 
+SHORT = """
+from conformance.record.shortfall import Shortfall
+from conformance.sources.trace.api import Trace
+Trace.not_judged = [Shortfall("nodes of compiled graph 1 compiled alone", 3, 9, "60 s for all graphs")]
+"""
+
+
+@pytest.mark.parametrize(("words", "end", "code"), [((), ".", 0), (("--strict",), "; --strict makes this a", 1)])
+def test_what_was_not_judged_fails_a_strict_run(traced, tmp_path, words, end, code):
+    """One sentence, a field of the result, and exit code 1 only with `--strict`."""
+    ran = traced(SHORT + TRAIN, *words)
+    assert ran.returncode == code, ran.stderr
+    said = f"Not judged: 3 of 9 nodes of compiled graph 1 compiled alone (60 s for all graphs){end}"
+    assert ran.stdout.count(said) == 1
+    (row,) = model.load(tmp_path / "reports/trace.json").not_judged
+    assert (row.missing, row.planned) == (3, 9)
+
+
+def test_a_script_without_time_is_not_judged(traced, tmp_path):
+    """A script that --check-scripts leaves out is one, unless the user wants none."""
+    ran = traced(TRAIN, "--check-scripts", "0.000001", faults="relu")
+    assert ran.returncode == 1, ran.stderr
+    assert "Not judged: 1 of 1 scripts of findings (--check-scripts).\n" in ran.stdout
+    ran = traced(TRAIN, "--check-scripts", "0", faults="relu")
+    assert ran.returncode == 1 and "Not judged" not in ran.stdout
+
+
 def test_a_wrong_operator_fails_the_run(traced, tmp_path):
     """Exit code 1, the operator with its line, and a page."""
     ran = traced(TRAIN, "--check-scripts", "0", faults="relu")
@@ -73,9 +100,10 @@ def test_the_script_of_a_wrong_operator_shows_it(traced, tmp_path):
 
 
 def test_a_right_device_passes(traced):
-    """Exit code 0, and the number of judged calls."""
-    ran = traced(TRAIN)
+    """Exit code 0, also with `--strict`, and the number of judged calls."""
+    ran = traced(TRAIN, "--strict")
     assert ran.returncode == 0, ran.stderr
+    assert "Not judged" not in ran.stdout
     assert "calls judged on toy: no wrong operator\n" in ran.stdout
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import conformance
 import tests.planted.lying_compilers
 import tests.planted.toy_compiler  # noqa: F401
+from conformance.sources.trace.api import Trace
 
 pytestmark = pytest.mark.skipif(
     not hasattr(TorchDispatchMode, "ignore_compile_internals"), reason="this torch compiles nothing under a mode"
@@ -59,6 +60,23 @@ def test_a_wrong_node_is_named(faults):
     assert (fault.name, fault.phase) == ("torch.relu", "forward")
     assert (fault.place.file, fault.place.line) == (__file__, LINE + 2)
     assert "torch.relu(x0)" in fault.script and "torch.compile(backend='toy'" in fault.script
+
+
+def test_nodes_without_time_are_not_judged(faults, monkeypatch):
+    """The graph is a fault as a whole, and the trace says that its nodes were not tried."""
+    faults("relu")
+    monkeypatch.setattr(Trace, "attribute", lambda trace: trace.compiled.attribute(0.0))
+    with conformance.trace() as trace:
+        torch.compile(step, backend="toy")(torch.linspace(-1, 1, 12).view(3, 4))
+    (fault,), (row,) = trace.faults, trace.not_judged
+    assert fault.name == "compiled graph 1 by toy" and row.missing == row.planned > 1
+    assert f"Not judged: {row.planned} of {row.planned} nodes of compiled graph 1 compiled alone (0 s for" in str(trace)
+    monkeypatch.undo()
+    faults("relu")
+    torch.compiler.reset()
+    with conformance.trace() as trace:
+        torch.compile(step, backend="toy")(torch.linspace(-1, 1, 12).view(3, 4))
+    assert trace.not_judged == [] and "Not judged" not in str(trace)
 
 
 def test_a_wrong_gradient_is_named(faults):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -33,6 +34,6 @@ def test_a_device_that_a_smaller_call_loses(survives: int, monkeypatch: pytest.M
         return wrong
 
     monkeypatch.setattr(script, "judge_program", judge)
-    text = script._smallest(NEG, wrong, load_target("cpu"))
+    text = script._smallest(NEG, wrong, load_target("cpu"), math.inf)
     assert "neg(" in text
     assert len(judged) > survives
