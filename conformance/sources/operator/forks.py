@@ -27,6 +27,10 @@ from conformance.run.messages import Death, ExitReason, exit_in_words
 MEMORY = 8 * 2**30
 """Limit on the memory that a fork may allocate, in bytes."""
 
+IDLE, NEARLY = 0.05, 0.9
+"""Shares of a processor: a fork with less than the first waits for something, and one with more than the second has it
+for itself. A fork that works on a busy machine lies between them."""
+
 Send = Callable[[Any], None]
 
 
@@ -37,8 +41,8 @@ def processor_time() -> float:
 
 
 def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
-    """Run `work` in a fork, and yield its messages. A fork that sends nothing for `seconds` is killed. The last item
-    is a `Death` if it did not end normally, or the exception that `work` raised."""
+    """Run `work` in a fork, and yield its messages. A fork that sends nothing for `seconds` is killed (see
+    `_answers`). The last item is a `Death` if it did not end normally, or the exception that `work` raised."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,7 +55,7 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
     sending.close()
     ended = False
     try:
-        while receiving.poll(seconds):
+        while _answers(receiving, process, seconds):
             try:
                 item = receiving.recv()
             except EOFError:
@@ -68,6 +72,27 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if ended and status:
         yield Death(ExitReason.CRASH, exit_in_words(status))
+
+
+def _answers(receiving: Connection, process: int, seconds: float) -> bool:
+    """Whether a fork sends something in time. One that works may take `seconds` of processor time: other processes
+    must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock."""
+    begin = now = _processor_time_of(process)
+    while not receiving.poll(seconds):
+        before, now = now, _processor_time_of(process)
+        if now - begin >= NEARLY * seconds or now - before < IDLE * seconds:
+            return False
+    return True
+
+
+def _processor_time_of(process: int) -> float:
+    """Return the processor time of another process in seconds; 0 where the system does not tell, so that the clock
+    decides."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{process}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before it may hold any character
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _work(work: Callable[[Send], None], sending: Connection) -> None:

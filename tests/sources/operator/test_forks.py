@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 
+import pytest
 import torch
 
 from conformance.run.messages import Death, ExitReason
+from conformance.sources.operator import forks
 from conformance.sources.operator.forks import forked
 
 
@@ -44,6 +47,44 @@ def test_a_hang_ends():
     began = time.monotonic()
     assert [*forked(lambda send: time.sleep(60), 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
     assert time.monotonic() - began < 5
+
+
+class Clocks:
+    """A pipe whose message comes after `needed` seconds of processor time, in a fork with a share of the processor."""
+
+    def __init__(self, monkeypatch, share, needed):
+        self.share, self.needed, self.now = share, needed, 0.0
+        monkeypatch.setattr(forks, "_processor_time_of", lambda process: self.share * self.now)
+
+    def poll(self, seconds):
+        self.now += seconds
+        return self.share * self.now >= self.needed
+
+
+@pytest.mark.parametrize(
+    ("share", "needed", "answers", "clock"),
+    [
+        (1.0, 15.0, True, 20.0),
+        (1.0, math.inf, False, 20.0),
+        (0.2, 15.0, True, 80.0),  # a machine that is busy with other work: formerly a hang after 20 s
+        (0.2, math.inf, False, 100.0),
+        (0.0, math.inf, False, 20.0),  # a lock
+    ],
+)
+def test_other_processes_make_no_hang(monkeypatch, share, needed, answers, clock):
+    """A call that works has its limit in processor time, and one that waits in the time of a clock."""
+    pipe = Clocks(monkeypatch, share, needed)
+    assert (forks._answers(pipe, 0, 20.0), pipe.now) == (answers, clock)
+
+
+def test_a_loop_ends():
+    """A fork that works and sends nothing is killed, too."""
+
+    def work(send):
+        while True:
+            pass
+
+    assert [*forked(work, 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
 
 
 def test_an_exit_is_named():
