@@ -94,7 +94,9 @@ class TestCommand:
     def test_no_time(self, tmp_path, capsys):
         """A run whose time is over at once says so. Regression test: "nothing was measured in 0 cases"."""
         assert main(["--target", "cpu", "--op", "exp", "--minutes", "0.0001", "--reports", str(tmp_path)]) == 2
-        assert "the time was over before the first case had ended" in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert "the time was over before the first case had ended" in said.err
+        assert "Not judged: 2 of 2 cases of accuracy (--minutes).\n" in said.out
 
     def test_declared_findings(self, tmp_path):
         """A declared finding is XFAIL and the run passes; a declared one that does not show is XPASS and fails the
