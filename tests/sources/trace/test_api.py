@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import conformance
+from conformance.engine.loading import load_target
 from conformance.record.errors import UsageError
+from conformance.record.shortfall import FINDINGS, Shortfall
+from conformance.sources.trace.api import Trace
+from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.mode import Options
+from conformance.sources.trace.places import FORWARD, Place
+from conformance.standalone.oracles import Mismatch
 from tests.sources.trace.planting import planted
 
 
@@ -117,3 +124,15 @@ class TestTiny:
             torch.sin(x).sum().backward()
         (fault,) = trace.faults
         assert fault.effect == math.inf and "changes the loss by inf" in str(trace)
+
+
+def test_wrong_operators_without_a_script_are_counted():
+    """Beyond `MOST_SCRIPTS` faults get none, and the trace says how many."""
+    trace, place, wrong = Trace(None, Options(), lambda trace: None), Place(), Mismatch("value", "result", "1", "2")
+    for name, script in (("aten.relu.default", "a script"), ("aten.sum.default", ""), ("aten.neg.default", "")):
+        fault = Fault(name, FORWARD, place, wrong, None, load_target("cpu"), script=script)
+        trace.mode.faults.by_key[name, FORWARD, place] = fault
+    assert trace.not_judged == [Shortfall("wrong operators with a script", 2, 3, "20 scripts")]
+    for fault in trace.faults:
+        fault.script, fault.cut = "a script", fault.name == "aten.neg.default"
+    assert trace.not_judged == [Shortfall(FINDINGS, 1, 3, "time of one finding")]
