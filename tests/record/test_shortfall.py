@@ -1,4 +1,4 @@
-"""What a run did not judge: the sentence, the numbers, the exit code, and the file of the run."""
+"""Shortfalls of a run: the sentence, the numbers, the exit code, and the file of the run."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ class TestTimeIsNoFinding:
         assert compare.diff(before, run()).regressions == 1
 
     def test_a_declared_finding_that_may_have_no_name_yet(self) -> None:
-        """A finding gets its cause when it is shrunk. Regression test: without time for that, its declaration counted
-        as one that no program showed, and the run failed by XPASS."""
+        """A finding gets its cause when it is shrunk. Regression test: without time for that, no program had
+        the declared cause, and the run failed by XPASS."""
         drawn = ProgramStats((0,), 200)
         declaration = Declaration(Scope(op=("neg",), programs=100, seed=0), ("value",), "a known one")
         assert due(declaration, Run("cpu", drawn=drawn))

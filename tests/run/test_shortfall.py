@@ -1,4 +1,4 @@
-"""What a session does not judge beside its subjects: scripts, the probe of a profile, trials, minimized failures."""
+"""Shortfalls of a session: scripts, the probe of a profile, trials, minimized failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def counted(run: Run, check_scripts: float | None = None, before: tuple[Shortfal
 
 class TestScripts:
     def test_scripts_without_time_are_counted(self) -> None:
-        """A script that can show no headline is not one that time left out."""
+        """A script that can show no headline needs no time, so it does not count."""
         run = Run("cpu", [case(SHOWS), case(NOT_RUN), case(NOT_RUN), case(scripts.NO_SCRIPT_CAN), case()])
         assert counted(run) == [Shortfall(SCRIPTS, 2, 3, "--check-scripts")]
 
@@ -87,7 +87,7 @@ class TestSession:
     def test_a_trial_without_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, late: bool
     ) -> None:
-        """A declared lack that was not tried for want of time is a shortfall; one that cannot be tried is a note."""
+        """A trial without time is a shortfall of the run, and an impossible trial is a note."""
         untried = lambda pool, tasks, seconds: (Trial(task.name, Answer.UNTRIED, said=answer) for task in tasks)  # noqa: E731
         monkeypatch.setattr(profile_trials, "trials", untried)
         monkeypatch.chdir(tmp_path)

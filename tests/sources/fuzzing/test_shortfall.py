@@ -1,4 +1,4 @@
-"""What a campaign did not judge within `--minutes`: one sentence, the result file, and the exit code."""
+"""Shortfalls of a campaign with `--minutes`: one sentence, the result file, and the exit code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestPrograms:
         assert "Not judged" not in capsys.readouterr().out and model.load(tmp_path / "fuzz.json").not_judged == []
 
     def test_the_time_is_the_amount(self, tmp_path: Path, one_shard: None, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without `--programs`, a campaign of `--minutes` judges as many as it can, and that is what was asked for."""
+        """Without `--programs`, a campaign of `--minutes` judges as many programs as it can, and never too few."""
         assert fuzz(tmp_path, "--minutes", "9", "--strict") == 0
         assert "Not judged" not in capsys.readouterr().out
 
@@ -103,7 +103,7 @@ class TestFindings:
     def test_shrinking_that_time_ends(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: float, cut: int
     ) -> None:
-        """A finding whose shrinking reached the end of `--minutes` counts, also if a smaller program was found."""
+        """A finding whose shrinking reached the end of `--minutes` counts, also with a smaller program."""
         clock = [0.0]
         monkeypatch.setattr(campaign.time, "time", lambda: clock[0])
         running = planned(tmp_path)

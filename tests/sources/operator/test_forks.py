@@ -72,7 +72,7 @@ class Clocks:
     ],
 )
 def test_other_processes_make_no_hang(monkeypatch, share, needed, answers, clock):
-    """A call that works has its limit in processor time, and one that waits in the time of a clock."""
+    """The limit of a working call counts processor time, and the limit of a waiting call counts a clock's time."""
     pipe = Clocks(monkeypatch, share, needed)
     assert (forks._answers(pipe, 0, 20.0), pipe.now) == (answers, clock)
 
