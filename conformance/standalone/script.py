@@ -44,6 +44,7 @@ MODULES = (
     "standalone/fences.py",
     "standalone/oracles.py",
     "standalone/script_runtime.py",
+    "standalone/script_end.py",
     "standalone/layouts.py",
     "standalone/specials.py",
     "standalone/ends.py",
@@ -54,6 +55,9 @@ MODULES = (
 """Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
 
 IMPORTS = {
+    "atexit.": "import atexit",
+    "os._exit(": "import os",
+    "sys.modules[": "import sys",
     "contextlib.": "import contextlib",
     "overrides._": "from torch import overrides",
     "dispatch._": "from torch.utils import _python_dispatch as dispatch",
@@ -154,9 +158,9 @@ def render(
     ]
     text = "\n\n".join(part.strip("\n") for part in own if part)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
-    rest = carried(("compare", *roots), frozenset(defined(text)))
+    rest = carried(("compare", "end_script", *roots), frozenset(defined(text)))
     anew = ["torch.compiler.reset()  # the calls above compiled the function"] if "torch.compile(" in setup else []
-    end = "\n".join([*anew, f"raise SystemExit(bool(compare({arguments})))"])
+    end = "\n".join([*anew, f"end_script(bool(compare({arguments})))"])
     return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
 
 

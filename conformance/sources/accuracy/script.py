@@ -75,7 +75,7 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failur
         f"found = {beyond}",
         "if found:",
         f"    print({report!r}, off.max().item(), 'ulp')",
-        "raise SystemExit(found)",
+        "end_script(found)",
     ]
-    rest = carried(("errors", "beyond"), frozenset(defined(own)))
+    rest = carried(("errors", "beyond", "end_script"), frozenset(defined(own)))
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

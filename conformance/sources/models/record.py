@@ -16,6 +16,7 @@ from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError, UsageError
 from conformance.record.result import counted
 from conformance.report.escape import escape_control_characters, exit_code_of
+from conformance.run.command_end import end_command
 from conformance.run.user_script import run_script
 
 SUFFIXES = (".json", ".json.gz")
@@ -82,4 +83,4 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_command(main())

@@ -42,13 +42,13 @@ def standalone(case: Case, setup: str, finding: str) -> str:
         *(["    with MODE:", f"        {got}"] if "MODE" in known else [f"    {got}"]),
         "except Exception as error:",
         "    print(f'error of the call: expected an answer, got {type(error).__name__}: {error}')",
-        "    raise SystemExit(1)",
+        "    end_script(True)",
         "for name, side in ('torch CPU', cpu), ('target', got):",
         "    print(f'{name}: peak {side.peak >> 20} MiB, {side.held >> 20} MiB held, {side.seconds:.1f} s')",
         "found = faults(cpu, got)",
         "for fault in found:",
         "    print('{} of {}: expected {}, got {} ({})'.format(*fault))",
-        "raise SystemExit(bool(found))",
+        "end_script(bool(found))",
     ]
-    rest = carried(("measured", "exact_answers", "faults", "tree_map"), frozenset(defined(own)))
+    rest = carried(("measured", "exact_answers", "faults", "tree_map", "end_script"), frozenset(defined(own)))
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

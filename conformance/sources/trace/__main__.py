@@ -19,6 +19,7 @@ from conformance.record.names import TRACE
 from conformance.report import __main__ as report
 from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import options, scripts, terminal
+from conformance.run.command_end import end_command
 from conformance.run.messages import Limits
 from conformance.run.session import machine
 from conformance.run.user_script import run_script
@@ -104,4 +105,4 @@ def _progress(console: Console, name: str) -> Iterator[Callable[[Trace], None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_command(main())
