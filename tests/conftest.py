@@ -7,6 +7,7 @@ deadline would therefore report the compiler. pytest's time limit for each test 
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -25,6 +26,16 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
     """Runner of scripts in a process that has imported only torch."""
     with Standalone(tmp_path_factory.mktemp("standalone")) as running:
         yield running
+
+
+@pytest.fixture
+def sigint_heeded() -> Iterator[None]:
+    """Python's own handler of SIGINT, for this process and those that the test starts. Under `nohup` and in the
+    background of a script, SIGINT is ignored, and processes inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_finish() -> None:

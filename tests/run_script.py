@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Self
 
 SERVER = """
-import json, os, runpy, sys, traceback
+import json, os, runpy, signal, sys, traceback
 import torch, torch._dynamo, torch._functorch.aot_autograd
 for line in sys.stdin:
     path, folder, out, err, words, environment = json.loads(line)
     if not (child := os.fork()):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run under nohup
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         for number, name in ((1, out), (2, err)):

@@ -4,6 +4,9 @@ Defines `ends_imports` for the first line of a command, `deferred` and `check` f
 `sigint_blocked` for the processes that the command starts. A KeyboardInterrupt in the middle of bookkeeping could lose
 a result or count it twice. The signal therefore only sets a flag, and `check` raises where the state is consistent.
 Later signals are ignored until the report is written.
+
+A signal that this process was started to ignore stays ignored, as in Python itself: `nohup` and the background of a
+script ignore SIGINT, so that Ctrl-C for another job in the same terminal does not end them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def ends_imports(command: str) -> None:
-    """From now on, SIGINT and SIGTERM end this process with one sentence, until `deferred`. During the imports a
+    """From now on, SIGINT and SIGTERM end this process with one sentence, until `deferred`. During the imports, a
     command has no results to lose, and a KeyboardInterrupt inside an import would print a traceback. While the
     interpreter ends, both are ignored: it restores their default, which would replace the exit code.
     """
@@ -35,9 +38,14 @@ def ends_imports(command: str) -> None:
         os.write(2, f"{command}: interrupted\n".encode())
         os._exit(128 + (_received[0] if _received else number))
 
-    for number in SIGNALS:
+    for number in heeded_signals():
         signal.signal(number, leave)
     atexit.register(_ignore)
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Return those of SIGNALS that this process does not ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _ignore() -> None:
@@ -57,7 +65,7 @@ def deferred() -> Iterator[None]:
         _ignore()
 
     _received.clear()
-    before = {signum: signal.signal(signum, ask) for signum in SIGNALS}
+    before = {signum: signal.signal(signum, ask) for signum in heeded_signals()}
     try:
         yield
     finally:

@@ -14,14 +14,14 @@ def send(running: subprocess.Popen[str], numbers: Sequence[signal.Signals]) -> N
     handles the lowest number first. On a busy machine, SIGTERM followed by SIGINT after 0.1 s ended with SIGINT's exit
     code."""
     running.send_signal(numbers[0])
-    while running.poll() is None and not _ignores(running.pid):
+    while running.poll() is None and not ignores(running.pid, signal.SIGINT, signal.SIGTERM):
         time.sleep(0.01)
     for number in numbers[1:]:
         running.send_signal(number)
 
 
-def _ignores(pid: int) -> bool:
-    """Whether a process ignores SIGINT and SIGTERM, as a command does after it has handled one of them."""
+def ignores(pid: int, *numbers: signal.Signals) -> bool:
+    """Whether a process ignores these signals, as a command ignores both after it has handled one of them."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     masks = [int(line.split()[1], 16) for line in status if line.startswith("SigIgn")]
-    return all(mask >> (number - 1) & 1 for mask in masks for number in (signal.SIGINT, signal.SIGTERM))
+    return all(mask >> (number - 1) & 1 for mask in masks for number in numbers)

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.run import signals
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = {
@@ -26,15 +27,10 @@ COMMANDS = {
 STARTED = 0.3
 """Seconds of the interpreter's own start, during which no code of this package can handle a signal."""
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-
-
-@pytest.fixture(autouse=True)
-def not_ignored() -> Iterator[None]:
-    """Restore SIGINT's handler, which a shell's background job ignores, for processes started by these tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
+    pytest.mark.usefixtures("sigint_heeded"),
+]
 
 
 def in_session(session: int) -> list[str]:
@@ -146,3 +142,60 @@ class TestCtrlC:
         assert "Traceback" not in errors
         report = tmp_path / ("fuzz.json" if name == "fuzz" else "opinfo.json")
         assert "SIGTERM" not in report.read_text()
+
+
+def start_ignoring(words: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start a command as `nohup` and the background of a script do: SIGINT is ignored."""
+    running = subprocess.Popen(
+        ["bash", "-c", "trap '' INT; exec \"$@\"", "bash", sys.executable, "-W", "ignore", "-m", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    while running.poll() is None and not signals.ignores(running.pid, signal.SIGINT):
+        time.sleep(0.001)
+    return running
+
+
+class TestIgnored:
+    """A command that was started with SIGINT ignored does not end by Ctrl-C, which was for another job."""
+
+    def test_fuzz_goes_on(self, tmp_path: Path) -> None:
+        """Signals during the imports, the drawing and the report change nothing. Regression test: the command installed
+        a handler in any case, and ended with 130."""
+        words = ["conformance.fuzz", "--target", "cpu", "--seed", "0", "--programs", "40", "--reports", str(tmp_path)]
+        running, sent = start_ignoring(words, tmp_path), 0
+        while running.poll() is None:
+            os.killpg(running.pid, signal.SIGINT)
+            sent += 1
+            time.sleep(0.1)
+        said = running.communicate()[0]
+        assert running.returncode == 0, said
+        assert "40 passed, 0 failed, 0 skipped" in said
+        assert sent > 5
+
+    def test_trace_goes_on(self, tmp_path: Path) -> None:
+        """The traced script runs to its end."""
+        (tmp_path / "script.py").write_text(
+            "import os, signal, torch\nos.kill(os.getpid(), signal.SIGINT)\nprint('sum', float(torch.ones(3).sum()))\n"
+        )
+        running = start_ignoring(["conformance", "trace", "--target", "device:meta", "script.py"], tmp_path)
+        said = running.communicate()[0]
+        assert "sum 3.0" in said and "interrupted" not in said
+        assert running.returncode == 2  # it judged no call: the script computes on the CPU
+
+    @pytest.mark.parametrize("name", ["fuzz", "conformance opinfo"])
+    def test_sigterm_ends_it(self, name: str, tmp_path: Path) -> None:
+        """SIGTERM is meant for this process: it ends it, with the exit code of the signal."""
+        running = start_ignoring([*COMMANDS[name], "--reports", str(tmp_path)], tmp_path)
+        until = time.monotonic() + 100
+        while not [*tmp_path.glob("*progress*")]:
+            assert time.monotonic() < until and running.poll() is None
+            time.sleep(0.1)
+        running.send_signal(signal.SIGTERM)
+        said = running.communicate()[0]
+        assert running.returncode == 143, said
+        assert "interrupted" in said and "Traceback" not in said

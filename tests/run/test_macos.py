@@ -75,6 +75,7 @@ class TestPrograms:
         assert out.splitlines()[-1] == "30 passed, 0 failed, 0 skipped"
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("sigint_heeded")
     def test_stop_and_resume(self, tmp_path: Path) -> None:
         """After Ctrl-C the report has the programs so far, and `--resume` runs the others."""
         words = (*self.WORDS, "--programs", "300", "--only", "setitem")

@@ -333,6 +333,7 @@ class TestNote:
         assert Note.parse("[3") is None
 
 
+@pytest.mark.usefixtures("sigint_heeded")
 class TestStop:
     @pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_the_first_signal_counts(self, first: signal.Signals, code: int) -> None:

@@ -122,6 +122,7 @@ class TestForks:
             assert pool.counters == Counters()
             assert set(descendants(os.getpid())) == before
 
+    @pytest.mark.usefixtures("sigint_heeded")
     def test_stopped_while_it_imports(self) -> None:
         """A stop does not wait for the server's imports, and no process remains."""
         before, left, began = set(descendants(os.getpid())), set[int](), time.monotonic()

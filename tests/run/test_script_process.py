@@ -13,6 +13,8 @@ import pytest
 from conformance.run import processes, script_process
 from conformance.run.script_process import LAST, Forks, run_alone
 
+pytestmark = pytest.mark.usefixtures("sigint_heeded")  # a fork has a handler; `python FILE` inherits an ignored SIGINT
+
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:

@@ -99,6 +99,7 @@ def test_two_that_swap() -> None:
     assert (a.tolist(), b.tolist()) == ([3.5, 4.5], [1.5, 2.5])
 
 
+@pytest.mark.usefixtures("sigint_heeded")
 def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C waits until the step ends. Formerly an interrupt between two kernels left overwritten contents, and the
     step was computed again from them."""
@@ -111,7 +112,6 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for _ in range(3):
         step()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     run = replay.Replay.run
 
     def interrupted(self: replay.Replay, *args: object) -> object:
@@ -119,12 +119,9 @@ def test_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(replay.Replay, "run", interrupted)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            step()
-    finally:
-        monkeypatch.undo()
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    monkeypatch.undo()
     m2, p2 = torch.zeros(2), torch.tensor([1.0, 2.0])
     for _ in range(4):
         m2.mul_(0.9).add_(torch.tensor([0.5, -1.0]))

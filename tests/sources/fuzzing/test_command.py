@@ -82,6 +82,7 @@ class TestCampaign:
 
 
 class TestInterruption:
+    @pytest.mark.usefixtures("sigint_heeded")
     def test_ctrl_c_leaves_what_was_found(self, tmp_path):
         """Ctrl-C gives exit code 130 and one sentence, and the findings are on disk."""
         running = subprocess.Popen(

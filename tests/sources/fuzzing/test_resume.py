@@ -144,6 +144,7 @@ class TestResume:
                 time.sleep(0.02)
         assert started
 
+    @pytest.mark.usefixtures("sigint_heeded")
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_stopped_campaign_reports(self, number, code, tmp_path, undisturbed):
         """After Ctrl-C or SIGTERM, even repeated, the report has the findings so far, and `--resume` completes the

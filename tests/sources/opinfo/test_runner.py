@@ -316,6 +316,7 @@ class TestCommand:
         assert done.returncode == 2
         assert "choose another with --reports" in done.stderr
 
+    @pytest.mark.usefixtures("sigint_heeded")
     @pytest.mark.parametrize(
         ("first", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
     )
