@@ -5,7 +5,6 @@ Skipped with a reason if no Chromium is available; `nox -s tests` tries to insta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -302,11 +301,10 @@ class TestHostile:
         assert "\x1b" not in page.content()
 
     def test_a_megabyte_of_text(self, opened: Callable[..., Any]) -> None:
-        """Long text is truncated, and the page stays small and fast."""
+        """Long text is truncated, and the page stays small: in its text, and in the elements that a browser makes."""
         text = html.render(run(failed(text="<b>" * 350_000, script="x" * 1_000_000)))
         assert len(text) < 500_000
-        begin = time.monotonic()
         page = opened(text)
         page.click("#table tr.row")
         assert page.locator("tr.detail b").count() == 0
-        assert time.monotonic() - begin < 20
+        assert page.evaluate("document.getElementsByTagName('*').length") < 1_000

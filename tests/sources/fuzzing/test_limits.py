@@ -6,7 +6,6 @@ import contextlib
 import html
 import io
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,30 +61,29 @@ class TestBuilding:
 
     @pytest.fixture
     def replayed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-        def replayed(target: str, *steps: Step, compile_limit: float = 60) -> tuple[int, str, float]:
+        def replayed(target: str, *steps: Step, compile_limit: float = 60) -> tuple[int, str]:
             path = tmp_path / "program.json"
             path.write_text(dump(program(*steps)))
-            began = time.monotonic()
             words = ["--target", target, "--limit", "1", "--compile-limit", str(compile_limit), "--replay", str(path)]
-            return main(words), capsys.readouterr().out, time.monotonic() - began
+            return main(words), capsys.readouterr().out
 
         return replayed
 
     def test_the_first_call_of_an_op_is_not_the_programs_time(self, replayed: Any) -> None:
         """Compilation in the first call of an op does not count against the program's limit. Regression test: two ops,
         which take three times the limit, were reported as a hang."""
-        code, said, _ = replayed("class:building.Builds", NEG, EXP)
+        code, said = replayed("class:building.Builds", NEG, EXP)
         assert (code, "TIMEOUT at" in said) == (0, False), said
 
     def test_a_later_call_is(self, replayed: Any) -> None:
-        """A call that hangs with a compiled kernel is a TIMEOUT at the program's limit, whatever the compile limit."""
-        code, said, seconds = replayed("class:building.Hangs", NEG, NEG)
+        """A call that hangs with a compiled kernel is a TIMEOUT at the program's limit. The compile limit is longer
+        than a test may take."""
+        code, said = replayed("class:building.Hangs", NEG, NEG, compile_limit=1000)
         assert (code, "TIMEOUT at" in said) == (1, True), said
-        assert seconds < 50
 
     def test_building_has_an_end(self, replayed: Any) -> None:
         """A first call that hangs is a TIMEOUT when the compile limit is over."""
-        code, said, _ = replayed("class:building.Stuck", NEG, compile_limit=3)
+        code, said = replayed("class:building.Stuck", NEG, compile_limit=3)
         assert (code, "TIMEOUT at" in said) == (1, True), said
 
 
@@ -118,12 +116,10 @@ class TestHangs:
 
     def test_the_ordinary_limit(self) -> None:
         """The ordinary limit applies to a program that hangs in its first call if its op is in the list of hanging
-        ops."""
+        ops. The compile limit is longer than a test may take."""
         with Workers("class:building.Stuck", Limits(unit=1, compiling=1000)) as workers:
             workers.hang = frozenset({"neg"})
-            began = time.monotonic()
             assert workers.ending(program(NEG)) == TIMEOUT
-            assert time.monotonic() - began < 100
 
 
 class Clock:

@@ -43,10 +43,8 @@ def test_a_crash_is_named():
 
 
 def test_a_hang_ends():
-    """A fork that sends nothing is killed."""
-    began = time.monotonic()
-    assert [*forked(lambda send: time.sleep(60), 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
-    assert time.monotonic() - began < 5
+    """A fork that sends nothing is killed; it would sleep for longer than a test may take."""
+    assert [*forked(lambda send: time.sleep(1000), 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
 
 
 class Clocks:
