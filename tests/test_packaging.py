@@ -180,10 +180,17 @@ class TestReadme:
 
     def test_links_lead_somewhere(self):
         """Every relative link in the README and the docs, except in code, names a file of this repository."""
-        for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "tests" / "README.md"]:
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "tests" / "README.md"]:
             prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
             for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+    def test_the_examples_for_contributors_exist(self):
+        """Every file or folder that CONTRIBUTING.md names as an example is there."""
+        text = (ROOT / "CONTRIBUTING.md").read_text()
+        paths = re.findall(r"`((?:conformance|tests|docs|reports)/[^`]*)`", text)
+        assert len(paths) > 5
+        assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def ci_run(folder: Path, readme: str, failing: str = "") -> list[str]:
