@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "reports" / "fresh"
 SESSIONS = ("conformance", "tests")
 BUSY = 4
+DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP")
+"""This script may itself run under `nohup` or in the background, where these signals are ignored."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)|^  (\S+: \d+ -> \d+)$", re.MULTILINE)
 """The line of a failed test, or of a kernel count that rose."""
 
@@ -96,7 +98,7 @@ def start_run(way: Way, session: str, folder: Path, log: Path) -> subprocess.Pop
     environment = {k: v for k, v in os.environ.items() if k not in ("CACHEDB", "TORCHINDUCTOR_CACHE_DIR")}
     with log.open("wb") as out:
         return subprocess.Popen(
-            [*way.prefix, "bash", "-euo", "pipefail", "-c", way.before + read_command(session)],
+            [*DEFAULT_SIGNALS, *way.prefix, "bash", "-euo", "pipefail", "-c", way.before + read_command(session)],
             cwd=folder / "clone",
             env={**environment, **own, **way.environment},
             stdin=subprocess.DEVNULL,
