@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
@@ -32,7 +32,7 @@ FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""
 
 
-def empty_task(place: Place) -> float:
+def empty_task(place: ExecutionPlace) -> float:
     """Seconds between submitting a task that does nothing and its answer."""
     with place.pool("cpu", Limits(), 1) as pool:
         pool.ask(os.getpid)
@@ -42,7 +42,7 @@ def empty_task(place: Place) -> float:
         return (time.perf_counter() - began) / 200
 
 
-def rate(place: Place, workers: int, programs: int) -> float:
+def rate(place: ExecutionPlace, workers: int, programs: int) -> float:
     """Programs/s of a campaign on torch CPU, after its first worker is ready."""
     with tempfile.TemporaryDirectory() as folder:
         running = Campaign(Plan("cpu", programs=programs, jobs=workers, reports=Path(folder)), place=place)
@@ -90,7 +90,7 @@ class Simulated(Pool):
         pass
 
 
-class SimulatedPlace(Place):
+class SimulatedPlace(ExecutionPlace):
     def pool(self, *args: Any, **options: Any) -> Pool:
         return Simulated()
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="*", default=[])
     parser.add_argument("--driver", type=int, default=0, metavar="PROGRAMS")
     args = parser.parse_args()
-    place = Place(args.pool)
+    place = ExecutionPlace(args.pool)
     if args.driver:
         driver(args.driver)
         return

@@ -22,7 +22,7 @@ from conformance.sources.opinfo import catalog, undefined
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
+from conformance.sources.opinfo.variants import VARIANTS, SampleCall, Skip
 from scripts.pages import ROOT, Part
 
 PART = Part("docs/checks.md", "sample_programs")
@@ -34,7 +34,7 @@ TABLE = (
 )
 
 
-def calls(case: Case) -> Iterator[Call]:
+def calls(case: Case) -> Iterator[SampleCall]:
     """Yield the calls of the case's first sample."""
     op = catalog.find(case)
     for sample in samples(op, case.variant, torch.float32, case.layout, case.samples):

@@ -26,7 +26,7 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class ProbedFeature:
     """One trial: its name, the answer, and a short detail."""
 
     name: str
@@ -38,7 +38,7 @@ class Row:
 class Probe:
     """The results of all trials."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ProbedFeature, ...] = ()
     dtypes: tuple[str, ...] = ()
     """Names of the dtypes whose values survive a round trip to the device."""
     declared: frozenset[str] = frozenset()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.declare.probed import Answer, Row
+from conformance.declare.probed import Answer, ProbedFeature
 from conformance.engine.target import Target
 from conformance.standalone.torch_compat import add_to_list, storage_id, version_of
 
@@ -228,17 +228,17 @@ TRIALS: dict[str, Callable[[Target], None]] = {
 """The trials in order of execution; later ones rely on features that earlier ones tested."""
 
 
-def trial(target: Target, name: str) -> Row:
+def trial(target: Target, name: str) -> ProbedFeature:
     """Run one trial; a device's exception of any kind is an answer."""
     try:
         with target.entered():
             TRIALS[name](target)
     except Differs as error:
-        return Row(name, Answer.WRONG, str(error))
+        return ProbedFeature(name, Answer.WRONG, str(error))
     except Exception as error:
         text = " ".join(str(error).split())
-        return Row(name, Answer.NO, f"{type(error).__name__}: {text}"[:200])
-    return Row(name, Answer.YES)
+        return ProbedFeature(name, Answer.NO, f"{type(error).__name__}: {text}"[:200])
+    return ProbedFeature(name, Answer.YES)
 
 
 def dtype_survives(target: Target, name: str) -> bool:

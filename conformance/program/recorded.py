@@ -1,8 +1,8 @@
 """Recorded calls: the distinct operator calls of models as data, their file, and each call as a program of one step.
 
-Defines `Call`, `Calls` and `program_of`. A call has the operator, the exact geometry of its tensors, and its other
-arguments, but no data. Each storage has the range of the values that were recorded, so that new random data keep the
-call defined: an index stays inside its dimension, and a logarithm gets no negative number.
+Defines `RecordedCall`, `Calls` and `program_of`. A call has the operator, the exact geometry of its tensors, and its
+other arguments, but no data. Each storage has the range of the values that were recorded, so that new random data keep
+the call defined: an index stays inside its dimension, and a logarithm gets no negative number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CallsError(UserError):
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One distinct call of an operator.
 
     `op` is an overload such as `add.Tensor`. `args` and `kwargs` are JSON as in a step. `storages` are triples of
@@ -79,7 +79,7 @@ class Call:
         return {key: value for key, value in vars(self).items() if value or key in ("op", "args", "results")}
 
     @classmethod
-    def from_json(cls, data: Json) -> Call:
+    def from_json(cls, data: Json) -> RecordedCall:
         """Return the call from the output of `to_json`. Raises KeyError, TypeError or ValueError."""
         return cls(
             data["op"],
@@ -101,7 +101,7 @@ class Calls:
     ones included, and `excluded` the calls that no program can hold, by reason."""
 
     models: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     made: dict[str, int] = field(default_factory=dict)
     excluded: Counter[str] = field(default_factory=Counter)
     torch: str = field(default_factory=lambda: str(torch.__version__).partition("+")[0])
@@ -122,7 +122,7 @@ class Calls:
             data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
             if data["kind"] != KIND or data["schema"] != SCHEMA:
                 raise ValueError(f"it has kind {data['kind']!r} and schema {data['schema']!r}")
-            calls = [Call.from_json(call) for call in data["calls"]]
+            calls = [RecordedCall.from_json(call) for call in data["calls"]]
             result = cls(list(data["models"]), calls, dict(data["made"]), Counter(data["excluded"]), str(data["torch"]))
             if any(not 0 <= at < len(result.models) for call in calls for at in call.models):
                 raise ValueError("a call is of a model that it does not name")
@@ -156,7 +156,7 @@ class Calls:
         counts = {name: count for name, count in self.made.items() if name in kept}
         return replace(self, models=kept, calls=[call for call in mine if call.models], made=counts)
 
-    def ordered(self) -> list[Call]:
+    def ordered(self) -> list[RecordedCall]:
         """Return the calls in the order in which they run: in random order, but the first call of each operator before
         the second call of any. So the beginning of a run covers all operators."""
         seen, shuffled = Counter[str](), list(self.calls)
@@ -169,7 +169,7 @@ class Calls:
 
 
 @functools.lru_cache(4)
-def chosen(file: str, models: tuple[str, ...]) -> tuple[Calls, tuple[Call, ...]]:
+def chosen(file: str, models: tuple[str, ...]) -> tuple[Calls, tuple[RecordedCall, ...]]:
     """Return the calls of these models in a file, and the same calls in the order in which they run. Raises
     CallsError."""
     calls = Calls.load(Path(file)).of(models)
@@ -188,7 +188,7 @@ ROWS = {IN_PLACE: "aten.inplace", OUT: "aten.out", TENSOR: "aten"}
 """Kinds of rows of the step table, by the letters of the results."""
 
 
-def program_of(call: Call, seed: int) -> Program:
+def program_of(call: RecordedCall, seed: int) -> Program:
     """Return the call as a program of one step, on random data of this seed. Raises ProgramError."""
     names = fresh_names({})
     inputs = tuple(
@@ -214,7 +214,7 @@ def program_of(call: Call, seed: int) -> Program:
     return program
 
 
-def _prepared(step: Step, call: Call) -> tuple[Step, ...]:
+def _prepared(step: Step, call: RecordedCall) -> tuple[Step, ...]:
     """Return the steps of a call. The backward of a maximum pool gets the indices of its forward, since random indices
     lie outside the windows, where devices need not look."""
     if call.op not in POOLS:

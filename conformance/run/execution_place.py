@@ -1,7 +1,7 @@
 """Place of a pool's workers: this machine, or Ray, as `--pool` and `--per-worker` say.
 
-Defines `Place`, `LOCAL` and `place_of`. Only this module distinguishes the pools, and `ray` is imported only if the
-user asked for it.
+Defines `ExecutionPlace`, `LOCAL` and `place_of`. Only this module distinguishes the pools, and `ray` is imported only
+if the user asked for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecutionPlace:
     """Address of the workers: `local`, `ray`, `ray://HOST:PORT`, or another address that `ray.init` accepts. Each
     worker takes `per_worker` of the resources there. Tasks read `files`, which are sent to a cluster.
     """
@@ -79,7 +79,7 @@ class Place:
         return RayPool(self, target, limits, jobs, modules, preload)
 
 
-LOCAL = Place()
+LOCAL = ExecutionPlace()
 
 
 def preloaded(target: str) -> tuple[str, ...]:
@@ -94,12 +94,12 @@ def preloaded(target: str) -> tuple[str, ...]:
     return ()
 
 
-def place_of(args: argparse.Namespace, *files: Path | None) -> Place:
+def place_of(args: argparse.Namespace, *files: Path | None) -> ExecutionPlace:
     """Return the place of these options, with the existing ones among `files`. Raises UsageError if Ray is needed and
     not installed.
     """
     there = tuple(file for file in files if file is not None and file.exists())
-    result = Place(args.pool, args.per_worker, there, starting=args.starting, tell=log)
+    result = ExecutionPlace(args.pool, args.per_worker, there, starting=args.starting, tell=log)
     if result.local and result.per_worker != LOCAL.per_worker:
         raise UsageError("--per-worker asks for resources of a Ray cluster: give its address as --pool too")
     if not result.local and find_spec("ray") is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from conformance.record.result import Outcome
-from conformance.run.execution_place import Place
+from conformance.run.execution_place import ExecutionPlace
 from conformance.run.messages import Death, Done, ExitReason, Limits, Pool, Task, WorkerDied, unusable
 
 OUTCOMES = {
@@ -26,7 +26,9 @@ OUTCOMES = {
 class PlacedPool(Pool):
     """A pool of a place. If no worker can be started, `ended` and `ask` raise TargetError."""
 
-    def __init__(self, place: Place, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self, place: ExecutionPlace, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()
+    ) -> None:
         self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
         self.pool = place.pool(target, limits, jobs, modules)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
 from conformance.declare.features import FEATURES
-from conformance.declare.probed import UNENDED, Answer, Probe, Row
+from conformance.declare.probed import UNENDED, Answer, Probe, ProbedFeature
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
 from conformance.record.names import BUILTIN, DTYPES, without_relations
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Limits, OutOfTime, WorkerDied, unusable
 from conformance.run.worker import loaded, step, unit
@@ -33,7 +33,7 @@ SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
 
 
 def resolve(
-    spec: str, limits: Limits, place: Place = LOCAL, *, strict: float = 0.0, seconds: float = math.inf
+    spec: str, limits: Limits, place: ExecutionPlace = LOCAL, *, strict: float = 0.0, seconds: float = math.inf
 ) -> tuple[str, Probe | None]:
     """Return the spec and the probe, or None without one. A probe of a device completes its spec with `without=`.
 
@@ -105,7 +105,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
         declared = target.lacks
     for name in (*TRIALS, *(f"dtype {name}" for name in DTYPES)):
         if name in fatal:
-            row = Row(name, Answer.DIED, fatal[name])
+            row = ProbedFeature(name, Answer.DIED, fatal[name])
         else:
             with unit(name):
                 step(name, COMPILING)  # the first kernels of a device are compiled here

@@ -35,7 +35,7 @@ from conformance.run.ray_env import runtime_env
 from conformance.run.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from conformance.run.execution_place import Place
+    from conformance.run.execution_place import ExecutionPlace
 
 OWN = "ray"
 """Address of a Ray instance that the command starts and ends."""
@@ -79,7 +79,7 @@ class _Actor(Supervisor):
         return str(ray.get_runtime_context().get_node_id())
 
 
-def cluster(place: Place, target: str) -> tuple[str, int] | None:
+def cluster(place: ExecutionPlace, target: str) -> tuple[str, int] | None:
     """Connect this process to the cluster, once, or start one. Return host and port of its head. Raises UsageError if
     the address does not answer.
     """
@@ -92,7 +92,7 @@ def cluster(place: Place, target: str) -> tuple[str, int] | None:
     return _listening(ray.get_runtime_context().gcs_address)
 
 
-def _connect(place: Place, target: str) -> None:
+def _connect(place: ExecutionPlace, target: str) -> None:
     import ray
 
     own = place.address == OWN
@@ -170,7 +170,7 @@ class RayPool(Pool):
 
     def __init__(
         self,
-        place: Place,
+        place: ExecutionPlace,
         target: str,
         limits: Limits,
         jobs: int = 1,

@@ -35,7 +35,7 @@ from conformance.report import __main__ as report
 from conformance.report import compare, history, summary, terminal
 from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import scripts, signals
-from conformance.run.execution_place import Place, place_of
+from conformance.run.execution_place import ExecutionPlace, place_of
 from conformance.run.messages import Limits
 from conformance.run.options import reports_expectations
 from conformance.run.probe import resolve
@@ -121,7 +121,7 @@ class Session:
     command: str
     words: Sequence[str]
     args: argparse.Namespace
-    place: Place
+    place: ExecutionPlace
     console: Console = field(default_factory=lambda: Console(highlight=False, markup=False, soft_wrap=True))
     began: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - tests replace the clock
     seen: Probe | None = None

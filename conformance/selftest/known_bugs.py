@@ -70,7 +70,7 @@ FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no
 
 
 @dataclass(frozen=True)
-class Row:
+class BugRow:
     """A bug and how a campaign found it. `minutes` is the time of that many programs at the campaign's average rate.
     `why` is what agrees by the rule, and `finding` the title of the finding."""
 
@@ -165,7 +165,7 @@ def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     return finding
 
 
-def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[int] = ()) -> Iterator[Row]:
+def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[int] = ()) -> Iterator[BugRow]:
     """Yield a row for each bug: the earliest finding that matches it in the campaigns on its targets."""
     every = [(campaign, _matched(campaign, measured)) for campaign in campaigns]
     for bug in measured:
@@ -176,10 +176,10 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
             first, campaign, finding, why = min(ranked, key=lambda match: match[0])
             minutes = round((first + 1) * campaign.seconds / max(campaign.programs, 1) / 60, 2)
             size = len(finding.program.steps)
-            yield Row(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
+            yield BugRow(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
         else:
             status = GONE if bug.number in gone else MISSED if own else NOT_RUN if _loads(bug.targets[0]) else NO_TARGET
-            yield Row(bug.number, bug.title, own[0][0].target if own else bug.targets[0], status)
+            yield BugRow(bug.number, bug.title, own[0][0].target if own else bug.targets[0], status)
 
 
 def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:
@@ -302,7 +302,7 @@ def _targets(some: Iterable[Bug]) -> list[str]:
     return list(dict.fromkeys(spec for bug in some if bug.repro for spec in bug.targets))
 
 
-def summary(table: Sequence[Row]) -> str:
+def summary(table: Sequence[BugRow]) -> str:
     """Return the totals in one sentence."""
     counts = {
         status: sum(row.status == status for row in table) for status in (FOUND, MISSED, GONE, NO_TARGET, NOT_RUN)
@@ -311,7 +311,7 @@ def summary(table: Sequence[Row]) -> str:
     return f"{len(table)} reported bugs: {parts}"
 
 
-def show(table: Sequence[Row]) -> None:
+def show(table: Sequence[BugRow]) -> None:
     """Print the table and its totals."""
     shown = Table("bug", "title", "target", "status", "programs", "minutes", "steps", "finding")
     for row in table:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.selftest.faults import FUNCTION, Call, Fault
+from conformance.selftest.faults import FUNCTION, Fault, OperatorCall
 from conformance.selftest.mutants import EVERY, NO_FAULT
 from conformance.standalone.moving import map_tensors
 from conformance.standalone.torch_compat import TorchDispatchMode
@@ -57,7 +57,7 @@ class _Dispatch(TorchDispatchMode):
         self.seen.add(name)
         self.seen.update({"out="} if "out" in kwargs else ())
         if not self.ops or name in self.ops:
-            return self.fault.act(Call(func, args, kwargs, self.memory))
+            return self.fault.act(OperatorCall(func, args, kwargs, self.memory))
         return func(*args, **kwargs)
 
 
@@ -71,7 +71,7 @@ class _Function(torch.overrides.TorchFunctionMode):
         name = getattr(func, "__name__", "")
         self.seen.add(f"{FUNCTION} {name}")
         if name in self.ops and _on_device(args, kwargs):
-            return self.fault.act(Call(func, args, kwargs, self.memory))
+            return self.fault.act(OperatorCall(func, args, kwargs, self.memory))
         return func(*args, **kwargs)
 
 

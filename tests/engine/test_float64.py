@@ -7,7 +7,7 @@ import torch
 
 from conformance.engine.executor import Executor
 from conformance.engine.float64 import Float64Reference, Swayed
-from conformance.sources.operator.calls import Call
+from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.sides import Side
 
 UNITS = 4.0
@@ -17,7 +17,7 @@ THIRDS = torch.arange(1.0, 65.0) / 3
 
 def off(function, values: torch.Tensor, seed: int = 0, units: float = UNITS) -> torch.Tensor:
     """The distance of the moved answer from the one in float64, in ulp of float32 times the answer."""
-    side = Side(function, Call("values", {"x": values}, 1))
+    side = Side(function, DrawnCall("values", {"x": values}, 1))
     exact, moved = (
         Executor(target).run(side).last.tensors["result"].value
         for target in (Float64Reference(), Swayed(torch.float32, seed, units))

@@ -12,7 +12,7 @@ import torch
 from conformance.program.execute import make_inputs
 from conformance.program.float64 import truth_of
 from conformance.program.model import Program, ProgramError, Storage
-from conformance.program.recorded import Call, Calls, CallsError, program_of
+from conformance.program.recorded import Calls, CallsError, RecordedCall, program_of
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.targets.cpu import CpuTarget
@@ -24,13 +24,14 @@ def a(name: str = "a") -> dict:
     return {"t": name}
 
 
-ADD = Call("add.Tensor", (a(), a("b")), {"alpha": 2}, (("float32", 12, FLOATS), ("float32", 3, FLOATS)),
+ADD = RecordedCall("add.Tensor", (a(), a("b")), {"alpha": 2}, (("float32", 12, FLOATS), ("float32", 3, FLOATS)),
            ((0, "float32", (2, 3), (6, 1), 2), (1, "float32", (3,), (1,), 0)), "t", (0,))  # fmt: skip
-PICK = Call("index_select.default", (a(), 0, a("b")), {}, (("float32", 8, FLOATS), ("int64", 5, {"low": 1, "high": 3})),
+PICK = RecordedCall("index_select.default", (a(), 0, a("b")), {},
+            (("float32", 8, FLOATS), ("int64", 5, {"low": 1, "high": 3})),
             ((0, "float32", (4, 2), (2, 1), 0), (1, "int64", (5,), (1,), 0)), "t", (0, 1))  # fmt: skip
 
 
-def calls(*recorded: Call) -> Calls:
+def calls(*recorded: RecordedCall) -> Calls:
     return Calls(["one", "two"], list(recorded), {"one": 7, "two": 3}, torch="2.13.0")
 
 
@@ -104,7 +105,7 @@ class TestProgramOf:
 
     def test_results_that_are_none(self):
         """A backward that does not compute one of its gradients returns the others."""
-        call = Call("convolution_backward.default",
+        call = RecordedCall("convolution_backward.default",
                     (a(), a("b"), a("c"), [0], [1], [0], [1], False, [0], 1, [True, False, True]), {},
                     (("float32", 8, FLOATS), ("float32", 8, FLOATS), ("float32", 4, FLOATS)),
                     ((0, "float32", (1, 2, 4), (8, 4, 1), 0), (1, "float32", (1, 2, 4), (8, 4, 1), 0),
@@ -120,7 +121,7 @@ class TestProgramOf:
 
     def test_the_backward_of_a_pool_gets_the_indices_of_its_forward(self):
         """Random indices would lie outside the windows."""
-        call = Call("max_pool2d_with_indices_backward.default",
+        call = RecordedCall("max_pool2d_with_indices_backward.default",
                     (a(), a("b"), [2, 2], [2, 2], [0, 0], [1, 1], False, a("c")), {},
                     (("float32", 4, FLOATS), ("float32", 16, FLOATS), ("int64", 4, {"low": 0, "high": 15})),
                     ((0, "float32", (1, 2, 2), (4, 2, 1), 0), (1, "float32", (1, 4, 4), (16, 4, 1), 0),
@@ -135,7 +136,9 @@ class TestProgramOf:
                                               ("neg.default", False)])  # fmt: skip
     def test_values_without_a_meaning_are_not_compared(self, op, free):
         """Random numbers and unwritten memory: only the metadata is compared."""
-        call = Call(op, (a(),), {}, (("float32", 3, {"low": 0.0, "high": 1.0}),), ((0, "float32", (3,), (1,), 0),), "t")
+        call = RecordedCall(
+            op, (a(),), {}, (("float32", 3, {"low": 0.0, "high": 1.0}),), ((0, "float32", (3,), (1,), 0),), "t"
+        )
         assert (program_of(call, 0).undefined == ("value of result", "storage of result")) is free
 
     def test_an_operator_that_this_torch_lacks(self):
@@ -188,6 +191,6 @@ class TestFile:
         """So the beginning of a run covers all operators."""
         varied = [replace(call, kwargs={"alpha": n}) for n in range(9) for call in (ADD, PICK)]
         ordered = calls(*varied).ordered()
-        assert sorted(map(Call.key, ordered)) == sorted(map(Call.key, varied))
+        assert sorted(map(RecordedCall.key, ordered)) == sorted(map(RecordedCall.key, varied))
         assert {call.op for call in ordered[:2]} == {ADD.op, PICK.op}
         assert [call.kwargs["alpha"] for call in ordered if call.op == ADD.op] != [*range(9)]

@@ -14,7 +14,7 @@ import pytest
 import conformance
 from conformance.record.errors import UsageError
 from conformance.run import execution_place, options, ray_env
-from conformance.run.execution_place import LOCAL, Place, place_of
+from conformance.run.execution_place import LOCAL, ExecutionPlace, place_of
 
 
 def args_of(*words: str) -> argparse.Namespace:
@@ -38,7 +38,7 @@ class TestPlaceOf:
         monkeypatch.setattr(execution_place, "find_spec", lambda name: object())
         words = ("--per-worker", "CPU=1,GPU=0.5,odd=2")
         place = place_of(args_of("--pool", "ray://head:10001", *words))
-        assert place == Place("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
+        assert place == ExecutionPlace("ray://head:10001", (("CPU", 1.0), ("GPU", 0.5), ("odd", 2.0)))
         with pytest.raises(UsageError, match="--per-worker asks for resources of a Ray cluster"):
             place_of(args_of(*words))
 

@@ -21,7 +21,7 @@ import ray
 
 from conformance.record.errors import UsageError
 from conformance.run import ray_pool
-from conformance.run.execution_place import Place
+from conformance.run.execution_place import ExecutionPlace
 from conformance.run.messages import Death, Done, ExitReason, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.ray_pool import RayPool
 from tests.run.clusters import PLANTED, SMALL, started
@@ -54,7 +54,7 @@ def two() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def pool_on(cluster: Any, jobs: int = 2) -> Iterator[RayPool]:
-    with RayPool(Place(cluster.address), "cpu", LIMITS, jobs, ["tasks"]) as pool:
+    with RayPool(ExecutionPlace(cluster.address), "cpu", LIMITS, jobs, ["tasks"]) as pool:
         yield pool
 
 
@@ -119,7 +119,7 @@ def actors() -> list[int]:
 class TestAnswers:
     def test_on_a_ray_of_its_own(self) -> None:
         """Deaths, errors and values equal those of the local pool, and no subject kills an actor."""
-        with RayPool(Place("ray"), "cpu", LIMITS, 1, ["tasks"]) as pool:
+        with RayPool(ExecutionPlace("ray"), "cpu", LIMITS, 1, ["tasks"]) as pool:
             before = actors()
             cases = [
                 (tasks.segfaults, ExitReason.CRASH, "SIGSEGV", ("1", "2")),
@@ -155,7 +155,7 @@ class TestAnswers:
     def test_a_target_that_ends_its_process(self) -> None:
         """The report equals that of the local pool."""
         with (
-            RayPool(Place("ray"), "class:tasks.Dies", LIMITS, 1, ["tasks"]) as pool,
+            RayPool(ExecutionPlace("ray"), "class:tasks.Dies", LIMITS, 1, ["tasks"]) as pool,
             pytest.raises(WorkerDied, match="ends the process that loads it"),
         ):
             pool.ask(tasks.pid)
@@ -167,10 +167,10 @@ class TestRefusals:
     def test_nobody_listens(self) -> None:
         for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
             with pytest.raises(UsageError, match=f"no Ray cluster answers at --pool {address}"):
-                RayPool(Place(address), "cpu", LIMITS)
+                RayPool(ExecutionPlace(address), "cpu", LIMITS)
 
     def test_no_such_resource(self) -> None:
-        place = Place("ray", (("CPU", 1.0), ("odd_device", 1.0)))
+        place = ExecutionPlace("ray", (("CPU", 1.0), ("odd_device", 1.0)))
         with pytest.raises(UsageError, match="no node at --pool ray has CPU=1,odd_device=1 for a worker: there is CPU"):
             RayPool(place, "cpu", LIMITS)
 

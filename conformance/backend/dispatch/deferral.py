@@ -22,7 +22,7 @@ import torch
 from tinygrad.uop.ops import UOp
 
 from ..lazy import access, calls, flush
-from ..lazy.calls import Call
+from ..lazy.calls import QueuedCall
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import DIRTY, LazyStorage, storage_of
 from ..runtime import memory
@@ -32,7 +32,7 @@ from ..runtime.replay import canonical
 from ..runtime.stats import STATS
 from .call_caches import remember
 from .metadata import global_settings, number_class
-from .registry import Context, Row, is_data
+from .registry import Context, OperatorRow, is_data
 from .tensors import Spec, cast, geometry, maker, place, read, store, tensor_on_content
 from .windows import Windows
 
@@ -48,7 +48,7 @@ class _NotPlain(Exception):
     """A call with an argument that is not a tensor of the device, a number or another hashable value."""
 
 
-class Place:
+class TensorPlace:
     """Position of a tensor argument in a call's arguments, with its geometry."""
 
     __slots__ = ("dtype", "number", "offset", "size", "stride")
@@ -92,8 +92,8 @@ class Prepared:
     """Cached description of a call of one overload with one geometry of its arguments: a `Kind` of queued calls."""
 
     def __init__(
-        self, name: str, row: Row, function: Any, context: Context, args: Any, kwargs: Any, present: Sequence[bool],
-        structure: Any, targets: Sequence[torch.Tensor],
+        self, name: str, row: OperatorRow, function: Any, context: Context, args: Any, kwargs: Any,
+        present: Sequence[bool], structure: Any, targets: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
         """`present` marks the context's results that are defined; `targets` are the tensors that receive them, if not
         new.
@@ -108,7 +108,7 @@ class Prepared:
             collector.template(tuple(args)),
             {k: collector.template(v, k) for k, v in kwargs.items()},
         )
-        self.targets = [Place(i, t) for i, t in enumerate(targets)]
+        self.targets = [TensorPlace(i, t) for i, t in enumerate(targets)]
         self.context = Context(context.op, self.outs, context.index, _stand_ins(tuple(args)))
         if row.number_dtype is not None:
             self.context.common_dtype()  # early, because the default dtype may change before the call runs
@@ -116,7 +116,7 @@ class Prepared:
         self.number_places = collector.number_places
         self.variants: dict[Any, Prepared] = {}
 
-    def execute(self, call: Call) -> None:
+    def execute(self, call: QueuedCall) -> None:
         """Read the operands, compute, and hold or write the results."""
         if call.results is None:
             context = self.context
@@ -134,7 +134,7 @@ class Prepared:
             for target, storage, result in zip(self.targets, call.written, call.results, strict=False):
                 store(storage, target.dtype, target.size, target.stride, target.offset, result)
 
-    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+    def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call as a key; floats that the value function treats as data are appended to `data`."""
         data.extend(call.arrays)
         dtype, op = self.number_dtype, self.context.op
@@ -188,7 +188,7 @@ class _Collector:
         """An argument with places instead of tensors and floats."""
         if isinstance(x, torch.Tensor):
             self.tensors += 1
-            return Place(self.tensors - 1, x)
+            return TensorPlace(self.tensors - 1, x)
         if type(x) is float:
             self.number_places.append(at)
             return Number(len(self.number_places) - 1)
@@ -197,10 +197,10 @@ class _Collector:
         return x
 
 
-def _filled(x: Any, call: Call) -> Any:
+def _filled(x: Any, call: QueuedCall) -> Any:
     """A template with the values and the numbers of a call."""
     kind = type(x)
-    if kind is Place:
+    if kind is TensorPlace:
         return access.read(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
     if kind is Number:
         return call.operands[x.number]
@@ -212,7 +212,7 @@ def _filled(x: Any, call: Call) -> Any:
 def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
     """A template with buffers without content as its values."""
     kind = type(x)
-    if kind is Place:
+    if kind is TensorPlace:
         size, dtype = x.size, COMPUTED[x.dtype]
         return UOp.new_buffer(device, max(math.prod(size), 1), dtype).reshape(size)
     if kind is Number:
@@ -222,10 +222,10 @@ def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
     return x
 
 
-def _with_tensors(x: Any, call: Call) -> Any:
+def _with_tensors(x: Any, call: QueuedCall) -> Any:
     """A template with tensors on the storages of a call."""
     kind = type(x)
-    if kind is Place:
+    if kind is TensorPlace:
         return tensor_on_content(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
     if kind is Number:
         return call.operands[x.number]
@@ -292,7 +292,7 @@ def compute_index(storages: Sequence[LazyStorage]) -> None:
 class Deferred:
     """A kernel that answers a call from the description of an earlier equal call."""
 
-    def __init__(self, kernel: Callable[..., Any], name: str, row: Row, targets: Sequence[int | str]) -> None:
+    def __init__(self, kernel: Callable[..., Any], name: str, row: OperatorRow, targets: Sequence[int | str]) -> None:
         """`targets` are the written arguments, by place or name; empty if results are new tensors."""
         self.kernel, self.name, self.row = kernel, name, row
         self.targets = targets
@@ -363,12 +363,12 @@ def _queued(
 ) -> Any:  # fmt: skip
     if prepared.results is not None:
         result, written = prepared.results.make()
-        call = Call(prepared, storages, written, numbers)
+        call = QueuedCall(prepared, storages, written, numbers)
         call.arrays = arrays
         calls.defer(call)
         return result
     tensors = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
-    calls.defer(Call(prepared, storages, [storage_of(t) for t in tensors], numbers))
+    calls.defer(QueuedCall(prepared, storages, [storage_of(t) for t in tensors], numbers))
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
@@ -417,7 +417,7 @@ class Whole:
         self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
         self.results = Results(self.outs, [True] * len(self.outs), type(results), results[0].device.index or 0)
 
-    def execute(self, call: Call) -> None:
+    def execute(self, call: QueuedCall) -> None:
         """Run the kernel, and let the storages of the promised results hold its results."""
         with DeferSigint(True) as run:  # it cannot run again after it has changed something
             run.begin()
@@ -429,7 +429,7 @@ class Whole:
                     place(storage, spec, read(result))
         STATS.native[self.name] -= 1  # counted at the call
 
-    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+    def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call."""
         return tuple([number if number and number == number else str(number) for number in call.operands])
 
@@ -467,7 +467,7 @@ def whole(
         STATS.native[name] += 1
         result, written = prepared.results.make()
         written += [storage_of(args[i]) for i in prepared.writes]
-        calls.defer(Call(prepared, storages, written, numbers))
+        calls.defer(QueuedCall(prepared, storages, written, numbers))
         return result
 
     return call

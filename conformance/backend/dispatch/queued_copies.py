@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..lazy import access, calls, layout
-from ..lazy.calls import Call
+from ..lazy.calls import QueuedCall
 from ..lazy.dtypes import COMPUTED
 from ..lazy.storage import LazyStorage, storage_of
 from .tensors import fill_storage, store
@@ -32,7 +32,7 @@ class _Copy:
     def __init__(self, target: Geometry, source: Geometry) -> None:
         self.target, self.source = target, source
 
-    def execute(self, call: Call) -> None:
+    def execute(self, call: QueuedCall) -> None:
         """Write the elements, or one number if all elements equal it."""
         source, target = call.read[0], call.written[0]
         dtype = self.target[0]
@@ -42,7 +42,7 @@ class _Copy:
         else:
             store(target, *self.target, access.read(source, *self.source))
 
-    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+    def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """No numbers."""
         return ()
 
@@ -76,7 +76,7 @@ def queued(self: torch.Tensor, src: torch.Tensor) -> bool:
         if len(_kinds) >= MOST_KINDS:
             _kinds.clear()
         kind = _kinds[of] = _Copy(*of)
-    calls.defer(Call(kind, (source, target), (target,)))
+    calls.defer(QueuedCall(kind, (source, target), (target,)))
     return True
 
 

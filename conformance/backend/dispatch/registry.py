@@ -1,7 +1,7 @@
 """The tables of operators: the fields of a row, and the decorators that register value functions.
 
-Defines `Row`, `ROWS`, the decorators `value`, `complex_value` and `decomposition`, the table form `pointwise`, and
-`Context`, the description of a call for its value function.
+Defines `OperatorRow`, `ROWS`, the decorators `value`, `complex_value` and `decomposition`, the table form `pointwise`,
+and `Context`, the description of a call for its value function.
 
 A value function only computes elements from elements. Metadata, layouts, and in-place and out= forms belong to other
 modules (`metadata`, `layout`, `schema_kernels`).
@@ -82,7 +82,7 @@ def _pairwise_result_types(operands: Sequence[Any]) -> Iterable[torch.dtype]:
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorRow:
     """One operator's entry in the table."""
 
     function: ValueFunction
@@ -100,7 +100,7 @@ class Row:
     check: Callable[..., None] | None = None
 
 
-ROWS: dict[str, Row] = {}
+ROWS: dict[str, OperatorRow] = {}
 
 
 def value(
@@ -128,7 +128,7 @@ def value(
             if full_name(name) in ROWS:
                 raise RuntimeError(f"tiny: the tables give two value functions for aten::{name}")
             of_complex = function if takes_complex else None
-            ROWS[full_name(name)] = Row(
+            ROWS[full_name(name)] = OperatorRow(
                 function, keep_floats, of_complex, elementwise, first_is_out, out_as_new, deferrable, number_dtype,
                 index, reads_index, check,
             )  # fmt: skip

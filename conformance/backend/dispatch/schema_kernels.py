@@ -26,7 +26,7 @@ from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
 from .deferral import NOTED, Deferred, Prepared
 from .metadata import MetaRejected, check_devices, device_index, is_tried, specs, tensors_in
-from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, Row, ValueFunction
+from .registry import DECOMPOSITIONS, HELD_BY, ROWS, Context, Declined, OperatorRow, ValueFunction
 from .tensors import Spec, assign, cast, check_writable, check_written, elements, make
 
 
@@ -42,7 +42,7 @@ def _values(x: Any) -> Any:
     return x
 
 
-def choose(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueFunction | None:
+def choose(row: OperatorRow, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueFunction | None:
     """The row's function for the dtypes in the call; None if it has none."""
     held = [t.dtype for t in tensors_in(args)] + [s.dtype for s in outs if s is not None]
     if all(d in COMPUTED for d in held) and not any(isinstance(x, complex) for x in args):
@@ -53,7 +53,7 @@ def choose(row: Row, args: Iterable[Any], outs: Iterable[Spec | None]) -> ValueF
 class Overload:
     """An operator with the functional overload that computes its values, by schema."""
 
-    def __init__(self, op: OpOverload, functional: OpOverload, row: Row) -> None:
+    def __init__(self, op: OpOverload, functional: OpOverload, row: OperatorRow) -> None:
         self.op, self.functional, self.row = op, functional, row
         arguments = op._schema.arguments
         self.writes = [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]

@@ -1,7 +1,7 @@
 """The queue of operator calls that are not yet values, in program order, emptied before its delay can be observed.
 
-Defines `Call`, `defer` (add a call to the queue), `settle` (turn all calls into values), `drop_unneeded` (remove the
-calls whose results are gone) and `pending`.
+Defines `QueuedCall`, `defer` (add a call to the queue), `settle` (turn all calls into values), `drop_unneeded` (remove
+the calls whose results are gone) and `pending`.
 
 A lazy device does not need to build an expression at the call of an operator. Until a content is read, the caller sees
 metadata only. The queue runs in order, each call on the contents that the earlier calls left, so the results equal
@@ -37,14 +37,14 @@ class Kind(Protocol):
 
     fresh: bool  # whether the call makes the storages that it writes
 
-    def execute(self, call: Call) -> None:
+    def execute(self, call: QueuedCall) -> None:
         """Read the operands, then hold or write the results. A repetition after an interrupt must change nothing."""
 
-    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+    def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The call's numbers as a key. Numbers that are data to the kernels are appended to `data` instead."""
 
 
-class Call:
+class QueuedCall:
     """One call in the queue."""
 
     __slots__ = ("arrays", "kind", "operands", "read", "results", "written")
@@ -60,13 +60,13 @@ class Call:
 SETTING = "TINY_QUEUE"
 """Environment variable; the value 0 switches the queue off."""
 
-_queue: list[Call] = []
+_queue: list[QueuedCall] = []
 _running = False
 _checked_at = CHECKED  # queue length at which `drop_unneeded` runs next
 _open = os.environ.get(SETTING) != "0"
 
 
-def pending() -> list[Call]:
+def pending() -> list[QueuedCall]:
     """The calls that are not yet values, in order."""
     return _queue
 
@@ -86,7 +86,7 @@ def queue_calls(on: bool) -> bool:
     return before
 
 
-def defer(call: Call) -> None:
+def defer(call: QueuedCall) -> None:
     """Add a call to the queue."""
     global _checked_at
     with LOCK:
@@ -108,9 +108,9 @@ def writes_in_place() -> bool:
     return any(storage in call.read for call in _queue for storage in call.written)
 
 
-def needed(calls: Sequence[Call]) -> list[Call]:
+def needed(calls: Sequence[QueuedCall]) -> list[QueuedCall]:
     """The calls whose results have an owner, or that another one of these calls reads."""
-    kept: list[Call] = []
+    kept: list[QueuedCall] = []
     read: set[int] = set()
     for call in reversed(calls):
         if any(id(storage) in read or storage.owner() is not None for storage in call.written):
@@ -156,7 +156,7 @@ def settle() -> None:
             _running = False
 
 
-def take(instead: Sequence[Call]) -> None:
+def take(instead: Sequence[QueuedCall]) -> None:
     """Replace all queued calls by these, and update `queued` of the storages."""
     states: dict[int, int] = {}
     for call in instead:
@@ -189,10 +189,10 @@ def apart(storages: Sequence[Any]) -> Iterator[bool]:
                 take([*_queue, *others])
 
 
-def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
+def _sliced(wanted: set[int]) -> tuple[list[QueuedCall], list[QueuedCall]]:
     """The calls from which these storages (by identity) are computed, and the others, each in order."""
-    first: list[Call] = []
-    others: list[Call] = []
+    first: list[QueuedCall] = []
+    others: list[QueuedCall] = []
     for call in reversed(_queue):
         if any(id(storage) in wanted for storage in call.written):
             wanted.update([id(storage) for storage in (*call.read, *call.written)])
@@ -202,7 +202,7 @@ def _sliced(wanted: set[int]) -> tuple[list[Call], list[Call]]:
     return first[::-1], others[::-1]
 
 
-def _disturbs(first: Sequence[Call], others: Sequence[Call]) -> bool:
+def _disturbs(first: Sequence[QueuedCall], others: Sequence[QueuedCall]) -> bool:
     """Whether a delay of the other calls until after the `first` calls would change their operands."""
     written = {id(storage): storage for call in first for storage in call.written}
     used = {id(storage) for call in others for storage in (*call.read, *call.written)}
@@ -238,4 +238,15 @@ def watched_data() -> Iterator[list[Any]]:
         _data = None
 
 
-__all__ = ["Call", "Kind", "defer", "drop_unneeded", "is_closed", "needed", "pending", "queue_calls", "settle", "take"]
+__all__ = [
+    "Kind",
+    "QueuedCall",
+    "defer",
+    "drop_unneeded",
+    "is_closed",
+    "needed",
+    "pending",
+    "queue_calls",
+    "settle",
+    "take",
+]

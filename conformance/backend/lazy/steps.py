@@ -29,7 +29,7 @@ from ..runtime.defer_sigint import DeferSigint
 from ..runtime.replay import Replay, Spec, canonical
 from ..runtime.schedule_cache import settings
 from . import calls
-from .calls import Call
+from .calls import QueuedCall
 from .dtypes import COMPUTED
 from .storage import DIRTY, LAZY, LazyStorage, living
 
@@ -73,7 +73,7 @@ class RestoredValue:
         """`reads` are the placeholder buffers in the value."""
         self.flat, self.view, self.reads = flat, view, reads
 
-    def execute(self, call: Call) -> None:
+    def execute(self, call: QueuedCall) -> None:
         """Let the storage hold the value over its buffers."""
         value = self.flat if self.flat is not None else self.view[3]  # type: ignore[index]
         restored = value.substitute(dict(zip(self.reads, call.operands, strict=True)), walk=True)
@@ -84,7 +84,7 @@ class RestoredValue:
             None,  # a step computes all storages that were written in place, so no lazy value has a donor
         )
 
-    def numbers(self, call: Call, data: list[Any]) -> tuple[Any, ...]:
+    def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """No numbers: all operands are buffers."""
         return ()
 
@@ -126,7 +126,7 @@ def pending_queue(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
         return None
 
 
-def _described(queue: Sequence[Call], wanted: Sequence[LazyStorage]) -> PendingQueue:
+def _described(queue: Sequence[QueuedCall], wanted: Sequence[LazyStorage]) -> PendingQueue:
     places: dict[int, int] = {}
     storages: list[LazyStorage] = []
     buffers: dict[UOp, int] = {}
@@ -244,10 +244,10 @@ def replay(step: PendingQueue, why: str) -> bool:
                     storage.replace(buffer, storage.nbytes)
             raise
         table += slots[len(known.sources) :]
-        left: list[Call] = []
+        left: list[QueuedCall] = []
         for storage, value, reads in zip(step.storages, known.values, known.reads, strict=True):
             if type(value) is RestoredValue:
-                left.append(Call(value, (), (storage,), [table[i] for i in reads]))
+                left.append(QueuedCall(value, (), (storage,), [table[i] for i in reads]))
             elif isinstance(value, Value):
                 _hold(storage, value, table)
         calls.take(left)

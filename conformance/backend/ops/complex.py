@@ -19,7 +19,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.metadata import MetaRejected
-from ..dispatch.registry import ROWS, Context, Declined, Row, ValueFunction, complex_value, full_name, value
+from ..dispatch.registry import ROWS, Context, Declined, OperatorRow, ValueFunction, complex_value, full_name, value
 from ..dispatch.schema_kernels import Overload, find
 from ..dispatch.tensors import Spec, cast, constant
 from ..lazy.dtypes import COMPUTED, PAIRS, opmath
@@ -344,7 +344,7 @@ def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
 
 def _conjugating(name: str) -> Callable[..., Any]:
     of_complex = _elementwise(pairs.conjugate)
-    row = Row(lambda ctx, x: x, keep_floats=False, complex=of_complex, elementwise=True, out_as_new="resized")
+    row = OperatorRow(lambda ctx, x: x, keep_floats=False, complex=of_complex, elementwise=True, out_as_new="resized")
     return Overload(find(name), find("_conj_physical"), row).kernel
 
 

@@ -65,7 +65,7 @@ def canonical(values: Sequence[UOp]) -> Graph:
     return Graph(tuple(key), list(index), buffers, calls)
 
 
-class Place(NamedTuple):
+class ArgumentPlace(NamedTuple):
     """Location of an argument of a kernel: a buffer, or a part of one."""
 
     whole: int  # index into the slots, followed by the scratch buffers
@@ -78,7 +78,7 @@ class Kernel(NamedTuple):
 
     program: UOp
     device: str
-    places: tuple[Place, ...]
+    places: tuple[ArgumentPlace, ...]
     local: bool  # whether all its arguments are on the kernel's device
     offsets: dict[str, int]  # the values of the program's variables
 
@@ -111,7 +111,7 @@ class Launch(NamedTuple):
 
     program: Callable[..., Any]
     device: str
-    places: tuple[Place, ...]
+    places: tuple[ArgumentPlace, ...]
     options: dict[str, Any]  # global_size, local_size, vals
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
@@ -126,7 +126,7 @@ class HostLaunch(NamedTuple):
 
     code: Callable[..., None]
     program: CPUProgram  # keeps the code's memory
-    places: tuple[Place, ...]
+    places: tuple[ArgumentPlace, ...]
     threads: Sequence[tuple[int, ...]]  # the numbers that follow the addresses, for each thread
 
     def __call__(self, held: list[Buffer], addresses: list[int], slots: list[UOp]) -> None:
@@ -137,7 +137,7 @@ class HostLaunch(NamedTuple):
         GlobalCounters.kernel_count += 1
 
 
-class Call(NamedTuple):
+class TinygradCall(NamedTuple):
     """A step that is not a plain kernel (a copy between devices, for example): a call that tinygrad runs."""
 
     call: UOp
@@ -147,7 +147,7 @@ class Call(NamedTuple):
         """tinygrad's names of the devices that the call uses."""
         return devices_of(self.call)
 
-    def bound(self) -> Call:
+    def bound(self) -> TinygradCall:
         """The call itself."""
         return self
 
@@ -165,13 +165,13 @@ class Replay:
     results.
     """
 
-    kernels: list[Kernel | Call]
+    kernels: list[Kernel | TinygradCall]
     fresh: list[Spec]  # of each new buffer
     results: list[int]  # the slot that holds each value
     becomes: list[tuple[int, int]]  # of nodes of the graph, by number: the slot that holds each from then on
     scratch: list[Buffer]  # for intermediate values
     views: list[Buffer] = field(default_factory=list)  # parts of these that a Call opens
-    steps: list[Launch | HostLaunch | Call] = field(init=False)
+    steps: list[Launch | HostLaunch | TinygradCall] = field(init=False)
 
     def __post_init__(self) -> None:
         steps = [k.bound() for k in self.kernels]
@@ -228,13 +228,16 @@ def recorded(graph: Graph, linear: UOp, outcomes: Sequence[UOp], becomes: dict[U
     fresh = list(dict.fromkeys(v.base for v in [*outcomes, *becomes.values()] if v.base not in slots))
     slots |= {b: len(slots) + i for i, b in enumerate(fresh)}
     wholes: dict[Any, int] = {b.buffer: i for b, i in slots.items()}
-    kernels = [_kernel(call, wholes) or Call(call) for call in linear.src]
+    kernels = [_kernel(call, wholes) or TinygradCall(call) for call in linear.src]
     scratch: list[Buffer] = list(wholes)[len(slots) :]
     views: list[Buffer] = []
-    if any(isinstance(k, Call) for k in kernels):
+    if any(isinstance(k, TinygradCall) for k in kernels):
         parameters = {b: UOp.param(i, b.dtype, b.shape, b.device) for b, i in slots.items()}
-        kernels = [Call(k.call.substitute(parameters, walk=True)) if isinstance(k, Call) else k for k in kernels]
-        arguments = [a for k in kernels if isinstance(k, Call) for a in get_call_arg_uops(k.call)]
+        kernels = [
+            TinygradCall(k.call.substitute(parameters, walk=True)) if isinstance(k, TinygradCall) else k
+            for k in kernels
+        ]
+        arguments = [a for k in kernels if isinstance(k, TinygradCall) for a in get_call_arg_uops(k.call)]
         opened = [b for b in [a.buffer for a in arguments if _own(a)] if isinstance(b, Buffer)]
         scratch = list(dict.fromkeys([*scratch, *[b.base for b in opened]]))
         views = [b for b in opened if b is not b.base]
@@ -265,10 +268,10 @@ def _kernel(call: UOp, wholes: dict[Any, int]) -> Kernel | None:
     for buffer in buffers:
         assert isinstance(buffer, Buffer)
         if buffer in wholes:
-            places.append(Place(wholes[buffer], 0, 0))
+            places.append(ArgumentPlace(wholes[buffer], 0, 0))
         else:
             whole = wholes.setdefault(buffer.base, len(wholes))
-            places.append(Place(whole, buffer.offset, 0 if buffer.base is buffer else buffer.nbytes))
+            places.append(ArgumentPlace(whole, buffer.offset, 0 if buffer.base is buffer else buffer.nbytes))
     kernel = Kernel(head, device, tuple(places), all(b.device == device for b in buffers), numbers_of(call))
     return kernel if kernel.bound() is not None else None
 

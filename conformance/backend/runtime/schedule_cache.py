@@ -27,7 +27,7 @@ from tinygrad.uop.ops import UOp
 from . import disk_cache
 from .counters import COUNTERS
 from .program_cache import PROGRAMS
-from .replay import Kernel, Key, Place, Replay
+from .replay import ArgumentPlace, Kernel, Key, Replay
 
 TABLE = "conformance_schedules"
 KEPT = 1 << 19  # nodes of all graphs in memory, some 130 bytes each
@@ -156,7 +156,7 @@ def _replay(row: bytes) -> Replay | None:
     if None in programs:
         return None
     return Replay(
-        [Kernel(programs[n], device, tuple(Place(*p) for p in at), *more) for n, device, at, *more in kernels],
+        [Kernel(programs[n], device, tuple(ArgumentPlace(*p) for p in at), *more) for n, device, at, *more in kernels],
         [(device, size, DTYPES_DICT[name]) for device, size, name in fresh],
         results,
         becomes,

@@ -88,7 +88,7 @@ Offer = Callable[[Step], Step | None]
 """Function that offers a step to the shadow, and returns None if it is rejected."""
 
 
-class Place(NamedTuple):
+class InputPart(NamedTuple):
     """A part of an input: the input's name, a basic index of it or None, and calls on the indexed view."""
 
     base: str
@@ -99,10 +99,10 @@ class Place(NamedTuple):
 # Two parts of an input with a relation: the written part and the read part.
 
 
-def _ends(k: DrawContext, parts: Sequence[Json], x: str, dim: int) -> tuple[Place, Place]:
+def _ends(k: DrawContext, parts: Sequence[Json], x: str, dim: int) -> tuple[InputPart, InputPart]:
     """Return two slices of a dimension, in a drawn order."""
     written, read = parts if k.chance(1, 2) else reversed(parts)
-    return Place(x, index_of(dim, written)), Place(x, index_of(dim, read))
+    return InputPart(x, index_of(dim, written)), InputPart(x, index_of(dim, read))
 
 
 def _long(k: DrawContext, t: torch.Tensor) -> int:
@@ -117,34 +117,34 @@ def _slice(*parts: int | None) -> Json:
     return {"slice": [*parts, *([None] * (3 - len(parts)))]}
 
 
-def _same(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
-    return Place(x), Place(x, k.choice(({"ellipsis": 0}, None)))
+def _same(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
+    return InputPart(x), InputPart(x, k.choice(({"ellipsis": 0}, None)))
 
 
-def _shifted(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _shifted(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     dim = _long(k, k[x])
     n = k[x].size(dim)
     shift = k.choice((1, 1, n // 2))
     return _ends(k, (_slice(shift), _slice(None, n - shift)), x, dim)
 
 
-def _forwards(places: tuple[Place, Place]) -> tuple[Place, Place]:
+def _forwards(places: tuple[InputPart, InputPart]) -> tuple[InputPart, InputPart]:
     """Return the two slices of `_shifted` with the later one as the written part: a loop over ascending addresses that
     lost a copy reads what it has written."""
     written, _ = places
     return places if written.index["tuple"][-1]["slice"][0] is not None else places[::-1]
 
 
-def _flipped(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _flipped(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     dim = _long(k, k[x])
     order = k.permutation(k[x].size(dim)) if k[x].size(dim) <= SMALL else None
     moves: list[tuple[str, tuple[Json, ...]]] = [("flip", ([dim],)), ("roll", (1, dim))]
     if order is not None and order != sorted(order):
         moves.append(("getitem.index", (index_of(dim, tensor_of(order)),)))
-    return Place(x), Place(x, None, (k.choice(moves),))
+    return InputPart(x), InputPart(x, None, (k.choice(moves),))
 
 
-def _transposed(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _transposed(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     t = k[x]
     if t.dim() < 2:
         raise Refused
@@ -152,18 +152,18 @@ def _transposed(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
     square = index_of(t.dim() - 2, _slice(None, side))
     square["tuple"].append(_slice(None, side))
     index = None if t.size(-1) == t.size(-2) else square
-    parts = Place(x, index), Place(x, index, (("transpose", (-2, -1)),))
+    parts = InputPart(x, index), InputPart(x, index, (("transpose", (-2, -1)),))
     return parts if k.chance(2, 3) else parts[::-1]
 
 
-def _expanded(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _expanded(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     dim = _long(k, k[x])
     at = k.integer(0, k[x].size(dim) - 1)
-    parts = Place(x), Place(x, index_of(dim, _slice(at, at + 1)), (("expand", (list(k[x].size()),)),))
+    parts = InputPart(x), InputPart(x, index_of(dim, _slice(at, at + 1)), (("expand", (list(k[x].size()),)),))
     return parts[::-1] if swaps and k.chance(1, 2) else parts
 
 
-def _of_dtype(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _of_dtype(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     t = k[x]
     names = [name for name in dict.fromkeys(k.dtypes) if category(dtype_of(name)) == 1]
     names = [name for name in names if reinterprets(t, dtype_of(name))]
@@ -171,30 +171,32 @@ def _of_dtype(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
         raise Refused
     dim = _long(k, t)
     part = k.choice((None, index_of(dim, _slice(1)), index_of(dim, _slice(None, t.size(dim) - 1))))
-    return Place(x, part), Place(x, None, (("view.dtype", ({"dtype": k.choice(names)},)),))
+    return InputPart(x, part), InputPart(x, None, (("view.dtype", ({"dtype": k.choice(names)},)),))
 
 
-def _crossing(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _crossing(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     t = k[x]
     dim = _long(k, t)
-    options = [(Place(x, index_of(dim, _slice(None, None, 2))), Place(x, index_of(dim, _slice(None, 2))))]
+    options = [(InputPart(x, index_of(dim, _slice(None, None, 2))), InputPart(x, index_of(dim, _slice(None, 2))))]
     if t.dim() > 1:
-        options.append((Place(x, 0), Place(x, index_of(1, 0))))
-        options.append((Place(x, k.choice((0, -1))), Place(x, None, (("diagonal", (0, 0, 1)),))))
+        options.append((InputPart(x, 0), InputPart(x, index_of(1, 0))))
+        options.append((InputPart(x, k.choice((0, -1))), InputPart(x, None, (("diagonal", (0, 0, 1)),))))
     if t.is_contiguous() and t.numel() > 3:
         for count, size, stride in (2, [2], [1]), (3, [2], [2]), (4, [2, 2], [1, 2]):
             start = int(t.storage_offset()) + k.integer(0, t.numel() - count)
-            options.append((Place(x, k.choice((0, None))), Place(x, None, (("as_strided", (size, stride, start)),))))
+            options.append(
+                (InputPart(x, k.choice((0, None))), InputPart(x, None, (("as_strided", (size, stride, start)),)))
+            )
     return k.choice(options)
 
 
-def _interleaved(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _interleaved(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     dim = _long(k, k[x])
     even = k[x].size(dim) // 2 * 2
     return _ends(k, (_slice(0, even, 2), _slice(1, even, 2)), x, dim)
 
 
-def _outside(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
+def _outside(k: DrawContext, x: str, swaps: bool) -> tuple[InputPart, InputPart]:
     """Return the input, and cells of its storage that lie, at least in part, before or behind it."""
     t = k[x]
     begin, cells = int(t.storage_offset()), t.untyped_storage().nbytes() // t.element_size()
@@ -203,12 +205,12 @@ def _outside(k: DrawContext, x: str, swaps: bool) -> tuple[Place, Place]:
     starts = [at for at in range(cells - count + 1) if at < begin or at + count > end]
     if not starts:
         raise Refused
-    part = Place(x, None, (("as_strided", ([count], [1], k.choice(starts))),))
-    whole = Place(x, k.choice((None, 0)))
+    part = InputPart(x, None, (("as_strided", ([count], [1], k.choice(starts))),))
+    whole = InputPart(x, k.choice((None, 0)))
     return (part, whole) if k.chance(2, 3) else (whole, part)
 
 
-PLACED: dict[str, Callable[[DrawContext, str, bool], tuple[Place, Place]]] = {
+PLACED: dict[str, Callable[[DrawContext, str, bool], tuple[InputPart, InputPart]]] = {
     "same": _same,
     "shifted": _shifted,
     "flipped": _flipped,
@@ -350,7 +352,7 @@ class _Hazard:
         if offered is None or offered.raises or any(name not in self.k.shadow.env for name in offered.out):
             raise Refused
 
-    def view(self, place: Place, local: bool = True) -> str:
+    def view(self, place: InputPart, local: bool = True) -> str:
         """Return the name of this part of an input."""
         calls: list[Call] = [("getitem", (place.index,))] if place.index is not None else []
         calls += place.calls
@@ -392,7 +394,7 @@ class _Hazard:
         if reinterprets(t, dtype):
             yield "view.dtype", ({"dtype": dtype_name(dtype)},)
 
-    def write(self, place: Place, kept: str) -> None:
+    def write(self, place: InputPart, kept: str) -> None:
         """Write the part: by setitem on the input itself if it is an index, else on a view of it."""
         k = self.k
         if self.access == "setitem" and not place.calls:
@@ -407,7 +409,7 @@ class _Hazard:
             return
         self.do(WRITES[self.access](k, name, self.value(place, k[name], kept), self.free))
 
-    def value(self, place: Place, to: torch.Tensor, kept: str) -> Json:
+    def value(self, place: InputPart, to: torch.Tensor, kept: str) -> Json:
         """Draw the operand of the write: mostly the kept value if it fits, else the same part of the free tensor."""
         k, t = self.k, self.k[kept]
         fits = t.size() == to.size() and t.dtype == to.dtype and not overlap(t, to)

@@ -22,7 +22,7 @@ from conformance.record.footprint import HELD_TIMES
 from conformance.run.worker import peak_memory
 from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
-from conformance.sources.accuracy.table import Case, Row
+from conformance.sources.accuracy.table import AccuracyRow, Case
 from conformance.standalone.accuracy import SEED, answers, errors, rms, widened_inputs
 from conformance.standalone.observation import Raised, observe
 
@@ -77,7 +77,7 @@ class Measured:
         return answers(program, inputs, self.wanted, along_ones=bool(self.case.row.exact))
 
 
-def built(row: Row) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
+def built(row: AccuracyRow) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
     """Return the row's program, and a function that creates its inputs in float32, if the row has
     expressions for them.
     """

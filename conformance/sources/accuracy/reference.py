@@ -15,7 +15,7 @@ from typing import Any
 import mpmath  # type: ignore[import-untyped]
 import torch
 
-from conformance.sources.accuracy.table import Row
+from conformance.sources.accuracy.table import AccuracyRow
 
 POINTS = 600
 """Points of each kind, enough that one argument more or less does not change a finding. mpmath takes about 50
@@ -32,7 +32,7 @@ USUAL = 8.0
 """Magnitude of most numbers in networks."""
 
 
-def points(row: Row, dtype: torch.dtype, seed: int) -> dict[str, list[torch.Tensor]]:
+def points(row: AccuracyRow, dtype: torch.dtype, seed: int) -> dict[str, list[torch.Tensor]]:
     """Return, by kind of points, one tensor of this dtype for each argument, without subnormal numbers."""
     draw = random.Random(seed)
     info = torch.finfo(dtype)
@@ -72,7 +72,9 @@ def _drawn(make: Callable[[], float], count: int, ends: tuple[float, float], dty
     return [x[:least].clone() for x in columns]
 
 
-def exact(row: Row, inputs: list[torch.Tensor], argument: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def exact(
+    row: AccuracyRow, inputs: list[torch.Tensor], argument: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the exact answers as a sum of two float64 tensors; with `argument`, those of the derivative by this
     argument. nan stands where the function has no real answer, or mpmath finds none.
     """

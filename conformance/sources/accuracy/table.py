@@ -1,6 +1,6 @@
 """Table of ops: the call, its inputs and their sizes, and the exact answer.
 
-Defines `Row`, `Case`, `load` and `select`. A row is text that becomes one Python program. The worker runs this
+Defines `AccuracyRow`, `Case`, `load` and `select`. A row is text that becomes one Python program. The worker runs this
 program and a finding's script shows it, so the two cannot differ. This module must not import torch.
 """
 
@@ -26,7 +26,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """One op: `call` is an expression of the `inputs`, which are expressions, too.
 
     `exact` is the same function in mpmath, of `x` and possibly `y`. These are drawn from `range`, and `near` are points
@@ -89,7 +89,7 @@ class OfRow(Named):
 class Case(OfRow):
     """One row in one dtype, forward or backward."""
 
-    row: Row
+    row: AccuracyRow
     dtype: str
     variant: str
     layout: str = ACCURACY
@@ -97,7 +97,7 @@ class Case(OfRow):
 
 
 @functools.cache
-def load() -> tuple[tuple[Row, ...], Mapping[str, Sequence[str]]]:
+def load() -> tuple[tuple[AccuracyRow, ...], Mapping[str, Sequence[str]]]:
     """Return the rows, and the ops of op_db without a row, by reason."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
     reasons = tables.pop(NOT_JUDGED, {})
@@ -105,13 +105,13 @@ def load() -> tuple[tuple[Row, ...], Mapping[str, Sequence[str]]]:
     return tuple(rows), reasons
 
 
-def _row(name: str, family: str, data: dict[str, Any]) -> Row:
+def _row(name: str, family: str, data: dict[str, Any]) -> AccuracyRow:
     known: dict[str, Any] = {
         key: data.pop(key) for key in ("call", "exact", "range", "near", "backward", "constants") if key in data
     }
     for key in {"range", "near", "constants"} & known.keys():
         known[key] = tuple(known[key])
-    return Row(name, family, **known, inputs=data)
+    return AccuracyRow(name, family, **known, inputs=data)
 
 
 def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -> list[Case]:

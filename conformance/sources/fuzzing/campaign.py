@@ -28,7 +28,7 @@ from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, se
 from conformance.record.result import counted, write_atomic
 from conformance.record.shortfall import CALLS, FINDINGS, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.sources.fuzzing import smaller
 from conformance.sources.fuzzing.finding import FailingProgram, Group
@@ -94,7 +94,7 @@ class Campaign:
     """Whether the drawing ended before all programs of the plan had run."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
-    place: Place = LOCAL
+    place: ExecutionPlace = LOCAL
     _noted: float = 0.0
     _unsaved: list[Group] = field(default_factory=list)
     _taken: list[Path] = field(default_factory=list)

@@ -16,7 +16,7 @@ from pathlib import Path
 from conformance.program.model import Program, ProgramError
 from conformance.record.finding import CRASH, DRAWING, MEMORY, STARTING
 from conformance.record.names import MEASURED
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
 from conformance.run.pool import PRELOAD
@@ -30,7 +30,7 @@ from conformance.sources.fuzzing.worker import MOST_PARTS, ShardResult
 class Workers(PlacedPool):
     """Processes that run programs on one target, `jobs` at a time. Use as a context manager."""
 
-    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
         limits = replace(limits, recycle=Limits.recycle // SHARD)
         super().__init__(place, target, limits, jobs, PRELOAD)  # so that no import counts as program time
         self.hang: frozenset[str] = frozenset()

@@ -33,9 +33,9 @@ from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
     OUT,
-    Call,
     Key,
     Operand,
+    SampleStep,
     calls_of,
     entries,
     opinfo,
@@ -200,7 +200,7 @@ class Operators:
             tally.lacking[f"{lacking[-1]}|{'.'.join(filter(None, key))}"] += 1
         return [call for call in planned if not call.raises]
 
-    def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[Call, str, str, bool]]:
+    def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[SampleStep, str, str, bool]]:
         """Calls of the entry with variant and layout: first some of its cells, then contiguous forward calls."""
         for variant, dtype, layout in itertools.islice(self._cells(key, turn, seed), TRIED):
             calls = calls_of(key, variant, dtype)
@@ -219,7 +219,7 @@ class Operators:
         return (order[(turn + k) % len(order)] for k in range(len(order)))
 
     def _try(
-        self, d: Draw, key: Key, call: Call, variant: str, layout: str, first: int, plain: bool = False
+        self, d: Draw, key: Key, call: SampleStep, variant: str, layout: str, first: int, plain: bool = False
     ) -> Planned | None:
         """The call in these layouts, or None if torch CPU does not answer it or its dtypes are not drawn. Raises
         NeedsLacking."""
@@ -347,13 +347,13 @@ RAISES = {functions.DTYPES: (True,), functions.REFUSALS: (True,), functions.TRAN
 """Whether the calls of a topic raise on torch CPU; a topic that is not listed has both."""
 
 
-def _form_of(call: Call) -> tuple[str, str]:
+def _form_of(call: SampleStep) -> tuple[str, str]:
     """The form and the operator of a call, as in the names of op_db's rows."""
     form, _, name = call.step.op.removeprefix("op_db").removeprefix(".").partition(":")
     return form, name
 
 
-def _named(topic: str, call: Call) -> Step | None:
+def _named(topic: str, call: SampleStep) -> Step | None:
     """The call as a step of a topic, or None if the topic cannot make it."""
     form, name = _form_of(call)
     if form not in functions.FORMS or form == "inplace" or not call.operands:
@@ -361,7 +361,7 @@ def _named(topic: str, call: Call) -> Step | None:
     return replace(call.step, op=f"{topic}{'.' if form else ''}{form}:{name}")
 
 
-def _of_other_dtypes(topic: str, d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+def _of_other_dtypes(topic: str, d: Draw, call: SampleStep, dtypes: Sequence[str]) -> Changed | None:
     """Change the dtype of one operand or, for DTYPES, of all."""
     step, operands = _named(topic, call), list(call.operands)
     if step is None or len(operands) < (2 if topic == functions.PROMOTION else 1):
@@ -382,7 +382,7 @@ FAR: dict[type, tuple[Json, ...]] = {
 """Numbers in place of an argument, which many operators refuse."""
 
 
-def _of_refused_arguments(d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+def _of_refused_arguments(d: Draw, call: SampleStep, dtypes: Sequence[str]) -> Changed | None:
     """Change a number among the arguments, or a value or the size of an operand."""
     step, operands = _named(functions.REFUSALS, call), list(call.operands)
     if step is None or any(undefined.faulty(_form_of(call)[1], variant) for variant in REFUSED):
@@ -415,7 +415,7 @@ def _sizes(value: Json) -> bool:
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def _differentiated(d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | None:
+def _differentiated(d: Draw, call: SampleStep, dtypes: Sequence[str]) -> Changed | None:
     """Differentiate the call along a line of float64 numbers."""
     form, name = _form_of(call)
     if form not in ("", "many") or not call.differentiable or "float64" not in dtypes:
@@ -428,7 +428,7 @@ def _differentiated(d: Draw, call: Call, dtypes: Sequence[str]) -> Changed | Non
     return Step(f"{functions.TRANSFORMED}:{name}", (name, mode, at, *call.step.args), call.step.kwargs), operands, 1
 
 
-CHANGES: Mapping[str, Callable[[Draw, Call, Sequence[str]], Changed | None]] = {
+CHANGES: Mapping[str, Callable[[Draw, SampleStep, Sequence[str]], Changed | None]] = {
     functions.PROMOTION: functools.partial(_of_other_dtypes, functions.PROMOTION),
     functions.DTYPES: functools.partial(_of_other_dtypes, functions.DTYPES),
     functions.REFUSALS: _of_refused_arguments,

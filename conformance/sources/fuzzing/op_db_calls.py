@@ -1,7 +1,7 @@
 """op_db's samples as calls of drawn programs: data, with a name for each tensor that has no geometry yet.
 
-Defines `Call`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around the user's call. So a
-sample is written as a call by a public name: a function, method or attribute. The call is used only if it gives the
+Defines `SampleStep`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around the user's call. So
+a sample is written as a call by a public name: a function, method or attribute. The call is used only if it gives the
 entry's answer. A sample without such a call is excluded with a reason; `conformance opinfo` runs it.
 """
 
@@ -47,7 +47,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleStep:
     """A sample as a step, with operands named `#0`, `#1` and so on."""
 
     step: Step
@@ -98,7 +98,7 @@ def variants(key: Key) -> tuple[str, ...]:
 
 
 @functools.lru_cache(4096)
-def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
+def calls_of(key: Key, variant: str, dtype: str) -> tuple[SampleStep, ...]:
     """The entry's small samples as calls that torch CPU answers. Operands have no geometry yet."""
     calls = []
     with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def calls_of(key: Key, variant: str, dtype: str) -> tuple[Call, ...]:
     return tuple(small if len(small) > 1 else calls)
 
 
-def _call(key: Key, variant: str, sample: Sample) -> Call:
+def _call(key: Key, variant: str, sample: Sample) -> SampleStep:
     """The sample as a call. Raises Unwritable."""
     if sample.process is not None:
         raise Unwritable("its sign or phase is free")
@@ -142,11 +142,11 @@ def _call(key: Key, variant: str, sample: Sample) -> Call:
         raise Unwritable("it makes no tensor")
     for step in steps_of(op, variant, ending, args, kwargs):
         if variant == INPLACE:
-            return Call(step, tuple(operands))
+            return SampleStep(step, tuple(operands))
         if variant == OUT or op.op is _function(op) or _agrees(step, operands, answer):
             outputs = tuple(Operand(dtype_name(part.dtype), tuple(part.size()), ()) for part in tensors)
             floats = any(part.requires_grad or part.is_floating_point() for part in tensors)
-            return Call(step, tuple(operands), outputs, variant == FORWARD and op.supports_autograd and floats)
+            return SampleStep(step, tuple(operands), outputs, variant == FORWARD and op.supports_autograd and floats)
     raise Unwritable("it calls no public function")
 
 

@@ -23,7 +23,7 @@ from conformance.record.names import without_features
 from conformance.report import terminal
 from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import options, signals
-from conformance.run.execution_place import Place, log
+from conformance.run.execution_place import ExecutionPlace, log
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
 from conformance.run.worker_log import log_file
@@ -66,7 +66,7 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     limits = Limits(unit=args.limit, compiling=args.limit, starting=args.starting, memory=args.memory)
     with log_file(args.output.with_suffix(".log"), option="--output") as file:
         investigation = investigate(
-            args.target, limits, args.jobs, args.minutes * 60, console, Place(worker_log=file, tell=log)
+            args.target, limits, args.jobs, args.minutes * 60, console, ExecutionPlace(worker_log=file, tell=log)
         )
     if investigation.probe is not None:
         terminal.probed(console, args.target, investigation.probe)

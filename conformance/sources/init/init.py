@@ -26,7 +26,7 @@ from conformance.record.missing_ops import Outcome, Trial
 from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
 from conformance.run.probe import resolve
@@ -99,7 +99,7 @@ def _of_probe(probe: Probe) -> list[Declaration]:
 
 
 def investigate(
-    spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: Place = LOCAL
+    spec: str, limits: Limits, jobs: int, seconds: float, console: Console, place: ExecutionPlace = LOCAL
 ) -> Investigation:
     """Probe the target and try each OpInfo and step once, for at most `seconds`. Raises TargetError, and Stopped if it
     is stopped before the first trial.

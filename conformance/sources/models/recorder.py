@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from conformance.program.capture import Unwritable, encoded
 from conformance.program.execute import Broken
 from conformance.program.model import LARGEST_STORAGE, ProgramError, fresh_names
-from conformance.program.recorded import IN_PLACE, NOTHING, OUT, SEVERAL, TENSOR, Call, Calls, program_of
+from conformance.program.recorded import IN_PLACE, NOTHING, OUT, SEVERAL, TENSOR, Calls, RecordedCall, program_of
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Json, dtype_name, number, tensor
 from conformance.standalone.moving import MARKER, map_leaves, storage_key, tensors
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
         except Unwritable as reason:
             self.calls.excluded[str(reason)] += 1
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: RecordedCall) -> None:
         """Add a call if it is new; else note that the model makes it, too."""
         place = self.known.setdefault(call.key(), len(self.calls.calls))
         if place == len(self.calls.calls):
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         return replace(self.calls, calls=kept, excluded=excluded)
 
 
-def fault_of(call: Call) -> str:
+def fault_of(call: RecordedCall) -> str:
     """Return why random data cannot test the call, or ""."""
     try:
         program = program_of(call, 0)
@@ -121,7 +121,7 @@ def fault_of(call: Call) -> str:
     return f"aten::{call.op}: torch CPU's answer changes from run to run" if wrong else ""
 
 
-def noted(func: Any, args: Any, kwargs: Any) -> Call:
+def noted(func: Any, args: Any, kwargs: Any) -> RecordedCall:
     """Return a call without its results. Raises Unwritable."""
     if func.namespace != "aten":
         raise Unwritable(f"an operator of {func.namespace}")
@@ -146,7 +146,7 @@ def noted(func: Any, args: Any, kwargs: Any) -> Call:
     named = {key: encoded(value, marker) for key, value in placed[1].items()}
     storages = tuple(_storage(group) for group in groups.values())
     op = f"{func.overloadpacket.__name__}.{func._schema.overload_name or 'default'}"
-    return Call(op, arguments, named, storages, tuple(inputs), "")
+    return RecordedCall(op, arguments, named, storages, tuple(inputs), "")
 
 
 def _refuse(value: torch.Tensor) -> None:

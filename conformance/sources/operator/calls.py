@@ -1,6 +1,6 @@
 """Calls of the operator under test: from the samples of op_db, or from a description of the inputs.
 
-Defines `Call`, `Plan`, `from_op_db` and `from_description`. The kind of a call says what it varies: layouts, empty
+Defines `DrawnCall`, `Plan`, `from_op_db` and `from_description`. The kind of a call says what it varies: layouts, empty
 tensors, 0-dim tensors, sizes around blocks, special values, dtypes. A call belongs to the plan only if the reference
 accepts it, so a relation between arguments never has to be guessed.
 """
@@ -54,7 +54,7 @@ OTHERS = MappingProxyType({torch.float32: (torch.bfloat16, torch.float64), torch
 
 
 @dataclass(frozen=True)
-class Call:
+class DrawnCall:
     """One call: the arguments by name, the first `positional` of them passed by position. `note` says how the inputs
     were made, and `rtol` and `atol` are the tolerances (None: torch.testing's)."""
 
@@ -70,7 +70,7 @@ class Call:
         items = [*(self.values if values is None else values).items()]
         return [value for _, value in items[: self.positional]], dict(items[self.positional :])
 
-    def on(self, values: dict[str, Any], **changes: Any) -> Call:
+    def on(self, values: dict[str, Any], **changes: Any) -> DrawnCall:
         """Return the same call on other inputs."""
         return replace(self, values=values, **changes)
 
@@ -90,14 +90,14 @@ class Call:
 class Plan:
     """The calls. `accepts` says whether the reference answers a call."""
 
-    accepts: Callable[[Call], bool]
-    calls: list[Call] = field(default_factory=list)
+    accepts: Callable[[DrawnCall], bool]
+    calls: list[DrawnCall] = field(default_factory=list)
 
-    def of(self, *kinds: str) -> list[Call]:
+    def of(self, *kinds: str) -> list[DrawnCall]:
         """Return the calls of these kinds."""
         return [call for call in self.calls if call.kind in kinds]
 
-    def add(self, call: Call) -> None:
+    def add(self, call: DrawnCall) -> None:
         """Add a call that the reference accepts, up to the limit of its kind. Calls of one kind for empty tensors or
         for sizes have different notes."""
         known = self.of(call.kind)
@@ -132,7 +132,7 @@ def entry_of(like: Any) -> Any:
 
 
 def from_op_db(
-    entry: Any, operator: Operator, accepts: Callable[[Call], bool], dtypes: Iterable[str], limit: int
+    entry: Any, operator: Operator, accepts: Callable[[DrawnCall], bool], dtypes: Iterable[str], limit: int
 ) -> Plan:
     """Return calls on the samples of an entry of op_db, in these dtypes. Raises UsageError if the operator takes the
     arguments of no sample."""
@@ -155,7 +155,7 @@ def from_op_db(
                 elif all(map(_usable, leaves(bound))) and (sample.changed or not is_special):
                     inputs = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
                     kind, note = (SPECIAL, variant) if is_special else (SAMPLED, "")
-                    call = Call(kind, inputs, len(args), note, *tolerances)
+                    call = DrawnCall(kind, inputs, len(args), note, *tolerances)
                     plan.add(call if is_special else _by_size(call))
     if not plan.calls:
         raise UsageError(
@@ -177,13 +177,13 @@ def _usable(leaf: Any) -> bool:
     return not isinstance(leaf, (torch.device, torch.Generator))
 
 
-def _by_size(call: Call) -> Call:
+def _by_size(call: DrawnCall) -> DrawnCall:
     """Return a sampled call under the kind that its sizes say."""
     has_scalar = any(not tensor.dim() for tensor in tensors(call.values))
     return replace(call, kind=EMPTY if call.has_empty else SCALARS if has_scalar else SAMPLED)
 
 
-def _vary_layouts(plan: Plan, base: Sequence[Call]) -> None:
+def _vary_layouts(plan: Plan, base: Sequence[DrawnCall]) -> None:
     """Add calls with other strides and offsets."""
     for call in _shapes(base):
         for layout in LAYOUTS:
@@ -191,7 +191,7 @@ def _vary_layouts(plan: Plan, base: Sequence[Call]) -> None:
                 plan.add(call.on(laid(call.values, layout), kind=STRIDED, note=f"{layout} inputs"))
 
 
-def _vary_dtypes(plan: Plan, base: Sequence[Call]) -> None:
+def _vary_dtypes(plan: Plan, base: Sequence[DrawnCall]) -> None:
     """Add calls with one argument in another dtype than the other ones."""
     for call in _shapes(base):
         for name, value in call.values.items():
@@ -202,9 +202,9 @@ def _vary_dtypes(plan: Plan, base: Sequence[Call]) -> None:
                     plan.add(call.on(changed, kind=MIXED, note=note, rtol=None, atol=None))
 
 
-def _shapes(calls: Iterable[Call]) -> list[Call]:
+def _shapes(calls: Iterable[DrawnCall]) -> list[DrawnCall]:
     """Return one call of each number of dimensions."""
-    by_dims: dict[tuple[int, ...], Call] = {}
+    by_dims: dict[tuple[int, ...], DrawnCall] = {}
     for call in calls:
         by_dims.setdefault(tuple(tensor.dim() for tensor in tensors(call.values)), call)
     return [*by_dims.values()][:3]
@@ -222,7 +222,7 @@ def evenly(row: Sequence[T], most: int) -> list[T]:
     return [row[at * (len(row) - 1) // max(most - 1, 1)] for at in range(most)] if len(row) > most else [*row]
 
 
-def _stretched(call: Call, size: int) -> Call | None:
+def _stretched(call: DrawnCall, size: int) -> DrawnCall | None:
     """Return the call with its last length, in every tensor and tuple that has it, replaced by a size. The values are
     a sample of the call's values. None if an index could leave its range, or an input gets too large."""
     inputs = tensors(call.values)
@@ -254,7 +254,7 @@ def _stretched(call: Call, size: int) -> Call | None:
 def from_description(
     description: Description,
     operator: Operator,
-    accepts: Callable[[Call], bool],
+    accepts: Callable[[DrawnCall], bool],
     tolerances: tuple[float | None, float | None],
 ) -> Plan:
     """Return calls on drawn inputs. Raises UsageError if the operator has other arguments, or the reference accepts
@@ -265,7 +265,7 @@ def from_description(
         if values is None:
             continue
         note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        call = Call(kind, values, positional, note, *tolerances)
+        call = DrawnCall(kind, values, positional, note, *tolerances)
         if kind != SPECIAL:
             plan.add(_by_size(call) if kind == SAMPLED else call)
         elif special := _special(call, description, tier):
@@ -392,7 +392,7 @@ def _usual(dtype: torch.dtype) -> tuple[float, float]:
     return (0, 1) if dtype is torch.bool else (0, 8) if not dtype.is_signed else (-8, 8)
 
 
-def _special(call: Call, description: Description, tier: str) -> Call | None:
+def _special(call: DrawnCall, description: Description, tier: str) -> DrawnCall | None:
     """Return the call with special values in the floating tensors that have no range; None if nothing changes."""
     free = [
         name

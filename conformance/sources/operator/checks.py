@@ -25,7 +25,7 @@ from conformance.engine.target import Target
 from conformance.record.accuracy import TIMES, limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.calls import Call, Plan, laid
+from conformance.sources.operator.calls import DrawnCall, Plan, laid
 from conformance.sources.operator.sides import (
     Around,
     Guarded,
@@ -77,21 +77,21 @@ class Examination:
     batch: Mapping[str, int] = field(default_factory=dict)
     exact: bool | None = None
 
-    def expected(self, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
+    def expected(self, call: DrawnCall, target: Target | None = None, around: Around = plainly) -> Observation:
         """Return the observation of the reference on a target, torch CPU by default."""
         return observed(self.reference.function, call, target, around)
 
-    def actual(self, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
+    def actual(self, call: DrawnCall, target: Target | None = None, around: Around = plainly) -> Observation:
         """Return the observation of the operator on a target, torch CPU by default."""
         return observed(self.operator.function, call, target, around)
 
-    def written(self, want: Observation, call: Call) -> Collection[str]:
+    def written(self, want: Observation, call: DrawnCall) -> Collection[str]:
         """Return the inputs that may change: the schema declares them. Without a schema, the reference changes them in
         its observation `want`."""
         return changed_inputs(want, call) if self.operator.written is None else self.operator.written
 
 
-def changed_inputs(seen: Observation, call: Call) -> list[str]:
+def changed_inputs(seen: Observation, call: DrawnCall) -> list[str]:
     """Return the inputs whose elements a run has changed."""
     before = tensors_by_name(by_finding_name(call.values))
     return [name for name, one in before.items() if name in seen.tensors and _differs(one, seen.tensors[name].value)]
@@ -129,7 +129,7 @@ class AgainstReference(OneAnswer):
     differences. `narrow` is the least precise dtype in which the operator may round, by default that of the inputs."""
 
     trial: Examination
-    call: Call
+    call: DrawnCall
     around: Around = plainly
     narrow: torch.dtype | None = None
     draws = False
@@ -174,14 +174,14 @@ class AgainstReference(OneAnswer):
         return self.compared(Execution((want,)), Execution((got,)), reference(), oracles).mismatches
 
 
-def tolerance_of(call: Call) -> Tolerance:
+def tolerance_of(call: DrawnCall) -> Tolerance:
     """Return the tolerances of a call for each dtype; empty for torch.testing's."""
     if call.rtol is None or call.atol is None:
         return {}
     return dict.fromkeys(DTYPES, (call.rtol, call.atol))
 
 
-def compare_results(trial: Examination, call: Call) -> Iterator[Found]:
+def compare_results(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the operator with the reference: results, their metadata and memory, and the inputs afterwards."""
     want, got = trial.expected(call), trial.actual(call)
     if got.error is not None:
@@ -224,7 +224,7 @@ def _check_of_result(oracle: str, kind: str) -> str:
     return "strides" if oracle == "stride" else oracle
 
 
-def _in_one_dtype(want: Observation, got: Observation, call: Call) -> tuple[Observation, Observation]:
+def _in_one_dtype(want: Observation, got: Observation, call: DrawnCall) -> tuple[Observation, Observation]:
     """Return both sides with the results in the least precise dtype of the inputs, if each result has the dtype of an
     input: PyTorch promises no other dtype for inputs of several dtypes."""
     dtypes, coarse = {tensor.dtype for tensor in tensors(call.values)}, call.coarsest
@@ -287,7 +287,7 @@ def _declared(operator: Operator, want: Observation) -> tuple[set[tuple[str, str
     return pairs, pairs
 
 
-def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
+def accuracy(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the errors of operator and reference against the reference in float64."""
     if trial.exact is None:
         raise NotJudged("there is no rule for this operator")
@@ -309,7 +309,7 @@ def accuracy(trial: Examination, call: Call) -> Iterator[Found]:
             yield "accuracy", Mismatch("accuracy", name, *texts)
 
 
-def guard(trial: Examination, call: Call) -> Iterator[Found]:
+def guard(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Run the operator on memory between pages that allow no access. An access to them ends the process, and
     `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
     numbers of ordinary size, so that none of them vanishes in a sum."""
@@ -329,20 +329,20 @@ def guard(trial: Examination, call: Call) -> Iterator[Found]:
         yield under("reads", mismatch, detail)
 
 
-def writes_beyond(trial: Examination, call: Call) -> None:
+def writes_beyond(trial: Examination, call: DrawnCall) -> None:
     """Run the operator on memory between pages that may be read. A write to them ends the process."""
     for at_end in (True, False):
         trial.actual(call, Guarded(at_end, READ_ONLY))
 
 
-def fill(trial: Examination, call: Call) -> Iterator[Found]:
+def fill(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Run the operator twice, with different bytes in new memory."""
     sides = [trial.actual(call, Guarded(fresh=byte)) for byte in (0xFF, 0x3C)]
     for mismatch in of_results(compare(*sides, oracles={"value"}, exact=True)):
         yield under("unwritten", mismatch)
 
 
-def repeat(trial: Examination, call: Call) -> Iterator[Found]:
+def repeat(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Run the operator three times."""
     first, *others = [trial.actual(call) for _ in range(3)]
     for other in others:
@@ -351,7 +351,7 @@ def repeat(trial: Examination, call: Call) -> Iterator[Found]:
             return
 
 
-def batch(trial: Examination, call: Call) -> Iterator[Found]:
+def batch(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the call with calls on each entry of the batch, to the bit."""
     dims = {name: dim for name, dim in trial.batch.items() if isinstance(call.values.get(name), torch.Tensor)}
     if not dims:
@@ -386,7 +386,7 @@ def _has_gradient(seen: Observation) -> bool:
     return seen.error is None and seen.others.get("result['requires_grad']") is True
 
 
-def gradients(trial: Examination, call: Call) -> Iterator[Found]:
+def gradients(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
     if not any(map(is_differentiable, tensors(call.values))):
         raise NotJudged("no input has a gradient")
@@ -404,7 +404,7 @@ def gradients(trial: Examination, call: Call) -> Iterator[Found]:
         yield under("gradients", by_entry(mismatch))
 
 
-def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
+def cotangents(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
     sum, a transposition or a slice after the operator never calls a backward kernel."""
     _need_derivative(trial)
@@ -423,7 +423,7 @@ def cotangents(trial: Examination, call: Call) -> Iterator[Found]:
             return
 
 
-def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
+def gradcheck(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
     if not trial.operator.derivable:
         raise NotJudged(NO_DERIVATIVE)
@@ -466,7 +466,7 @@ def gradcheck(trial: Examination, call: Call) -> Iterator[Found]:
 METADATA = frozenset({"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "alias"})
 
 
-def fake(trial: Examination, call: Call) -> Iterator[Found]:
+def fake(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the fake kernel's metadata with that of the real results."""
     _need_fake(trial)
     want = trial.actual(call)
@@ -497,7 +497,7 @@ def _is_interpreted(error: Raised) -> str:
     return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
 
 
-def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
+def symbolic(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
     _need_fake(trial)
@@ -530,10 +530,10 @@ def symbolic(trial: Examination, call: Call) -> Iterator[Found]:
                 return
 
 
-def _alike(call: Call, other: Call) -> bool:
+def _alike(call: DrawnCall, other: DrawnCall) -> bool:
     """Whether two calls differ in the sizes of their tensors only."""
 
-    def rest(call: Call) -> Any:
+    def rest(call: DrawnCall) -> Any:
         return map_leaves(call.values, lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf)
 
     return call is not other and repr(rest(call)) == repr(rest(other))
@@ -545,7 +545,7 @@ COMPILERS: Mapping[str, str] = {
 """Procedures that compile, and the target of each. A call that they do not finish in time is no hang."""
 
 
-def compiled(trial: Examination, call: Call, check: str) -> Iterator[Found]:
+def compiled(trial: Examination, call: DrawnCall, check: str) -> Iterator[Found]:
     """Compare the operator with itself under the compiler of a check."""
     function, target = trial.operator.function, target_of(COMPILERS[check])
     oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
@@ -568,7 +568,7 @@ def compiled(trial: Examination, call: Call, check: str) -> Iterator[Found]:
             return
 
 
-def vmap(trial: Examination, call: Call) -> Iterator[Found]:
+def vmap(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare vmap with a loop."""
     if not tensors(call.values) or trial.written(trial.expected(call), call):
         raise NotJudged("the operator writes an input")
@@ -583,7 +583,7 @@ def vmap(trial: Examination, call: Call) -> Iterator[Found]:
         yield fact("vmap", mismatch)
 
 
-def autocast(trial: Examination, call: Call) -> Iterator[Found]:
+def autocast(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
     autocast, and the operator's on inputs that autocast has cast. Values may differ by rounding in bfloat16, to which
     autocast casts at other places in other code. The fake kernel must agree about the metadata."""
@@ -611,7 +611,7 @@ def autocast(trial: Examination, call: Call) -> Iterator[Found]:
             yield under("autocast", mismatch, f"the {mismatch.oracle}, which the fake kernel gives otherwise")
 
 
-def refusals(trial: Examination, call: Call) -> Iterator[Found]:
+def refusals(trial: Examination, call: DrawnCall) -> Iterator[Found]:
     """Make calls that the reference refuses."""
     if trial.expected(call).error is not None and trial.actual(call).error is None:
         yield "refusals", Mismatch("refusals", RESULT, "an error", "no error")
@@ -626,7 +626,7 @@ class Procedure:
     """A procedure on calls of these kinds, at most `most` of each kind. The time for all procedures is divided in
     proportion to `weight`. `death` is the check that the end of the process concerns."""
 
-    run: Callable[[Examination, Call], Iterator[Found]]
+    run: Callable[[Examination, DrawnCall], Iterator[Found]]
     kinds: Collection[str]
     most: int = 100
     weight: int = 1

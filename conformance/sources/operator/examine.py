@@ -20,7 +20,7 @@ from conformance.record.names import nearest
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
-from conformance.sources.operator.calls import Call, entry_of, from_description, from_op_db
+from conformance.sources.operator.calls import DrawnCall, entry_of, from_description, from_op_db
 from conformance.sources.operator.checks import (
     COMPILERS,
     EVERY,
@@ -58,7 +58,7 @@ class Difference:
 
     check: str
     mismatch: Mismatch
-    call: Call
+    call: DrawnCall
     recurs: bool = True
     cut: bool = False
 
@@ -177,7 +177,7 @@ def _public(entry: Any, function: Any) -> str:
     return f"{home}{name}"
 
 
-def _refused(entry: Any, operator: Operator) -> list[Call]:
+def _refused(entry: Any, operator: Operator) -> list[DrawnCall]:
     """Return the calls of op_db that must raise."""
     if entry.error_inputs_func is None:
         return []
@@ -186,7 +186,7 @@ def _refused(entry: Any, operator: Operator) -> list[Call]:
         sample = error.sample_input
         bound = operator.bound((sample.input, *sample.args), sample.kwargs)
         if bound is not None:
-            calls.append(Call(REFUSED, bound, 1 + len(sample.args), str(error.error_regex)))
+            calls.append(DrawnCall(REFUSED, bound, 1 + len(sample.args), str(error.error_regex)))
     return calls
 
 
@@ -198,7 +198,7 @@ def _rule(entry: Any) -> bool | None:
     return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
 
 
-def _accepts(reference: Operator, call: Call) -> bool:
+def _accepts(reference: Operator, call: DrawnCall) -> bool:
     """Whether the reference answers a call."""
     return observed(reference.function, call).error is None
 
@@ -258,16 +258,16 @@ class Judging:
         return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
 
 
-def calls_of(trial: Examination, name: str) -> list[Call]:
+def calls_of(trial: Examination, name: str) -> list[DrawnCall]:
     """Return the calls of a procedure, kind by kind. If a kind has too many calls, they are spread over all of them."""
-    procedure, result = PROCEDURES[name], list[Call]()
+    procedure, result = PROCEDURES[name], list[DrawnCall]()
     for kind in procedure.kinds:
         calls = trial.plan.of(kind)
         result += calls[:: max(1, -(-len(calls) // procedure.most))][: procedure.most]
     return result
 
 
-def in_turns(calls: Sequence[Call]) -> list[int]:
+def in_turns(calls: Sequence[DrawnCall]) -> list[int]:
     """Return the positions of calls in running order: the kinds take turns, and the first calls of a kind are spread
     over all of it. So a procedure that runs out of time has seen each kind, and small and large sizes."""
     rows: dict[str, list[int]] = {}
@@ -350,7 +350,7 @@ Item = Difference | tuple[str, str]
 
 
 def examined(
-    trial: Examination, name: str, calls: Sequence[Call], seconds: float = SECONDS, share: float = BUDGET
+    trial: Examination, name: str, calls: Sequence[DrawnCall], seconds: float = SECONDS, share: float = BUDGET
 ) -> Iterator[Item]:
     """Run a procedure on the calls, in a fork. A call may take `seconds`, and the first begins if `share`, the time for
     all calls in seconds, is not 0."""
@@ -398,12 +398,12 @@ def examined(
                 yield calls[number].kind, content
 
 
-def _writes(trial: Examination, call: Call, seconds: float) -> bool:
+def _writes(trial: Examination, call: DrawnCall, seconds: float) -> bool:
     """Whether a call that ends its process on memory without access writes there, and does not only read."""
     return any(isinstance(item, Death) for item in forked(lambda send: writes_beyond(trial, call), seconds))
 
 
-def inputs_shown(call: Call) -> str:
+def inputs_shown(call: DrawnCall) -> str:
     """Return a summary of the inputs of a call."""
     texts = [
         f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" if torch.is_tensor(leaf) else repr(leaf)

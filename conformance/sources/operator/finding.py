@@ -20,7 +20,7 @@ from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import CALL_PASSES, reduce_program
 from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.calls import Call
+from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.checks import REFUSED, Examination
 from conformance.sources.operator.examine import Difference, examined
 from conformance.sources.operator.subject import TAKEN, by_finding_name
@@ -42,7 +42,7 @@ STEP = "operator"
 """Name of the step that calls the operator. The step table does not have it, so only this module runs it."""
 
 
-def program_of(call: Call) -> Program:
+def program_of(call: DrawnCall) -> Program:
     """Return the call as a program with one step. Raises Unwritable."""
     named, args, kwargs = _as_inputs(call)
     try:
@@ -52,20 +52,20 @@ def program_of(call: Call) -> Program:
     return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
 
 
-def _as_inputs(call: Call) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
+def _as_inputs(call: DrawnCall) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
     """Return the tensors of a call by their names in a script, which uses some names for itself, and the arguments of
     the step. Raises Unwritable."""
     tensors = {f"{name}0" if name in TAKEN else name: tensor for name, tensor in tensors_by_name(call.values).items()}
     return as_inputs(tensors, *call.arguments())
 
 
-def variables(call: Call) -> dict[str, str]:
+def variables(call: DrawnCall) -> dict[str, str]:
     """Return the names of a call's tensors in a script, by their names in findings. Raises Unwritable."""
     known = {id(tensor): name for name, tensor in _as_inputs(call)[0].items()}
     return {name: known[id(tensor)] for name, tensor in tensors_by_name(by_finding_name(call.values)).items()}
 
 
-def call_of(program: Program, call: Call) -> Call:
+def call_of(program: Program, call: DrawnCall) -> DrawnCall:
     """Return the call that a program writes, with the names of another call."""
     (step,), env, cpu = program.steps, make_inputs(program), torch.device("cpu")
     names = [*call.values][: call.positional]
@@ -134,7 +134,7 @@ def _valid(program: Program) -> Program | None:
         return None
 
 
-def _keeps(call: Call, before: Call) -> bool:
+def _keeps(call: DrawnCall, before: DrawnCall) -> bool:
     """Whether a call still has the property of its kind. Arguments stay different tensors: a write to one must not
     change another one, and each has a gradient of its own."""
     inputs = tensors(call.values)

@@ -18,7 +18,7 @@ import torch
 from conformance.engine.executor import AnsweredCall, Execution, Executor, Transform
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
-from conformance.sources.operator.calls import Call
+from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.subject import by_finding_name
 from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
 from conformance.standalone.layouts import laid_out
@@ -27,13 +27,13 @@ from conformance.standalone.observation import Observation, tensors_by_name, ver
 from conformance.standalone.torch_compat import version_of, with_memory
 
 Function = Callable[..., Any]
-Around = Callable[[Function, Call, Mapping[str, Any]], Any]
+Around = Callable[[Function, DrawnCall, Mapping[str, Any]], Any]
 """Makes the call of a function on inputs by name."""
 
 SEED = 1234
 
 
-def plainly(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+def plainly(function: Function, call: DrawnCall, inputs: Mapping[str, Any]) -> Any:
     """Make the call."""
     args, kwargs = call.arguments(inputs)
     return function(*args, **kwargs)
@@ -44,7 +44,7 @@ class Side:
     """The executor's subject: a call of a function."""
 
     function: Function
-    call: Call
+    call: DrawnCall
     around: Around = plainly
 
     def inputs(self) -> tuple[dict[str, Any], Collection[int]]:
@@ -80,12 +80,14 @@ def target_of(spec: str) -> Target:
     return load_target(spec)
 
 
-def execution(function: Function, call: Call, target: Target | None = None, around: Around = plainly) -> Execution:
+def execution(function: Function, call: DrawnCall, target: Target | None = None, around: Around = plainly) -> Execution:
     """Run a side on a target, torch CPU by default."""
     return Executor(target or target_of("cpu")).run(Side(function, call, around))
 
 
-def observed(function: Function, call: Call, target: Target | None = None, around: Around = plainly) -> Observation:
+def observed(
+    function: Function, call: DrawnCall, target: Target | None = None, around: Around = plainly
+) -> Observation:
     """Return the observation of a side."""
     return execution(function, call, target, around).last
 
@@ -121,7 +123,7 @@ class Guarded(Target):
 
 def differentiated(
     function: Function,
-    call: Call,
+    call: DrawnCall,
     inputs: Mapping[str, Any],
     lay: Callable[[torch.Tensor], torch.Tensor] = lambda cotangent: cotangent,
 ) -> Any:
@@ -159,18 +161,18 @@ def along(layout: str, dense: bool) -> Around:
     return functools.partial(differentiated, lay=lay)
 
 
-def stacked(call: Call) -> Call:
+def stacked(call: DrawnCall) -> DrawnCall:
     """Return the call with a new first dimension of length 2 in each tensor. The second entry has other values."""
     pairs = [torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) for leaf in tensors(call.values)]
     return call.on(with_tensors(call.values, pairs))
 
 
-def mapped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+def mapped(function: Function, call: DrawnCall, inputs: Mapping[str, Any]) -> Any:
     """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
     return torch.func.vmap(lambda *parts: plainly(function, call, with_tensors(inputs, parts)))(*tensors(inputs))
 
 
-def looped(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+def looped(function: Function, call: DrawnCall, inputs: Mapping[str, Any]) -> Any:
     """Call the function on each entry of the first dimension, and stack the results."""
     rows = zip(*tensors(inputs), strict=True)
     return _joined([plainly(function, call, with_tensors(inputs, parts)) for parts in rows], torch.stack)
@@ -186,7 +188,7 @@ def _joined(results: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.T
     return with_tensors(results[0], [join([*each]) for each in zip(*map(tensors, results), strict=True)])
 
 
-def under_autocast(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+def under_autocast(function: Function, call: DrawnCall, inputs: Mapping[str, Any]) -> Any:
     """Make the call under autocast to bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         return plainly(function, call, inputs)
@@ -196,7 +198,7 @@ def split(dims: Mapping[str, int]) -> Around:
     """Return a function that makes the call on each entry of these arguments' batch dimensions, and joins the results
     along their first dimension."""
 
-    def parts(function: Function, call: Call, inputs: Mapping[str, Any]) -> Any:
+    def parts(function: Function, call: DrawnCall, inputs: Mapping[str, Any]) -> Any:
         count = min(inputs[name].shape[dim] for name, dim in dims.items())
         entries = [{name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()} for at in range(count)]
         return _joined([plainly(function, call, {**inputs, **entry}) for entry in entries], torch.cat)

@@ -13,7 +13,7 @@ from conformance.engine.executor import AnsweredCall, Execution, Executor, Trans
 from conformance.engine.target import Target
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import seeding
-from conformance.sources.opinfo.variants import Call
+from conformance.sources.opinfo.variants import SampleCall
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 
@@ -26,7 +26,7 @@ raise."""
 
 
 def passing(
-    pairs: Sequence[tuple[Call, Execution]], target: Target, watch: Watch, right: Callable[[int, Execution], bool]
+    pairs: Sequence[tuple[SampleCall, Execution]], target: Target, watch: Watch, right: Callable[[int, Execution], bool]
 ) -> set[int]:
     """Run the calls in one function of the target, and return the places of those that are `right`. It is called with
     a call's place in `pairs` and its run on the target.
@@ -47,7 +47,7 @@ def passing(
 class Batch:
     """Calls as one subject: one function of the inputs of all calls."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[SampleCall]) -> None:
         self.calls = calls
 
     def inputs(self) -> tuple[list[dict[str, Any]], Collection[int]]:
@@ -67,7 +67,7 @@ class RunningBatch:
     count = 1
 
     def __init__(
-        self, calls: Sequence[Call], inputs: list[dict[str, Any]], target: Target, transform: Transform
+        self, calls: Sequence[SampleCall], inputs: list[dict[str, Any]], target: Target, transform: Transform
     ) -> None:
         self.calls, self.inputs, self.target, self.transform = calls, inputs, target, transform
         self.outcome: list[Execution] = []

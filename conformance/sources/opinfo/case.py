@@ -38,7 +38,7 @@ from conformance.sources.opinfo.judge import JudgedCall, as_refused
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import Unwritable, program_of
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, Call, Skip
+from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, SampleCall, Skip
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import WHOLE, Mismatch, headline
@@ -94,14 +94,14 @@ class RunningCase:
         self.skipped = Counter[str]()
         self.failures: dict[str, Failure] = {}
         self.measured = Measurements({measure.name: 0 for measure in target.measures})
-        self.worst: dict[str, tuple[int, Call]] = {}
+        self.worst: dict[str, tuple[int, SampleCall]] = {}
         """By measure, the call with the largest excess over its bound, and that excess."""
 
     def run(self, skipped: Collection[int], together: bool) -> None:
         """Run the samples; see `run_case`. Raises errors of the harness itself."""
         case, drawn = self.case, False
         most = batch.MOST_CALLS if together and self.target.compiles and case.variant not in batch.APART else 1
-        waiting: list[tuple[Call, Execution]] = []
+        waiting: list[tuple[SampleCall, Execution]] = []
         for sample in samples(self.op, case.variant, self.dtype, case.layout, case.samples):
             if sample.index in skipped:
                 continue
@@ -161,7 +161,9 @@ class RunningCase:
         """Store the first failure of each oracle."""
         self.failures.setdefault(failure.oracle, failure)
 
-    def take(self, call: Call, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation) -> None:
+    def take(
+        self, call: SampleCall, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> None:
         """Count a compared call, and store its mismatches."""
         self.compared += 1
         self.failed += bool(mismatches)
@@ -169,17 +171,17 @@ class RunningCase:
             if mismatch.oracle not in self.failures:
                 self.fail(failure_of(self.case, self.target, call, mismatch, expected, actual))
 
-    def _watch(self, call: Call) -> Watch:
+    def _watch(self, call: SampleCall) -> Watch:
         """Return a callback that notes each step of the call on the target."""
         return lambda number, builds: self.note(call.sample.index, "target", builds, call.sample.origin)
 
-    def _calls(self, sample: Sample) -> Iterator[Call]:
+    def _calls(self, sample: Sample) -> Iterator[SampleCall]:
         try:
             yield from VARIANTS[self.case.variant](self.op, sample)
         except Skip as reason:
             self.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
-    def _expected(self, call: Call) -> Execution | None:
+    def _expected(self, call: SampleCall) -> Execution | None:
         """Return the call's run on torch CPU. None if there is no run to compare: the call was skipped, counted as
         failed, or judged by relations."""
         reason = _undeclared(self.target, call) or (self.fault if self.fault_is_fatal else "")
@@ -193,7 +195,7 @@ class RunningCase:
         expected = Executor(reference()).run(call)
         return None if self._says_nothing(call, expected) else expected
 
-    def _says_nothing(self, call: Call, expected: Execution) -> bool:
+    def _says_nothing(self, call: SampleCall, expected: Execution) -> bool:
         """Whether torch CPU's run says nothing about the target; counts the call as skipped or failed."""
         changed, error = self.case.variant in CHANGED, expected.last.error
         if expected.failed_step == 0:
@@ -214,7 +216,7 @@ class RunningCase:
             return False
         return True
 
-    def _compare(self, pairs: Sequence[tuple[Call, Execution]]) -> None:
+    def _compare(self, pairs: Sequence[tuple[SampleCall, Execution]]) -> None:
         """Run calls on the target, and judge them against their runs on torch CPU. Several calls run together first,
         and those that do not pass that way run alone."""
         passed: set[int] = set()
@@ -237,7 +239,7 @@ class RunningCase:
             if at not in passed:
                 self._compare_call(call, expected)
 
-    def _compare_call(self, call: Call, expected: Execution) -> None:
+    def _compare_call(self, call: SampleCall, expected: Execution) -> None:
         case, target, error = self.case, self.target, expected.last.error
         actual = Executor(target).run(call, watch=self._watch(call))
         if actual.unavailable:
@@ -258,7 +260,7 @@ class RunningCase:
         self.arbitrated += arbitrated
         return self.take(call, mismatches, expected.last, actual.last)
 
-    def _measure(self, call: Call, expected: Execution, actual: Execution) -> None:
+    def _measure(self, call: SampleCall, expected: Execution, actual: Execution) -> None:
         """Add the measurements of one call; remember the call with the largest excess."""
         judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
         most = _under(AtenOps(), call).total + transfers(expected.last) if judged else None
@@ -279,7 +281,7 @@ class RunningCase:
         self.measured += Measurements({extent: 1})
         return extent != NOT_COMPILED
 
-    def _judge_by_relations(self, call: Call) -> None:
+    def _judge_by_relations(self, call: SampleCall) -> None:
         """Judge a call by the target's relations, as a program."""
         case, target, watch = self.case, self.target, self._watch(call)
         watch(0, target.transforms_program)
@@ -299,7 +301,7 @@ class RunningCase:
             self.fail(failure_of_program(case, target, failure, program, verdict))
         return None
 
-    def _broken_by_layout(self, call: Call, watch: Watch) -> bool:
+    def _broken_by_layout(self, call: SampleCall, watch: Watch) -> bool:
         """Whether a call on tensors with a layout raises, and the same call on contiguous tensors does not; counts it
         as failed."""
         case, executor = self.case, Executor(self.target)
@@ -322,7 +324,7 @@ ACCEPTED = {
 """Variants whose calls torch CPU must refuse: why a call that it accepts is skipped, and whether that is no failure."""
 
 
-def _left_out(case: Case, call: Call, expected: Execution) -> tuple[str, bool] | None:
+def _left_out(case: Case, call: SampleCall, expected: Execution) -> tuple[str, bool] | None:
     """Return the reason why torch CPU's run says nothing about the target, and whether that is no failure; None if the
     run can be compared."""
     error = expected.last.error
@@ -333,7 +335,7 @@ def _left_out(case: Case, call: Call, expected: Execution) -> tuple[str, bool] |
     return ACCEPTED.get(case.variant) if error is None else None
 
 
-def _undeclared(target: Target, call: Call) -> str:
+def _undeclared(target: Target, call: SampleCall) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     inputs = tensors(call.tree)
     if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in inputs):
@@ -410,12 +412,12 @@ class _Inside(_Watched):
 Mode = TypeVar("Mode")
 
 
-def _under(mode: Mode, call: Call, cpu: type[_Watched] = _Watched) -> Mode:
+def _under(mode: Mode, call: SampleCall, cpu: type[_Watched] = _Watched) -> Mode:
     """Run the call on torch CPU with a dispatch mode, and return the mode."""
     Executor(cpu(mode)).run(call)
     return mode
 
 
-def depends_on_values(call: Call) -> bool:
+def depends_on_values(call: SampleCall) -> bool:
     """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
     return _under(Tagged(VALUE_DEPENDENT), call).seen

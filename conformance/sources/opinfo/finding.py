@@ -29,7 +29,7 @@ from conformance.sources.opinfo import script
 from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import written
-from conformance.sources.opinfo.variants import Call
+from conformance.sources.opinfo.variants import SampleCall
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, Tolerance, differing
 
@@ -41,7 +41,7 @@ LONGEST_INPUTS = 400
 
 
 def failure_of(
-    case: Case, target: Target, call: Call, mismatch: Mismatch, expected: Observation, actual: Observation
+    case: Case, target: Target, call: SampleCall, mismatch: Mismatch, expected: Observation, actual: Observation
 ) -> Failure:
     terms, program, names = JudgedCall(case, call).terms, None, dict[str, str]()
     with contextlib.suppress(Unwritable):

@@ -24,7 +24,7 @@ from conformance.engine.target import Target
 from conformance.record.names import CHANGED
 from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.variants import Call, draws_numbers
+from conformance.sources.opinfo.variants import SampleCall, draws_numbers
 from conformance.standalone.moving import (
     MARKER,
     leaves,
@@ -47,7 +47,7 @@ class JudgedCall(OneAnswer):
     """A call of a case, as the judge's subject."""
 
     case: Case
-    call: Call
+    call: SampleCall
 
     def inputs(self) -> tuple[Any, Collection[int]]:
         """Return the call's inputs, and the storages of inputs that stay on the CPU."""
@@ -109,7 +109,7 @@ class JudgedCall(OneAnswer):
         return truth_of(self.call)
 
 
-def undefined_parts(case: Case, call: Call) -> tuple[str, ...]:
+def undefined_parts(case: Case, call: SampleCall) -> tuple[str, ...]:
     """Return the answers without a meaning: results without a defined value, and the storage of a result that the op
     allocated for an empty out=."""
     facts = ["storage"] if call.note == "out empty" else []
@@ -123,7 +123,7 @@ CLEAR = frozenset({"RuntimeError", "TypeError", "ValueError", "IndexError"})
 """Errors by which torch refuses a call. A device may check the arguments of a call in another order than torch CPU."""
 
 
-def as_refused(call: Call, expected: Observation, actual: Observation, mismatch: Mismatch) -> bool:
+def as_refused(call: SampleCall, expected: Observation, actual: Observation, mismatch: Mismatch) -> bool:
     """Whether the mismatch is about a call with a changed argument, which the target may refuse in its own way.
 
     The target must refuse what torch CPU refuses, by an error of a kind of `CLEAR`. It may refuse a tensor on another
@@ -138,7 +138,7 @@ def as_refused(call: Call, expected: Observation, actual: Observation, mismatch:
     return expected.error is not None and there and not CLEAR.isdisjoint(actual.error.ancestors)
 
 
-def truth_of(call: Call) -> Execution | None:
+def truth_of(call: SampleCall) -> Execution | None:
     """Return torch CPU's answer on the same inputs in float64 and complex128, or None if it has no answer there, or
     another one with another seed. Dtypes among the arguments are widened too; integer inputs stay unchanged."""
     named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(call.tree)]
@@ -151,7 +151,7 @@ def truth_of(call: Call) -> Execution | None:
     return None if compare(first.last, again.last, exact=True) else first
 
 
-def _run(call: Call, seed: int) -> Execution:
+def _run(call: SampleCall, seed: int) -> Execution:
     wide = Float64Reference()
     # `kept` is not passed: tensors that OpInfo keeps on the CPU are widened too.
     tree = moved(call.tree, wide.send, wide.device)

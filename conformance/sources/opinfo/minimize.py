@@ -20,7 +20,7 @@ from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VA
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
 from conformance.record.shortfall import FINDINGS, MINUTES, Shortfall
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.shrink_progress import DEATHS, ShrinkProgress
@@ -39,7 +39,12 @@ UNSHOWN = (*MEASURED, "harness", NOT_COMPARED, "memory", "message", "device")
 
 
 def minimize(
-    run: Run, cases: Mapping[str, Case], limits: Limits, jobs: int = 1, place: Place = LOCAL, seconds: float = BUDGET
+    run: Run,
+    cases: Mapping[str, Case],
+    limits: Limits,
+    jobs: int = 1,
+    place: ExecutionPlace = LOCAL,
+    seconds: float = BUDGET,
 ) -> None:
     """Replace the first failure of a result by its minimized form, for the first undeclared result of each pattern and
     operator, the worst first. `cases` are the run's cases by id. The run's notes count the failures that stay as they

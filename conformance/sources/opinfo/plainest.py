@@ -13,7 +13,7 @@ from conformance.sources.opinfo.plan import Case
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
-    from conformance.sources.opinfo.variants import Call
+    from conformance.sources.opinfo.variants import SampleCall
 
 
 def names(spec: str) -> list[str]:
@@ -24,7 +24,7 @@ def names(spec: str) -> list[str]:
     return [entry.name for entry in catalog.entries()]
 
 
-def call_of(target: Target, name: str) -> Call | str:
+def call_of(target: Target, name: str) -> SampleCall | str:
     """Return the call of the OpInfo of this name, or the reason why there is none."""
     import torch
 

@@ -15,7 +15,7 @@ from conformance.record.finding import ON_CPU, ON_TARGET, TOGETHER
 from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
-from conformance.run.execution_place import LOCAL, Place
+from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import OUTCOMES, PlacedPool
 from conformance.run.messages import Death, Limits, Task
 from conformance.sources.opinfo import worker
@@ -49,7 +49,7 @@ def _noted(death: Death) -> tuple[int, str, str]:
 class Cases(PlacedPool):
     """Workers that run up to `jobs` cases at a time on one target. Use as a context manager."""
 
-    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: Place = LOCAL) -> None:
+    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
         super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.sources.opinfo.case"])
         self.setup = "DEVICE = 'cpu'"
         self.lacks = frozenset[str]()

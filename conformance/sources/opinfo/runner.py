@@ -30,7 +30,7 @@ from conformance.record.shortfall import Shortfall
 from conformance.report import __main__ as report
 from conformance.report import budgets, terminal
 from conformance.run import options, signals
-from conformance.run.execution_place import LOCAL, Place, place_of
+from conformance.run.execution_place import LOCAL, ExecutionPlace, place_of
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, Source, limits_of, usual
@@ -61,7 +61,7 @@ class Request:
     """Whether cases run that the target's profile declares lacking."""
     jobs: int = 1
     limits: Limits = LIMITS
-    place: Place = LOCAL
+    place: ExecutionPlace = LOCAL
     seconds: float = math.inf
     """Time after which no result is awaited. The run counts the cases that did not run as a shortfall."""
     reruns: int = 0

@@ -28,7 +28,7 @@ from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.variants import Call, draws_numbers
+from conformance.sources.opinfo.variants import SampleCall, draws_numbers
 from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import compare
@@ -42,12 +42,12 @@ UNWRITTEN = {"error_inputs": "an input that must raise", "forward_over_backward"
 BACKWARD = ("backward", *SPECIALS_BACKWARD)
 
 
-def program_of(case: Case, call: Call) -> Program:
+def program_of(case: Case, call: SampleCall) -> Program:
     """Return the call as a program; see `written`."""
     return written(case, call)[0]
 
 
-def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
+def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
     """Return the call as a program on the call's terms, and its names by the names in an observation of the call.
 
     Runs the call and the program on torch CPU. Raises Unwritable."""
@@ -82,7 +82,7 @@ def written(case: Case, call: Call) -> tuple[Program, dict[str, str]]:
     raise Unwritable(reason or "a call without a public name")
 
 
-def unrun(case: Case, call: Call) -> Program:
+def unrun(case: Case, call: SampleCall) -> Program:
     """Return a call that ends the process, as a program of one step without results. Nothing runs.
 
     Raises Unwritable."""
@@ -96,7 +96,7 @@ def unrun(case: Case, call: Call) -> Program:
 class _Names:
     """Names of a call's tensors in the program, in the order of the call's arguments."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SampleCall) -> None:
         self.kept, self.fresh = call.sample.kept, fresh_names({})
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[int, str] = {}
@@ -114,13 +114,13 @@ class _Names:
         stays = value.layout is torch.strided and not value.is_meta and storage_key(value) in self.kept
         return on_host(value) if stays else tensor(self.name(value))
 
-    def arguments(self, call: Call) -> tuple[tuple[Json, ...], dict[str, Json]]:
+    def arguments(self, call: SampleCall) -> tuple[tuple[Json, ...], dict[str, Json]]:
         """Return the arguments of the call's step. Raises Unwritable."""
         named = {**call.tree["kwargs"], **({"out": call.tree["out"]} if "out" in call.tree else {})}
         args = tuple(encoded(value, self.marker) for value in (call.tree["input"], *call.tree["args"]))
         return args, {key: encoded(value, self.marker) for key, value in named.items()}
 
-    def program(self, case: Case, call: Call) -> Program:
+    def program(self, case: Case, call: SampleCall) -> Program:
         """Return a program with the named tensors as inputs, without steps. Raises Unwritable."""
         try:
             storages, inputs = inputs_of(self.tensors)
@@ -151,7 +151,7 @@ def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     return named, ending
 
 
-def _backward(case: Case, names: _Names, call: Call, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
+def _backward(case: Case, names: _Names, call: SampleCall, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
     """Return the steps that differentiate the results with the cotangents of the call's last run."""
     if case.variant not in BACKWARD:
         return ()
@@ -214,7 +214,7 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     )
 
 
-def _terms(case: Case, call: Call, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
+def _terms(case: Case, call: SampleCall, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
     """Return the terms of the call, with the dtypes and names of its program."""
     dtypes = {
         dtype_name(tensor.dtype)

@@ -27,7 +27,7 @@ from conformance.standalone.script_runtime import leaves
 from conformance.standalone.tensor_source import input_lines
 
 if TYPE_CHECKING:
-    from conformance.sources.opinfo.variants import Call
+    from conformance.sources.opinfo.variants import SampleCall
 
 
 def function_name(op: Any) -> str | None:
@@ -73,7 +73,7 @@ def _brief(value: Any) -> str:
 def standalone(
     case: Case,
     target: Target,
-    call: Call,
+    call: SampleCall,
     finding: str,
     mismatch: Mismatch | None = None,
     program: Program | None = None,

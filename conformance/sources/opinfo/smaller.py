@@ -27,7 +27,7 @@ from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, fa
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, Call, Skip
+from conformance.sources.opinfo.variants import VARIANTS, SampleCall, Skip
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part
 from conformance.standalone.torch_compat import op_db_unseeded
@@ -121,7 +121,7 @@ def programs_of(case: Case, failure: Failure, target: Target, checked: bool = Tr
     return programs, reason
 
 
-def _calls(case: Case, index: int, target: Target) -> Iterator[Call]:
+def _calls(case: Case, index: int, target: Target) -> Iterator[SampleCall]:
     """Yield the calls of the case's sample of this index."""
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()

@@ -13,7 +13,7 @@ import torch
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.loading import reference
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.variants import Call
+from conformance.sources.opinfo.variants import SampleCall
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import map_leaves, storage_key, tensors, whole_storage
 from conformance.standalone.oracles import Mismatch, compare
@@ -27,7 +27,7 @@ FILL = 1
 """Value of these elements. As an index it is mostly in range, so a wrong read shows and does not end the process."""
 
 
-def faults(op: Any, call: Call, dtype: torch.dtype, expected: Execution) -> list[Mismatch]:
+def faults(op: Any, call: SampleCall, dtype: torch.dtype, expected: Execution) -> list[Mismatch]:
     """Return the differences between torch CPU's answer and its answer for operands within larger storages, and the
     writes beside operands. An operator without a defined value has no difference in values.
     """

@@ -1,7 +1,7 @@
 """Calls of a sample, by variant: the function, the method, in place, into out=, or backward.
 
-Defines `Call`, `VARIANTS` and `reference`. A call is a function of inputs that may lie anywhere, so the CPU and the
-target make the same call. Only the function under test goes through a target's transform, not the code around it.
+Defines `SampleCall`, `VARIANTS` and `reference`. A call is a function of inputs that may lie anywhere, so the CPU and
+the target make the same call. Only the function under test goes through a target's transform, not the code around it.
 Comparison is not part of this module.
 """
 
@@ -69,7 +69,7 @@ Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass
-class Call:
+class SampleCall:
     """One call to compare, as the executor's subject.
 
     `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere. The function under
@@ -84,7 +84,7 @@ class Call:
     note: str = ""
     draws: Draws = field(default_factory=Draws)
 
-    def on(self, tree: dict[str, Any]) -> Call:
+    def on(self, tree: dict[str, Any]) -> SampleCall:
         """Return the same call on other inputs."""
         return replace(self, tree=tree)
 
@@ -125,32 +125,32 @@ def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], An
     return lambda tree, apply: apply(call)(tree["input"], tree["args"], tree["kwargs"])
 
 
-def _function(op: Any, sample: Sample) -> Iterator[Call]:
-    yield Call(sample, sample.tree, _named(op.op), script.function_name(op))
+def _function(op: Any, sample: Sample) -> Iterator[SampleCall]:
+    yield SampleCall(sample, sample.tree, _named(op.op), script.function_name(op))
 
 
-def _special(calls_of: Callable[[Any, Sample], Iterator[Call]], op: Any, sample: Sample) -> Iterator[Call]:
+def _special(calls_of: Callable[[Any, Sample], Iterator[SampleCall]], op: Any, sample: Sample) -> Iterator[SampleCall]:
     if not sample.changed:
         raise Skip(NO_SPECIALS)
     yield from calls_of(op, sample)
 
 
-def _changed(op: Any, sample: Sample) -> Iterator[Call]:
+def _changed(op: Any, sample: Sample) -> Iterator[SampleCall]:
     """Yield the call whose argument has been changed: of the function, or in place."""
     assert sample.origin is not None
     calls = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
     yield from (replace(call, note=str(sample.origin)) for call in calls)
 
 
-def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[Call]:
+def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[SampleCall]:
     """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
     listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
     if not (isinstance(sample.input, torch.Tensor) or listed):
         raise Skip("the first argument is no tensor, so there is no method to call")
-    yield Call(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
+    yield SampleCall(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
 
 
-def _out(op: Any, sample: Sample) -> Iterator[Call]:
+def _out(op: Any, sample: Sample) -> Iterator[SampleCall]:
     def call(input: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return op.op(input, *args, **kwargs, out=out)
 
@@ -170,7 +170,7 @@ def _out(op: Any, sample: Sample) -> Iterator[Call]:
         outs = [_out_tensor(tensor, form) for tensor in wanted]
         out = outs[0] if isinstance(result, torch.Tensor) else tuple(outs)
         name = script.function_name(op)
-        yield Call(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
+        yield SampleCall(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
 
 
 def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
@@ -188,7 +188,7 @@ differentiates it.
 """
 
 
-def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
+def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[SampleCall]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip(NO_GRADIENT)
     drawn, forward = Draws(), _named(op.op)
@@ -202,7 +202,7 @@ def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[Call]:
         drawn.start()
         return derive(tree, function, drawn)
 
-    yield Call(sample, sample.tree, run, script.function_name(op), draws=drawn)
+    yield SampleCall(sample, sample.tree, run, script.function_name(op), draws=drawn)
 
 
 def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
@@ -232,7 +232,7 @@ def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) ->
         return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 
-VARIANTS: dict[str, Callable[[Any, Sample], Iterator[Call]]] = {
+VARIANTS: dict[str, Callable[[Any, Sample], Iterator[SampleCall]]] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,

@@ -17,7 +17,7 @@ from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_
 from conformance.engine.target import Target
 from conformance.record.footprint import allowed
 from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
-from conformance.sources.sizes.table import Case, Row
+from conformance.sources.sizes.table import Case, SizesRow
 from conformance.standalone import sizes as calls
 from conformance.standalone.observation import Observation
 from conformance.standalone.sizes import Exact, Side
@@ -51,7 +51,7 @@ class Sized:
         return OneCall(self.case.id, inputs, call, lambda result, on: Observation())
 
 
-def built(row: Row, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
+def built(row: SizesRow, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
     """Return the row's program for this device, and a function that creates its inputs on the CPU."""
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "pattern": calls.pattern, "device": device}
     names |= row.sizes(scale)

@@ -1,7 +1,7 @@
 """Table of rows: the call, its inputs and their sizes.
 
-Defines `Row`, `Case`, `load` and `select`. Sizes are names in the rows' expressions. With one scale they have the sizes
-of real work, and with another they make a test of the harness. This module must not import torch.
+Defines `SizesRow`, `Case`, `load` and `select`. Sizes are names in the rows' expressions. With one scale they have the
+sizes of real work, and with another they make a test of the harness. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALES: Mapping[str, Mapping[str, int]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SizesRow:
     """One call: `call` is an expression of the `inputs`, which are expressions, too.
 
     `dtype` names the dtype of the computation. `bits` means that floating answers are moved and not rounded. `backward`
@@ -71,7 +71,7 @@ class Row:
 class Case(OfRow):
     """One row at one scale, forward or backward."""
 
-    row: Row
+    row: SizesRow
     variant: str
     scale: str = "large"
     layout: str = SIZES
@@ -84,15 +84,15 @@ class Case(OfRow):
 
 
 @functools.cache
-def load() -> tuple[Row, ...]:
+def load() -> tuple[SizesRow, ...]:
     """Return the rows."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return tuple(_row(name, family, dict(data)) for family, table in tables.items() for name, data in table.items())
 
 
-def _row(name: str, family: str, data: dict[str, Any]) -> Row:
+def _row(name: str, family: str, data: dict[str, Any]) -> SizesRow:
     known = {key: data.pop(key) for key in ("call", "dtype", "bits", "backward") if key in data}
-    return Row(name, family, **{"dtype": "float32", **known}, inputs=data)
+    return SizesRow(name, family, **{"dtype": "float32", **known}, inputs=data)
 
 
 def families() -> list[str]:

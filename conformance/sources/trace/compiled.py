@@ -31,7 +31,7 @@ from conformance.record.shortfall import Shortfall
 from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
-from conformance.sources.trace.places import BACKWARD, FORWARD, Place, is_of_user
+from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
 from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
@@ -145,9 +145,9 @@ class Graph:
         return f"compiled graph {self.number}"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SourceLine:
         """The line of the first call in the graph."""
-        return next((place for place in map(place_of, self.original.graph.nodes) if place.file), Place())
+        return next((place for place in map(place_of, self.original.graph.nodes) if place.file), SourceLine())
 
 
 class Compiled:
@@ -429,7 +429,7 @@ def _until(graph: torch.fx.GraphModule, last: torch.fx.Node) -> torch.fx.GraphMo
     return torch.fx.GraphModule(graph, part)
 
 
-def place_of(node: torch.fx.Node) -> Place:
+def place_of(node: torch.fx.Node) -> SourceLine:
     """Return the innermost line of the user's code that a node comes from."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
     for line in reversed(lines):
@@ -437,8 +437,8 @@ def place_of(node: torch.fx.Node) -> Place:
             file, _, rest = line.removeprefix('File "').partition('", line ')
             number = rest.partition(",")[0]
             if is_of_user(file) and number.isdecimal():
-                return Place(file, int(number))
-    return Place()
+                return SourceLine(file, int(number))
+    return SourceLine()
 
 
 def _with_constants(graph: torch.fx.GraphModule, other: Callable[[Any], Any]) -> torch.fx.GraphModule:

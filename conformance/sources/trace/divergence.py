@@ -27,7 +27,7 @@ from conformance.engine.rules import AS_GOOD
 from conformance.engine.target import Target
 from conformance.sources.trace.call import RESULT, TracedCall, fetched, widened_leaf
 from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.places import Place, Site
+from conformance.sources.trace.places import Site, SourceLine
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of
@@ -64,7 +64,7 @@ class Parting:
 
     name: str
     where: str
-    place: Place
+    place: SourceLine
     number: int
     device: float
     cpu: float

@@ -21,7 +21,7 @@ from conformance.engine.arbitration import subject
 from conformance.engine.executor import Execution
 from conformance.engine.target import Target
 from conformance.sources.trace.call import VALUES, NodeCall, TracedCall
-from conformance.sources.trace.places import BACKWARD, PHASES, Place, Site
+from conformance.sources.trace.places import BACKWARD, PHASES, Site, SourceLine
 from conformance.standalone.oracles import Mismatch
 
 
@@ -37,7 +37,7 @@ class Fault:
 
     name: str
     phase: str
-    place: Place
+    place: SourceLine
     mismatch: Mismatch
     call: TracedCall | NodeCall | None
     target: Target
@@ -76,7 +76,7 @@ class Fault:
 class Faults:
     """The faults of a trace. `loss` is the value of the last scalar root of a backward pass."""
 
-    by_key: dict[tuple[str, str, Place], Fault] = field(default_factory=dict)
+    by_key: dict[tuple[str, str, SourceLine], Fault] = field(default_factory=dict)
     loss: float | None = None
     _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 

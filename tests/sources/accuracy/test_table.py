@@ -11,13 +11,13 @@ from conformance.record.accuracy import Accuracy, limit
 from conformance.record.errors import UsageError
 from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.measure import built
-from conformance.sources.accuracy.table import Row, load, select
+from conformance.sources.accuracy.table import AccuracyRow, load, select
 from conformance.standalone.accuracy import NO_NUMBER, beyond, errors, rms
 
 
 @pytest.fixture
-def row() -> Row:
-    return Row("log1p", "elementary", "torch.log1p(x)", "log1p(x)", (-1.0, math.inf), ("-1",))
+def row() -> AccuracyRow:
+    return AccuracyRow("log1p", "elementary", "torch.log1p(x)", "log1p(x)", (-1.0, math.inf), ("-1",))
 
 
 class TestTable:
@@ -78,7 +78,7 @@ class TestReference:
     @pytest.mark.parametrize("at", [1e-300, 1e-30, 0.75, 700.0])
     def test_derivatives_of_any_magnitude(self, at):
         """The derivative of exp is exp, even next to 0, where a difference quotient cancels nearly all bits."""
-        row = Row("exp", "elementary", "torch.exp(x)", "exp(x)")
+        row = AccuracyRow("exp", "elementary", "torch.exp(x)", "exp(x)")
         x = [torch.tensor([at], dtype=torch.float64)]
         assert [part.tolist() for part in reference.exact(row, x, 0)] == [
             part.tolist() for part in reference.exact(row, x)
@@ -86,7 +86,7 @@ class TestReference:
 
     def test_no_real_answer(self):
         """Outside a function's domain, and at its poles, no finite answer exists to measure."""
-        row = Row("log", "elementary", "torch.log(x)", "log(x)")
+        row = AccuracyRow("log", "elementary", "torch.log(x)", "log(x)")
         assert not reference.exact(row, [torch.tensor([-1.0, 0.0])])[0].isfinite().any()
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from conformance.declare.expectations import update
-from conformance.declare.probed import Answer, Probe, Row
+from conformance.declare.probed import Answer, Probe, ProbedFeature
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.record.causes import causes_of
@@ -171,7 +171,7 @@ class SlowProbe(Pool):
         self.now += 100
         if self.now > until:
             raise OutOfTime
-        return Probe((Row("moves", Answer.YES),))
+        return Probe((ProbedFeature("moves", Answer.YES),))
 
 
 class TestMinutes:

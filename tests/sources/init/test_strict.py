@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.declare import profile as profiles
-from conformance.declare.probed import Answer, Probe, Row
+from conformance.declare.probed import Answer, Probe, ProbedFeature
 from conformance.record import result as model
 from conformance.record.merge import merge
 from conformance.record.missing_ops import MissingOperator, removed
@@ -164,7 +164,11 @@ class TestFeatures:
         declared."""
         lost = [name for name in DTYPES if name not in ("float32", "bool")]
         profile.write_text('[target]\nname = "cpu"\n' + unsupported(feature='"set_"') + unsupported(dtype=f"{lost}"))
-        rows = Row("set_", Answer.NO, "no"), Row("views", Answer.WRONG, "t"), Row("unfold", Answer.NO, "no")
+        rows = (
+            ProbedFeature("set_", Answer.NO, "no"),
+            ProbedFeature("views", Answer.WRONG, "t"),
+            ProbedFeature("unfold", Answer.NO, "no"),
+        )
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
         there, notes = profiles.load("conformance.toml").contradicted(seen)
         assert there == {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.program.recorded import Call, Calls
+from conformance.program.recorded import Calls, RecordedCall
 from conformance.sources.models.recorder import Recorder, fault_of, values_of
 
 
@@ -21,7 +21,7 @@ def recorded(function) -> Calls:
     return recorder.calls
 
 
-def only(function) -> Call:
+def only(function) -> RecordedCall:
     (call,) = recorded(function).calls
     return call
 
@@ -120,10 +120,10 @@ class TestRecorder:
     def test_a_call_that_changes_is_excluded(self):
         """Memory that nothing has written, behind a view."""
         recorder = Recorder()
-        call = Call("resize_.default", ({"t": "a"}, [64]), {}, (("float32", 2, {"low": 0.0, "high": 1.0}),),
+        call = RecordedCall("resize_.default", ({"t": "a"}, [64]), {}, (("float32", 2, {"low": 0.0, "high": 1.0}),),
                     ((0, "float32", (2,), (1,), 0),), "i", (0,))  # fmt: skip
         recorder.calls.models, recorder.calls.made = ["one"], {"one": 2}
-        bad = Call("mm.default", ({"t": "a"}, {"t": "a"}), {}, (("float32", 6, {"low": 0.0, "high": 1.0}),),
+        bad = RecordedCall("mm.default", ({"t": "a"}, {"t": "a"}), {}, (("float32", 6, {"low": 0.0, "high": 1.0}),),
                    ((0, "float32", (2, 3), (3, 1), 0),), "t", (0,))  # fmt: skip
         recorder.calls.calls = [bad]
         checked = recorder.checked()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conformance.program.capture import Unwritable
-from conformance.sources.operator.calls import Call
+from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.examine import Difference, Request, examination, verdicts
 from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
 from conformance.sources.operator.script import headline, script
@@ -116,7 +116,7 @@ def test_a_call_that_is_right_alone():
 def test_the_sentence_of_other_checks_names_an_element():
     """Regression test: it had the first eight elements of both sides, which may be equal."""
     detail = "1 of 9 elements differ (tolerance), first at (8,): expected 1.0, got 2.0"
-    call = Call("values", {"x": torch.zeros(9)}, 1)
+    call = DrawnCall("values", {"x": torch.zeros(9)}, 1)
     for text in (detail, f"the value; {detail}"):
         mismatch = Mismatch("compile", "gradient of x", f"{[0.0] * 8}", f"{[0.0] * 8}", text)
         want = "compile: 1 of 9 elements of gradient of x is wrong: gradient of x[8] should be 1.0 and is 2.0"
@@ -126,7 +126,7 @@ def test_the_sentence_of_other_checks_names_an_element():
 
 
 class TestProgram:
-    CALL = Call("values", {"x": torch.arange(6.0).view(2, 3), "shape": (3,), "y": None, "by": 0.5}, 2)
+    CALL = DrawnCall("values", {"x": torch.arange(6.0).view(2, 3), "shape": (3,), "y": None, "by": 0.5}, 2)
 
     def test_a_call_survives(self):
         """A call as a program and back has the same arguments."""
@@ -140,11 +140,11 @@ class TestProgram:
 
     def test_two_lengths_shrink_together(self):
         """A length may be a multiple of another one, so both are halved."""
-        call = Call("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
+        call = DrawnCall("values", {"x": torch.zeros(64), "scales": torch.zeros(2), "shape": [2, 32]}, 3)
         smaller = [call_of(one, call).values for one in smaller_lengths(program_of(call))]
         assert (32, 1, [1, 32]) in [(len(one["x"]), len(one["scales"]), one["shape"]) for one in smaller]
 
     def test_an_argument_without_a_text(self):
         """Such a call is not shrunk, and its script says why."""
         with pytest.raises(Unwritable):
-            program_of(Call("values", {"x": object()}, 1))
+            program_of(DrawnCall("values", {"x": object()}, 1))

@@ -15,12 +15,12 @@ from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, Call
+from conformance.sources.opinfo.variants import VARIANTS, SampleCall
 from conformance.standalone.moving import tensors
 
 
 def calls(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32", count: int = 2
-          ) -> list[tuple[Case, Call]]:  # fmt: skip
+          ) -> list[tuple[Case, SampleCall]]:  # fmt: skip
     """The calls of an entry's first samples, each with its case."""
     op, _, overload = name.partition("/")
     case = Case(op, overload, "", dtype, variant, layout)

@@ -20,7 +20,7 @@ from conformance.sources.accuracy.outcomes import Raises, Unmeasured
 from conformance.sources.sizes import worker
 from conformance.sources.sizes.__main__ import main
 from conformance.sources.sizes.measure import measure, on_cpu
-from conformance.sources.sizes.table import SCALES, Case, Row, families, load, select
+from conformance.sources.sizes.table import SCALES, Case, SizesRow, families, load, select
 from conformance.standalone import sizes as calls
 from conformance.targets.cpu import CpuTarget
 from tests.planted.oversized import OversizedTarget
@@ -170,7 +170,7 @@ class TestErrors:
     def test_raises(self):
         """An exception on the target is a finding, with the oracle `memory` if memory ran out. If torch CPU raises, the
         case cannot be measured."""
-        row = Row("a row", "bytes", "x.no_such_method()", "uint8", inputs={"x": "torch.ones(3)"})
+        row = SizesRow("a row", "bytes", "x.no_such_method()", "uint8", inputs={"x": "torch.ones(3)"})
         with pytest.raises(Unmeasured, match="no_such_method"):
             on_cpu(Case(row, "forward", "small"))
 

@@ -17,7 +17,7 @@ from conformance.record.shortfall import FINDINGS, Shortfall
 from conformance.sources.trace.api import Trace
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Options
-from conformance.sources.trace.places import FORWARD, Place
+from conformance.sources.trace.places import FORWARD, SourceLine
 from conformance.standalone.oracles import Mismatch
 from tests.sources.trace.planting import planted
 
@@ -128,7 +128,11 @@ class TestTiny:
 
 def test_wrong_operators_without_a_script_are_counted():
     """Beyond `MOST_SCRIPTS` faults get none, and the trace says how many."""
-    trace, place, wrong = Trace(None, Options(), lambda trace: None), Place(), Mismatch("value", "result", "1", "2")
+    trace, place, wrong = (
+        Trace(None, Options(), lambda trace: None),
+        SourceLine(),
+        Mismatch("value", "result", "1", "2"),
+    )
     for name, script in (("aten.relu.default", "a script"), ("aten.sum.default", ""), ("aten.neg.default", "")):
         fault = Fault(name, FORWARD, place, wrong, None, load_target("cpu"), script=script)
         trace.mode.faults.by_key[name, FORWARD, place] = fault
