@@ -82,7 +82,8 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
     print(f"report: {args.reports / report.PAGES[TRACE]}")
     if said:
         print(f"{command}: {said}; the results so far are in the report", file=sys.stderr)
-    return run.exit_code() if tracer.faults or stopped or not said else 2
+    code = run.exit_code() if tracer.faults or stopped or not said else 2
+    return code or (2 if tracer.unjudged_calls else 0)
 
 
 def _nothing(script: Path, trace: Trace) -> str:

@@ -25,13 +25,16 @@ from conformance.record.sentences import sentence
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.sources.trace.compiled import SECONDS, Compiled
 from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.mode import Options, Tally, Tracing, loaded
+from conformance.sources.trace.mode import BOTH_RAISE, Options, Tally, Tracing, loaded
 from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
 from conformance.standalone.modes import move_to_top
 
 _OVERLOAD = re.compile(r"\w+\.\w+\.\w+")
 """Name of an operator of the dispatcher, as `aten.add.Tensor`; a compiled graph has another name."""
+
+MOST_NAMED = 3
+"""Number of operators without a verdict that the summary names."""
 
 MOST_SCRIPTS = 20
 """Number of faults that get a script, the worst of each phase first."""
@@ -136,7 +139,22 @@ class Trace:
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()
         wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
+        open_ = self.unjudged_calls
+        if open_ and not self.faults:
+            named = list(open_)[:MOST_NAMED]
+            more = f" and {len(open_) - MOST_NAMED} more" if len(open_) > MOST_NAMED else ""
+            missing = f"{sum(open_.values()):,} of {sum(open_.values()) + self.judged:,} calls were not judged"
+            wrong = f"no verdict, since {missing}, of {', '.join(named)}{more}"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
+
+    @property
+    def unjudged_calls(self) -> dict[str, int]:
+        """The number of calls that could not be judged, by operator. One of them may be wrong, so a trace with such
+        calls has no verdict. Calls that raise on both sides, and those that the options exclude, do not count."""
+        numbers = Counter[str]()
+        for (name, _), tally in self.mode.tallies.items():
+            numbers[name] += tally.unjudged.total() - tally.unjudged[BOTH_RAISE]
+        return {name: count for name, count in numbers.most_common() if count}
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about calls that were not judged, or that pass only by float64."""

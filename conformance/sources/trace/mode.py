@@ -22,10 +22,11 @@ from conformance.engine.executor import Execution
 from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
-from conformance.sources.trace.call import CopiedCall, TracedCall, traced_call
+from conformance.sources.trace.call import CopiedCall, TracedCall, fetched, traced_call
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
 from conformance.sources.trace.places import Places, Site, is_of_user
+from conformance.sources.trace.references import READS_WORKSPACE, WORKSPACE
 from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.oracles import Mismatch
@@ -39,6 +40,10 @@ OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 NEEDED = ("set_", "as_strided", "storages")
 """Features of a device on which reading its tensors depends."""
+
+
+BOTH_RAISE = "both raise"
+"""Why a call was not judged that says nothing against the device."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class Tracing(TorchDispatchMode):
         self.faults, self.places = Faults(), Places()
         self.divergence = Divergence() if options.divergence else None
         self.tallies: dict[tuple[str, str], Tally] = {}
+        self.known_workspaces: set[tuple[Any, str]] = set()
+        """Operators, with the spec of the target, whose workspace has the content of torch's own."""
         self.step = 1
         self._lock, self._state = threading.RLock(), threading.local()
 
@@ -134,6 +141,8 @@ class Tracing(TorchDispatchMode):
                 self._judge(call, Execution((Observation(error=Raised.of(error)),)), site, tally)
             raise
         try:
+            if func in READS_WORKSPACE and (READS_WORKSPACE[func], site.target.spec) not in self.known_workspaces:
+                raise NotImplementedError(f"{READS_WORKSPACE[func]} of the device stores a workspace of another form")
             got = call.by_device(args, kwargs, result, site.target)
             with without_modes():  # those of a device act on torch CPU, too
                 if judged:
@@ -149,8 +158,10 @@ class Tracing(TorchDispatchMode):
             want = call.by_cpu()
         if want.last.error is not None:
             same = got.last.error is not None
-            tally.unjudged["both raise" if same else f"torch CPU raises {_line(want.last.error)}"] += 1
+            tally.unjudged[BOTH_RAISE if same else f"torch CPU raises {_line(want.last.error)}"] += 1
             return
+        if call.func in WORKSPACE and stores_known_workspace(call, want, got, site.target):
+            self.known_workspaces.add((call.func, site.target.spec))
         if mismatches := tally.judge(call, want, got, site.target):
             fault = self.faults.add(call, site, mismatches[0])
             self.faults.measure(fault, mismatches, want, got, call.tensors_of(got))
@@ -221,6 +232,13 @@ def _undisturbed(call: TracedCall) -> Iterator[None]:
         if torch.is_autocast_enabled("cpu"):
             stack.enter_context(torch.autocast("cpu", enabled=False))
         yield
+
+
+def stores_known_workspace(call: TracedCall, want: Execution, got: Execution, target: Target) -> bool:
+    """Whether the device's workspace has the content of the reference's, so that a cell that reads it can be judged."""
+    right, stored = (run.outcome[WORKSPACE[call.func]] for run in (want, got))
+    stored = fetched(stored, target)
+    return right.shape == stored.shape and bool(torch.isclose(right, stored, rtol=0.01, atol=0.01).all())
 
 
 def _is_fake(leaf: torch.Tensor) -> bool:

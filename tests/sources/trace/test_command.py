@@ -107,6 +107,24 @@ def test_a_right_device_passes(traced):
     assert "calls judged on toy: no wrong operator\n" in ran.stdout
 
 
+LACKS_RELU = """
+from conformance.engine.executor import Execution
+from conformance.sources.trace.call import TracedCall
+from conformance.standalone.observation import Observation, Raised
+right = TracedCall.by_cpu
+lacking = Execution((Observation(error=Raised.of(NotImplementedError("no kernel for CPU"))),))
+TracedCall.by_cpu = lambda self: lacking if self.name == "aten.relu.default" else right(self)
+"""
+
+
+def test_calls_that_torch_cpu_lacks_leave_no_verdict(traced):
+    """Without a wrong operator the exit code is 2, and the last sentence names the operators that may be wrong.
+    Regression test: the exit code was 0."""
+    ran = traced(LACKS_RELU + TRAIN)
+    assert ran.returncode == 2, ran.stderr
+    assert "no verdict, since 1 of 40 calls were not judged, of aten.relu.default\n" in ran.stdout
+
+
 def test_a_script_that_fails_keeps_the_findings(traced, tmp_path):
     """The operators that were wrong before the error are in the report."""
     ran = traced(TRAIN + "raise ValueError('no more data')\n", "--check-scripts", "0", faults="relu")
