@@ -14,6 +14,7 @@ import torch
 from conformance.declare import profile as profiles
 from conformance.declare.profile import Profile
 from conformance.engine.target import Target
+from conformance.record.error_text import text_of
 from conformance.record.errors import TargetError
 from conformance.record.names import (
     BUILTIN,
@@ -116,7 +117,7 @@ def _registered() -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
 
 
 def _check(spec: str, target: Target) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from conformance.declare.probed import Answer, ProbedFeature
 from conformance.engine.target import Target
+from conformance.record.error_text import text_of
 from conformance.standalone.torch_compat import add_to_list, storage_id, version_of
 
 
@@ -234,9 +235,9 @@ def trial(target: Target, name: str) -> ProbedFeature:
         with target.entered():
             TRIALS[name](target)
     except Differs as error:
-        return ProbedFeature(name, Answer.WRONG, str(error))
+        return ProbedFeature(name, Answer.WRONG, text_of(error))
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = " ".join(text_of(error).split())
         return ProbedFeature(name, Answer.NO, f"{type(error).__name__}: {text}"[:200])
     return ProbedFeature(name, Answer.YES)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from conformance.record.error_text import text_of
 from conformance.record.errors import TargetError
 from conformance.record.names import nearest
 from conformance.standalone import torch_compat
@@ -63,7 +64,7 @@ def register(module: str, function: str, registered: str) -> None:
     except TargetError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".strip().splitlines()[-1:])
+        reason = " ".join(f"{type(error).__name__}: {text_of(error)}".strip().splitlines()[-1:])
         kind = "" if reason.startswith(type(error).__name__) else f"{type(error).__name__}: "
         raise TargetError(
             f"importing module {module!r}{called}, which should register {registered}, fails: {kind}{reason}"
@@ -84,7 +85,7 @@ def opened(name: str, module: str, function: str, spec: str) -> torch.device:
     try:
         torch.empty(1, device=device)
     except Exception as error:  # a third-party backend may raise anything
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
         hint = "; its module may also want a call, call=FUNCTION" if module and not function else ""
         raise TargetError(f"torch has no usable device {name!r} here: {reason}{hint}") from error
     return device

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from conformance.record import simple_values
 from conformance.record.accuracy import ACCURACY, Accuracy
+from conformance.record.error_text import text_of
 from conformance.record.errors import ReportError
 from conformance.record.files import read, write_atomic
 from conformance.record.finding import MOVE, Finding, answers, property_of, severity_of, shown_by
@@ -99,7 +100,7 @@ class Failure:
     @classmethod
     def of_harness(cls, error: Exception | None) -> Failure:
         """Return the failure that an error of the harness itself is."""
-        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        text = f"{type(error).__name__}: {text_of(error) if error else error}"[:LONGEST_TEXT]
         return cls("harness", "the harness itself", "no error", text)
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from conformance.record.error_text import text_of
 from conformance.standalone.moving import copied_to_host, map_tensors, rebuild, storage_key, whole_storage
 from conformance.standalone.torch_compat import leave_forward_ad, version_of, with_memory
 
@@ -40,7 +41,7 @@ class Raised:
     @classmethod
     def of(cls, error: BaseException) -> Raised:
         """Record this exception."""
-        return cls(type(error).__name__, tuple(base.__name__ for base in type(error).__mro__), str(error))
+        return cls(type(error).__name__, tuple(base.__name__ for base in type(error).__mro__), text_of(error))
 
     @property
     def not_implemented(self) -> bool:

@@ -34,6 +34,7 @@ ROOM = Path(__file__).parent.parent
 MODULES = (
     "record/names.py",
     "record/accuracy.py",
+    "record/error_text.py",
     "record/footprint.py",
     "standalone/torch_compat.py",
     "standalone/input_layout.py",

@@ -22,6 +22,7 @@ from conformance.declare.declaration import Declaration, unsupported
 from conformance.engine.layers import SETTING
 from conformance.engine.registration import opened, options, register, setup
 from conformance.engine.target import Capture, Target
+from conformance.record.error_text import text_of
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
 from conformance.record.patterns import BACKEND, COMPILER_LAYERS
@@ -148,7 +149,7 @@ class CompileTarget(Target):
             with self.capture() as seen:
                 self.transform(lambda tensor: tensor.mul(2).view(-1).add_(1))(torch.ones(2, 3, device=self.device))
         except Exception as error:  # a third-party compiler may raise anything
-            reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {text_of(error)}".strip().partition("\n")[0]
             raise TargetError(
                 f"torch.compile with backend {self.backend!r} does not work here on Python {sys.version.split()[0]}: "
                 f"{reason}"

@@ -31,6 +31,7 @@ from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
 from conformance.program.verdict import Verdict, signature
 from conformance.record import simple_values
+from conformance.record.error_text import text_of
 from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
@@ -202,7 +203,7 @@ class Part:
         except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            text = f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
             fault = Mismatch("harness", "the harness itself", "no error", text, where)

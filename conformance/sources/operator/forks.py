@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from conformance.record.error_text import text_of
 from conformance.run.messages import Death, ExitReason, exit_in_words
 
 MEMORY = 8 * 2**30
@@ -113,7 +114,7 @@ def _work(work: Callable[[Send], None], sending: Connection) -> None:
         try:
             work(sending.send)
         except Exception as error:
-            sending.send(RuntimeError(f"{type(error).__name__}: {error}"))
+            sending.send(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
         sending.close()
         status = 0
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from conformance.record.error_text import text_of
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
 from conformance.standalone.torch_compat import has_kernel
@@ -125,7 +126,7 @@ def named(path: str) -> Callable[..., Any]:
     try:
         result: Any = importlib.import_module(module)
     except Exception as error:  # a module of the user may raise anything
-        said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        said = f"{type(error).__name__}: {text_of(error)}".strip().partition("\n")[0]
         raise UsageError(f"module {module!r} cannot be imported ({said}); run it by hand to see why") from None
     for part in name.split("."):
         if not hasattr(result, part):

@@ -26,6 +26,7 @@ from conformance.engine.judge import Terms
 from conformance.engine.loading import reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
+from conformance.record.error_text import text_of
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.record.shortfall import Shortfall
 from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
@@ -202,7 +203,7 @@ class Compiled:
             try:
                 call = GraphCall(graph.right, fetched(list(args), graph.device), graph.names)
             except Exception as error:  # a tensor without strides
-                tally.unjudged[f"{type(error).__name__}: {error}"[:120]] += 1
+                tally.unjudged[f"{type(error).__name__}: {text_of(error)}"[:120]] += 1
                 return compiled(*args)
             inputs, seen = dict(zip(graph.names, args)), _Backward(self, graph, call)
             watched = [*map(seen.watched, graph.names, args)] if torch.is_grad_enabled() else args
@@ -386,7 +387,7 @@ class Search:
                     results = names_of(compiled(*sent), RESULT)
             mismatches = call.judged(want, call.by_compiler(inputs, results, device), device).mismatches
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {text_of(error)}"
             return Mismatch("error", "the whole run", "no error", type(error).__name__, text[:300])
         return mismatches[0] if mismatches else None
 

@@ -22,6 +22,7 @@ from conformance.engine.executor import Execution
 from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
 from conformance.engine.target import Target
+from conformance.record.error_text import text_of
 from conformance.sources.trace.call import CopiedCall, TracedCall, fetched, traced_call
 from conformance.sources.trace.divergence import Divergence
 from conformance.sources.trace.faults import Faults
@@ -246,5 +247,5 @@ def _is_fake(leaf: torch.Tensor) -> bool:
 
 
 def _line(error: Exception | Raised) -> str:
-    kind, text = (error.kind, error.text) if isinstance(error, Raised) else (type(error).__name__, str(error))
+    kind, text = (error.kind, error.text) if isinstance(error, Raised) else (type(error).__name__, text_of(error))
     return f"{kind}: {' '.join(text.split())[:120]}"
