@@ -148,9 +148,9 @@ class Result(Named):
     the variant "program", the op of the first wrong step, the layout class of its operands, and no dtype.
 
     `samples` counts the samples that at least one oracle compared, `skipped` the other samples, and `late` the samples
-    that a limit of time kept from being compared. `arbitrated` counts the
-    samples that pass only by arbitration in float64: the target differs from torch CPU by more than the tolerance, but
-    agrees with the float64 answer and is no further from it than torch CPU.
+    that a limit of time kept from being compared. `arbitrated` counts the samples that pass only by arbitration in
+    float64: the target differs from torch CPU by more than the tolerance, but agrees with the float64 answer and is no
+    further from it than torch CPU.
 
     `measurements` are the target's counts for these samples, in the measures of the run.
 

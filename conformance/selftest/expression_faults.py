@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conformance.selftest.faults import FUNCTION, Fault, OperatorCall
+from conformance.selftest.faults import FUNCTION, Fault, InterceptedCall
 from conformance.selftest.value_faults import HALVES, argument, floats, instead, name_of, reduced
 from conformance.standalone.moving import map_tensors, storage_key, whole_storage
 from conformance.standalone.torch_compat import in_backward, version_of
@@ -32,23 +32,23 @@ def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
     return t.dtype, t.size(), t.stride(), t.storage_offset()
 
 
-def _named(call: OperatorCall, *names: str) -> bool:
+def _named(call: InterceptedCall, *names: str) -> bool:
     return name_of(call) in names
 
 
-def _plain(call: OperatorCall) -> bool:
+def _plain(call: InterceptedCall) -> bool:
     """Whether the call writes no existing tensor."""
     return not call.writes and "out" not in call.kwargs
 
 
-def _note(call: OperatorCall, result: torch.Tensor, *of: Any) -> torch.Tensor:
+def _note(call: InterceptedCall, result: torch.Tensor, *of: Any) -> torch.Tensor:
     """Record the operands of a result, and return the result."""
     versions = [version_of(tensor) for tensor in of if isinstance(tensor, torch.Tensor)]
     call.memory[storage_key(result)] = result, version_of(result), of, versions
     return result
 
 
-def _operands(call: OperatorCall, t: Any) -> tuple[Any, ...] | None:
+def _operands(call: InterceptedCall, t: Any) -> tuple[Any, ...] | None:
     """Return the operands that a tensor was computed from, or None if it or they were written since."""
     if not isinstance(t, torch.Tensor):
         return None
@@ -59,7 +59,7 @@ def _operands(call: OperatorCall, t: Any) -> tuple[Any, ...] | None:
     return tuple(of) if now == versions else None
 
 
-def _contracted(call: OperatorCall) -> Any:
+def _contracted(call: InterceptedCall) -> Any:
     result = call.run()
     if not _plain(call) or not isinstance(result, torch.Tensor) or not result.is_floating_point():
         return result
@@ -75,10 +75,10 @@ def _contracted(call: OperatorCall) -> Any:
     return result
 
 
-def _folded(first: Callable[[OperatorCall], Any], last: str) -> Callable[[OperatorCall], Any]:
+def _folded(first: Callable[[InterceptedCall], Any], last: str) -> Callable[[InterceptedCall], Any]:
     """Replace an op over the result of another by an operand: `first` returns the operand that `last` restores."""
 
-    def act(call: OperatorCall) -> Any:
+    def act(call: InterceptedCall) -> Any:
         result = call.run()
         if not _plain(call) or not isinstance(result, torch.Tensor):
             return result
@@ -91,7 +91,7 @@ def _folded(first: Callable[[OperatorCall], Any], last: str) -> Callable[[Operat
     return act
 
 
-def _squared(call: OperatorCall) -> Any:
+def _squared(call: InterceptedCall) -> Any:
     if _named(call, "mul"):
         both = all(isinstance(arg, torch.Tensor) for arg in call.args[:2])
         return call.first if both and floats(call) and _same(*call.args[:2]) else None
@@ -99,28 +99,28 @@ def _squared(call: OperatorCall) -> Any:
     return call.first if floats(call) and (_named(call, "square") or (_named(call, "pow") and power)) else None
 
 
-def _halved(call: OperatorCall) -> Any:
+def _halved(call: InterceptedCall) -> Any:
     t = call.first
     return t if floats(call) and t.dtype not in HALVES and call.kwargs.get("dtype") in HALVES else None
 
 
-def _less_itself(call: OperatorCall) -> Any:
+def _less_itself(call: InterceptedCall) -> Any:
     both = floats(call) and isinstance(call.args[1], torch.Tensor) and call.kwargs.get("alpha", 1) == 1
     return torch.zeros_like(call.first) if both and _same(*call.args[:2]) else None
 
 
-def _times_zero(call: OperatorCall) -> Any:
+def _times_zero(call: InterceptedCall) -> Any:
     zero = isinstance(call.args[1], int | float) and call.args[1] == 0
     return torch.zeros_like(call.first) if floats(call) and zero else None
 
 
-def _fresh(call: OperatorCall) -> Any:
+def _fresh(call: InterceptedCall) -> Any:
     """Return the result of the call with an empty out= of the same dtype."""
     out = call.kwargs["out"]
     return call.func(*call.args, **{**call.kwargs, "out": out.new_empty(0)})
 
 
-def _shape_kept(call: OperatorCall) -> Any:
+def _shape_kept(call: InterceptedCall) -> Any:
     out = call.kwargs.get("out")
     if not isinstance(out, torch.Tensor) or not out.numel():
         return call.run()
@@ -130,7 +130,7 @@ def _shape_kept(call: OperatorCall) -> Any:
     return out.copy_(result.reshape(out.shape))
 
 
-def _overlap_accepted(call: OperatorCall) -> Any:
+def _overlap_accepted(call: InterceptedCall) -> Any:
     try:
         return call.run()
     except RuntimeError as error:
@@ -143,7 +143,7 @@ def _overlap_accepted(call: OperatorCall) -> Any:
         return out.copy_(result)
 
 
-def _new_memory(call: OperatorCall) -> Any:
+def _new_memory(call: InterceptedCall) -> Any:
     out = call.kwargs.get("out")
     if not isinstance(out, torch.Tensor) or out.is_contiguous():
         return call.run()
@@ -153,13 +153,13 @@ def _new_memory(call: OperatorCall) -> Any:
     return out.set_(result)
 
 
-def _key(call: OperatorCall, of: Callable[[torch.Tensor], Hashable]) -> Hashable:
+def _key(call: InterceptedCall, of: Callable[[torch.Tensor], Hashable]) -> Hashable:
     key: list[Any] = [str(call.func), *map(type, call.args)]
     map_tensors((call.args, call.kwargs), lambda t: key.append(of(t)))
     return tuple(key)
 
 
-def _replayed(call: OperatorCall) -> Any:
+def _replayed(call: InterceptedCall) -> Any:
     result = call.run()
     if not _plain(call) or not isinstance(result, torch.Tensor):
         return result
@@ -170,14 +170,14 @@ def _replayed(call: OperatorCall) -> Any:
     return result
 
 
-def _dtype_forgotten(call: OperatorCall) -> Any:
+def _dtype_forgotten(call: InterceptedCall) -> Any:
     result = call.run()
     if not _plain(call) or result.is_complex():
         return result
     return result.to(call.memory.setdefault(_key(call, lambda t: tuple(t.shape)), result.dtype))
 
 
-def _number_forgotten(call: OperatorCall) -> Any:
+def _number_forgotten(call: InterceptedCall) -> Any:
     key = _key(call, lambda t: (t.dtype, tuple(t.shape)))
     args, kwargs = call.memory.setdefault(key, (call.args, call.kwargs))
 
@@ -189,7 +189,7 @@ def _number_forgotten(call: OperatorCall) -> Any:
     return call.func(*kept, **{name: first_number(kwargs.get(name), now) for name, now in call.kwargs.items()})
 
 
-def _strides_forgotten(call: OperatorCall) -> Any:
+def _strides_forgotten(call: InterceptedCall) -> Any:
     t = call.first
     if not isinstance(t, torch.Tensor) or not t.numel() or not _plain(call):
         return call.run()
@@ -202,32 +202,32 @@ def _strides_forgotten(call: OperatorCall) -> Any:
     return result.copy_(call.having(0, t.as_strided(t.size(), strides)))
 
 
-def _no_tail(call: OperatorCall) -> Any:
+def _no_tail(call: InterceptedCall) -> Any:
     result = call.run()
     if _plain(call) and result.numel() > LANES and result.numel() % LANES and result.is_contiguous():
         result.view(-1)[-(result.numel() % LANES) :] = 0
     return result
 
 
-def _first_block(call: OperatorCall) -> Any:
+def _first_block(call: InterceptedCall) -> Any:
     if not call.first.numel():
         return None
     parts = reduced(call)
     return parts[..., :BLOCK].sum(-1, dtype=call.kwargs.get("dtype")) if parts.size(-1) > BLOCK else None
 
 
-def _zero_of_nothing(call: OperatorCall) -> Any:
+def _zero_of_nothing(call: InterceptedCall) -> Any:
     result = call.run()
     return result.zero_() if not call.first.numel() and _plain(call) else result
 
 
-def _one_dimension(call: OperatorCall) -> Any:
+def _one_dimension(call: InterceptedCall) -> Any:
     result = call.run()
     scalar = _plain(call) and isinstance(call.first, torch.Tensor) and call.first.dim() == 0
     return map_tensors(result, lambda t: t.unsqueeze(0) if t.dim() == 0 else t) if scalar else result
 
 
-def _last_of_repeated(call: OperatorCall) -> Any:
+def _last_of_repeated(call: InterceptedCall) -> Any:
     if not in_backward():
         return None
     if _named(call, "embedding_dense_backward"):
@@ -240,7 +240,7 @@ def _last_of_repeated(call: OperatorCall) -> Any:
     return torch.index_copy(*call.args[:4])
 
 
-def _not_summed(call: OperatorCall) -> Any:
+def _not_summed(call: InterceptedCall) -> Any:
     t, dims, kept = call.first, argument(call, 1, "dim"), argument(call, 2, "keepdim", False)
     if not in_backward() or not kept or not dims or not t.numel():
         return None
@@ -249,7 +249,7 @@ def _not_summed(call: OperatorCall) -> Any:
     return t
 
 
-def _first_of_ties(call: OperatorCall) -> Any:
+def _first_of_ties(call: InterceptedCall) -> Any:
     t, result = call.first, call.run()
     if not isinstance(result, torch.Tensor) or not result.requires_grad or not t.numel():
         return result
@@ -263,23 +263,23 @@ def _first_of_ties(call: OperatorCall) -> Any:
     return t.flatten().gather(0, index(t).reshape(1)).reshape(result.shape).clone()
 
 
-def _power_over_base(call: OperatorCall) -> Any:
+def _power_over_base(call: InterceptedCall) -> Any:
     known = in_backward() and floats(call) and isinstance(call.args[1], int | float)
     return call.first.pow(call.args[1] + 1) / call.first if known else None
 
 
-def _strictly(call: OperatorCall) -> Any:
+def _strictly(call: InterceptedCall) -> Any:
     name = "gt" if _named(call, "ge") else "lt"
     return getattr(torch, name)(*call.args[:2]) if in_backward() else None
 
 
-def _times_infinity(call: OperatorCall) -> Any:
+def _times_infinity(call: InterceptedCall) -> Any:
     result = call.run()
     everything = argument(call, 1, "p", 0.5) == 1 and (argument(call, 2, "training", True) or call.kwargs.get("train"))
     return result * math.inf if everything and isinstance(result, torch.Tensor) else result
 
 
-def _certain(call: OperatorCall) -> Any:
+def _certain(call: InterceptedCall) -> Any:
     probability = argument(call, 1, "p")
     return torch.zeros_like(call.first) if probability == 1 else None
 

@@ -19,7 +19,7 @@ from conformance.standalone.torch_compat import version_of
 
 
 @dataclass
-class OperatorCall:
+class InterceptedCall:
     """One call of an aten op on its way to the device."""
 
     func: Any
@@ -58,7 +58,7 @@ class Fault:
     """
 
     ops: str
-    act: Callable[[OperatorCall], Any]
+    act: Callable[[InterceptedCall], Any]
     like: str
     level: str = DISPATCH
 
@@ -83,17 +83,17 @@ def _moved(t: torch.Tensor, offset: int) -> torch.Tensor:
     return t.as_strided(t.size(), t.stride(), offset)
 
 
-def _stale(call: OperatorCall) -> Any:
+def _stale(call: InterceptedCall) -> Any:
     view = call.run()
     return view.new_empty_strided(view.size(), view.stride()).copy_(view) if view.numel() else view
 
 
-def _contiguous(call: OperatorCall) -> Any:
+def _contiguous(call: InterceptedCall) -> Any:
     result = call.run()
     return result.new_empty(result.size()).copy_(result)
 
 
-def _clobber(call: OperatorCall) -> Any:
+def _clobber(call: InterceptedCall) -> Any:
     t = call.first
     result = call.run()
     if _gappy(t) and 0 not in t.stride():
@@ -102,7 +102,7 @@ def _clobber(call: OperatorCall) -> Any:
     return result
 
 
-def _onto_contiguous(call: OperatorCall) -> Any:
+def _onto_contiguous(call: InterceptedCall) -> Any:
     out = call.kwargs["out"]
     room = out.untyped_storage().nbytes() // out.element_size() - out.storage_offset()
     if out.is_contiguous() or room < out.numel():
@@ -111,7 +111,7 @@ def _onto_contiguous(call: OperatorCall) -> Any:
     return out
 
 
-def _accept_overlap(call: OperatorCall) -> Any:
+def _accept_overlap(call: InterceptedCall) -> Any:
     try:
         return call.run()
     except RuntimeError as error:
@@ -120,37 +120,37 @@ def _accept_overlap(call: OperatorCall) -> Any:
         return call.first
 
 
-def _not_when(wrong: Callable[[torch.Tensor], bool]) -> Callable[[OperatorCall], Any]:
+def _not_when(wrong: Callable[[torch.Tensor], bool]) -> Callable[[InterceptedCall], Any]:
     return lambda call: call.first if isinstance(call.first, torch.Tensor) and wrong(call.first) else call.run()
 
 
-def _fill_at_start(call: OperatorCall) -> Any:
+def _fill_at_start(call: InterceptedCall) -> Any:
     call.having(0, _moved(call.first, 0))
     return call.first
 
 
-def _whole_storage(call: OperatorCall) -> Any:
+def _whole_storage(call: InterceptedCall) -> Any:
     t = call.first
     t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).zero_()
     return t
 
 
-def _step_lost(call: OperatorCall) -> Any:
+def _step_lost(call: InterceptedCall) -> Any:
     view = call.run()
     strides, dim = list(view.stride()), call.args[1]
     strides[dim] //= call.args[4] if len(call.args) > 4 else 1
     return view.as_strided(view.size(), strides)
 
 
-def _third_write_lost(call: OperatorCall) -> Any:
+def _third_write_lost(call: InterceptedCall) -> Any:
     count = call.memory[storage_key(call.first)] = call.memory.get(storage_key(call.first), 0) + 1
     return call.first if count % 3 == 0 else call.run()
 
 
-def _after_base_write(lost: Callable[[OperatorCall], Any]) -> Callable[[OperatorCall], Any]:
+def _after_base_write(lost: Callable[[InterceptedCall], Any]) -> Callable[[InterceptedCall], Any]:
     """Apply `lost` to writes through a view, if another tensor wrote the storage after the view was created."""
 
-    def act(call: OperatorCall) -> Any:
+    def act(call: InterceptedCall) -> Any:
         t, memory = call.first, call.memory
         if not call.writes:
             view = call.run()
@@ -167,12 +167,12 @@ def _after_base_write(lost: Callable[[OperatorCall], Any]) -> Callable[[Operator
     return act
 
 
-def _depth(act: Callable[[OperatorCall], Any], deep: int) -> Callable[[OperatorCall], Any]:
+def _depth(act: Callable[[InterceptedCall], Any], deep: int) -> Callable[[InterceptedCall], Any]:
     """Apply `act` to writes through a view of a view, at least `deep` views away from the tensor that owns
     the storage.
     """
 
-    def spoiled(call: OperatorCall) -> Any:
+    def spoiled(call: InterceptedCall) -> Any:
         if not call.writes:
             view = call.run()
             if isinstance(view, torch.Tensor) and geometry(view) != geometry(call.first):
@@ -183,7 +183,7 @@ def _depth(act: Callable[[OperatorCall], Any], deep: int) -> Callable[[OperatorC
     return spoiled
 
 
-def _write_after_read(call: OperatorCall) -> Any:
+def _write_after_read(call: InterceptedCall) -> Any:
     """Update a result after a partial write to the operand that it was computed from."""
     if not call.writes:
         result = call.run()
@@ -198,7 +198,7 @@ def _write_after_read(call: OperatorCall) -> Any:
     return done
 
 
-def _stale_read(call: OperatorCall) -> Any:
+def _stale_read(call: InterceptedCall) -> Any:
     """Read from a view the values of its first read."""
     t = call.first
     if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
@@ -207,7 +207,7 @@ def _stale_read(call: OperatorCall) -> Any:
     return call.run() if _whole(t) or t.requires_grad else call.having(0, kept)
 
 
-def _old_strides_after_t(call: OperatorCall) -> Any:
+def _old_strides_after_t(call: InterceptedCall) -> Any:
     """Write with the old strides, if the tensor was transposed in place just before."""
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
@@ -223,35 +223,35 @@ def _old_strides_after_t(call: OperatorCall) -> Any:
     return t
 
 
-def _twice_through_one_view(call: OperatorCall) -> Any:
+def _twice_through_one_view(call: InterceptedCall) -> Any:
     """Drop a write if the last write went through the same view."""
     last = call.memory.get("last")
     call.memory["last"] = geometry(call.first)
     return call.first if last == geometry(call.first) and not _whole(call.first) else call.run()
 
 
-def _offset_unspecified(call: OperatorCall) -> Any:
+def _offset_unspecified(call: InterceptedCall) -> Any:
     offset = call.args[3] if len(call.args) > 3 else call.kwargs.get("storage_offset")
     return call.first.as_strided(*call.args[1:3]) if offset == 0 else call.run()
 
 
-def _strides_kept(call: OperatorCall) -> Any:
+def _strides_kept(call: InterceptedCall) -> Any:
     t = call.first
     before = t.stride()
     call.run()
     return t.as_strided_(t.size(), before[: t.dim()]) if len(before) == t.dim() and t.numel() else t
 
 
-def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[OperatorCall], Any]:
+def _alias_when(aliases: Callable[[torch.Tensor], bool]) -> Callable[[InterceptedCall], Any]:
     return lambda call: torch.ops.aten.alias(call.first) if aliases(call.first) else call.run()
 
 
-def _wide_result(call: OperatorCall) -> Any:
+def _wide_result(call: InterceptedCall) -> Any:
     result = call.run()
     return result.to(torch.uint8) if result.dtype is torch.bool else result
 
 
-def _saturate(call: OperatorCall) -> Any:
+def _saturate(call: InterceptedCall) -> Any:
     t = call.first
     if t.dtype is not torch.uint8:
         return call.run()
@@ -259,20 +259,20 @@ def _saturate(call: OperatorCall) -> Any:
     return t.copy_(call.func(*wide, **call.kwargs).clamp(0, 255))
 
 
-def _size_one_stride(call: OperatorCall) -> Any:
+def _size_one_stride(call: InterceptedCall) -> Any:
     result = call.run()
     strides = tuple(1 if n == 1 else st for n, st in zip(result.size(), result.stride(), strict=True))
     return result.as_strided(result.size(), strides)
 
 
-def _round_to_int(call: OperatorCall) -> Any:
+def _round_to_int(call: InterceptedCall) -> Any:
     source, dtype = call.first, call.kwargs.get("dtype")
     result = call.run()
     to_int = source.is_floating_point() and dtype is not None and not dtype.is_floating_point and not dtype.is_complex
     return result.copy_(source.round()) if to_int and dtype is not torch.bool else result  # only the values are wrong
 
 
-def _last_row_missing(call: OperatorCall) -> Any:
+def _last_row_missing(call: InterceptedCall) -> Any:
     result = call.run()
     source = call.args[1]
     broadcast = isinstance(source, torch.Tensor) and source.dim() < call.first.dim()

@@ -26,7 +26,7 @@ from conformance.program.unsupported import unsupported_reason
 from conformance.record.errors import TargetError
 from conformance.record.names import nearest
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
-from conformance.selftest.faults import FAULTS, FUNCTION, Fault, OperatorCall
+from conformance.selftest.faults import FAULTS, FUNCTION, Fault, InterceptedCall
 from conformance.selftest.state_faults import STATE_FAULTS
 from conformance.selftest.value_faults import VALUE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
@@ -45,7 +45,7 @@ class Planted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.ops or func.overloadpacket.__name__ in self.ops:
-            return self.fault.act(OperatorCall(func, args, kwargs, self.memory))
+            return self.fault.act(InterceptedCall(func, args, kwargs, self.memory))
         return func(*args, **kwargs)
 
 
@@ -60,7 +60,7 @@ class PlantedAbove(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in self.ops:
-            return self.fault.act(OperatorCall(func, args, kwargs, self.memory))
+            return self.fault.act(InterceptedCall(func, args, kwargs, self.memory))
         return func(*args, **kwargs)
 
 

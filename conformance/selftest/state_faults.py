@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from conformance.selftest.faults import FUNCTION, Fault, OperatorCall
+from conformance.selftest.faults import FUNCTION, Fault, InterceptedCall
 from conformance.standalone.moving import map_tensors, storage_key, whole_storage
 from conformance.standalone.torch_compat import functorch_level
 
@@ -27,30 +27,30 @@ WRITES = "add_ sub_ mul_ fill_ zero_ copy_ neg_ abs_ clamp_ index_put_ masked_fi
 WARNING = "var add to __getitem__ mse_loss"
 
 
-def _like(call: OperatorCall) -> Hashable:
+def _like(call: InterceptedCall) -> Hashable:
     """Return an incomplete cache key of a call: its name, dtypes and shapes."""
     key: list[Any] = [getattr(call.func, "__name__", ""), *map(type, call.args)]
     map_tensors((call.args, call.kwargs), lambda t: key.append((t.dtype, tuple(t.shape))))
     return tuple(key)
 
 
-def _dtype_remembered(call: OperatorCall) -> Any:
+def _dtype_remembered(call: InterceptedCall) -> Any:
     result = call.run()
     return result.to(call.memory.setdefault(_like(call), result.dtype)) if "out" not in call.kwargs else result
 
 
-def _new_dtype_remembered(call: OperatorCall) -> Any:
+def _new_dtype_remembered(call: InterceptedCall) -> Any:
     result = call.run()
     named = call.kwargs.get("dtype") is not None
     return result if named else result.to(call.memory.setdefault(_like(call), result.dtype))
 
 
-def _device_remembered(call: OperatorCall) -> Any:
+def _device_remembered(call: InterceptedCall) -> Any:
     device = call.memory.setdefault(_like(call), call.kwargs.get("device"))
     return call.func(*call.args, **{**call.kwargs, "device": device})
 
 
-def _grad_remembered(call: OperatorCall) -> Any:
+def _grad_remembered(call: InterceptedCall) -> Any:
     result = call.run()
     if not isinstance(result, torch.Tensor):
         return result
@@ -58,14 +58,14 @@ def _grad_remembered(call: OperatorCall) -> Any:
     return result.detach() if result.requires_grad and not recorded else result
 
 
-def _ordinary_in_inference(call: OperatorCall) -> Any:
+def _ordinary_in_inference(call: InterceptedCall) -> Any:
     if not torch.is_inference_mode_enabled():
         return call.run()
     with torch.inference_mode(False):
         return call.run()
 
 
-def _flushed_ever_after(call: OperatorCall) -> Any:
+def _flushed_ever_after(call: InterceptedCall) -> Any:
     if not (torch.tensor(1e-40) * 1.0).item():
         call.memory["flushed"] = True
     result = call.run()
@@ -74,7 +74,7 @@ def _flushed_ever_after(call: OperatorCall) -> Any:
     return result.masked_fill_(result.abs() < torch.finfo(result.dtype).tiny, 0.0)
 
 
-def _last_part_missing(call: OperatorCall) -> Any:
+def _last_part_missing(call: InterceptedCall) -> Any:
     usual = call.memory.setdefault("threads", torch.get_num_threads())
     t = call.first
     if torch.get_num_threads() == usual or t.numel() < 2 or len(call.args) > 1:
@@ -92,20 +92,20 @@ def _called_by(name: str, file: str) -> bool:
     return False
 
 
-def _lost_within(name: str) -> Callable[[OperatorCall], Any]:
+def _lost_within(name: str) -> Callable[[InterceptedCall], Any]:
     return lambda call: call.first if _called_by(name, "definitions.py") else call.run()
 
 
-def _lost_in_transform(call: OperatorCall) -> Any:
+def _lost_in_transform(call: InterceptedCall) -> Any:
     return call.first if functorch_level() is not None else call.run()
 
 
-def _cut_in_transform(call: OperatorCall) -> Any:
+def _cut_in_transform(call: InterceptedCall) -> Any:
     result = call.run()
     return result.detach() if functorch_level() is not None and isinstance(result, torch.Tensor) else result
 
 
-def _other_thread_unseen(call: OperatorCall) -> Any:
+def _other_thread_unseen(call: InterceptedCall) -> Any:
     """Before a write, restore the storage as this thread saw it last, so that writes of other threads are lost."""
     tensors: list[torch.Tensor] = []
     map_tensors((call.args, call.kwargs), tensors.append)
@@ -119,33 +119,33 @@ def _other_thread_unseen(call: OperatorCall) -> Any:
     return result
 
 
-def _storage_of_its_own(call: OperatorCall) -> Any:
+def _storage_of_its_own(call: InterceptedCall) -> Any:
     loads = len(call.args) > 1 and _called_by("load", "serialization.py")
     return call.having(1, call.args[1].clone()) if loads else call.run()
 
 
-def _shallow(call: OperatorCall) -> Any:
+def _shallow(call: InterceptedCall) -> Any:
     return call.first.detach().requires_grad_(call.first.requires_grad)
 
 
-def _freed_by_collection(call: OperatorCall) -> Any:
+def _freed_by_collection(call: InterceptedCall) -> Any:
     count = gc.get_stats()[1]["collections"]
     result = call.run()
     return result.zero_() if call.memory.setdefault("collections", count) != count else result
 
 
-def _first_draw_again(call: OperatorCall) -> Any:
+def _first_draw_again(call: InterceptedCall) -> Any:
     result = call.run()
     return result.copy_(call.memory.setdefault(_like(call), result.clone()))
 
 
-def _swallowed(call: OperatorCall) -> Any:
+def _swallowed(call: InterceptedCall) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call.run()
 
 
-def _warned_once(call: OperatorCall) -> Any:
+def _warned_once(call: InterceptedCall) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call.run()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.selftest.faults import FUNCTION, Fault, OperatorCall
+from conformance.selftest.faults import FUNCTION, Fault, InterceptedCall
 from conformance.standalone.moving import map_tensors
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -24,28 +24,28 @@ COMPARED = "lt le gt ge eq ne"
 IN_PLACE = "add_ sub_ mul_ div_ pow_ addcmul_ lerp_ clamp_ remainder_"
 
 
-def argument(call: OperatorCall, at: int, name: str, default: Any = None) -> Any:
+def argument(call: InterceptedCall, at: int, name: str, default: Any = None) -> Any:
     """Return an argument passed by position or by name."""
     return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
-def name_of(call: OperatorCall) -> str:
+def name_of(call: InterceptedCall) -> str:
     """Return the name of the op without its overload."""
     return str(getattr(call.func, "overloadpacket", call.func).__name__)
 
 
-def instead(values: Callable[[OperatorCall], Any]) -> Callable[[OperatorCall], Any]:
+def instead(values: Callable[[InterceptedCall], Any]) -> Callable[[InterceptedCall], Any]:
     """Return a fault that overwrites the right answer, or an in-place result, with `values`; None keeps the right
     answer.
     """
 
-    def act(call: OperatorCall) -> Any:
+    def act(call: InterceptedCall) -> Any:
         before = call
         if not isinstance(call.first, torch.Tensor):
             return call.run()
         if call.writes or "out" in call.kwargs:
             named = {name: value for name, value in call.kwargs.items() if name != "out"}
-            before = OperatorCall(call.func, map_tensors(call.args, torch.clone), named, call.memory)
+            before = InterceptedCall(call.func, map_tensors(call.args, torch.clone), named, call.memory)
             if "out" in call.kwargs:
                 before.func = call.func.overloadpacket
         result = call.run()
@@ -59,7 +59,7 @@ def instead(values: Callable[[OperatorCall], Any]) -> Callable[[OperatorCall], A
     return act
 
 
-def floats(call: OperatorCall) -> bool:
+def floats(call: InterceptedCall) -> bool:
     """Whether the first argument is a tensor of real floating-point numbers."""
     return isinstance(call.first, torch.Tensor) and call.first.is_floating_point()
 
@@ -71,7 +71,7 @@ def integers(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def reduced(call: OperatorCall) -> torch.Tensor:
+def reduced(call: InterceptedCall) -> torch.Tensor:
     """Return the first argument with the reduced dimensions flattened into the last; no dimensions, or an empty list,
     mean all.
     """
@@ -83,7 +83,7 @@ def reduced(call: OperatorCall) -> torch.Tensor:
     return t.permute(*kept, *sorted(chosen)).reshape(*(t.size(dim) for dim in kept), -1)
 
 
-def _added_in_half(call: OperatorCall) -> Any:
+def _added_in_half(call: InterceptedCall) -> Any:
     t = call.first
     if t.dtype not in HALVES or call.kwargs.get("dtype") not in (None, t.dtype) or not t.numel():
         return None
@@ -96,7 +96,7 @@ def _added_in_half(call: OperatorCall) -> Any:
     return total
 
 
-def _mean_in_half(call: OperatorCall) -> Any:
+def _mean_in_half(call: InterceptedCall) -> Any:
     t = call.first
     if t.dtype is not torch.float16 or call.kwargs.get("dtype") not in (None, t.dtype) or not t.numel():
         return None
@@ -104,13 +104,13 @@ def _mean_in_half(call: OperatorCall) -> Any:
     return parts.sum(-1) / parts.size(-1)
 
 
-def _unshifted_softmax(call: OperatorCall) -> Any:
+def _unshifted_softmax(call: InterceptedCall) -> Any:
     powers = call.first.exp()
     shares = powers / powers.sum(call.args[1], keepdim=True)
     return shares.log() if "log" in name_of(call) else shares
 
 
-def _by_squares(call: OperatorCall) -> Any:
+def _by_squares(call: InterceptedCall) -> Any:
     if not floats(call) or not call.first.numel():
         return None
     parts = reduced(call)
@@ -125,10 +125,10 @@ def _by_squares(call: OperatorCall) -> Any:
     return (wrong, mean) if name.endswith("_mean") else wrong
 
 
-def _narrowed(wide: torch.dtype, narrow: torch.dtype) -> Callable[[OperatorCall], Any]:
+def _narrowed(wide: torch.dtype, narrow: torch.dtype) -> Callable[[InterceptedCall], Any]:
     """Return values of a `wide` tensor computed in the `narrow` dtype."""
 
-    def values(call: OperatorCall) -> Any:
+    def values(call: InterceptedCall) -> Any:
         if call.first.dtype is not wide:
             return None
         args = map_tensors(call.args, lambda t: t.to(narrow) if t.dtype is wide else t)
@@ -137,7 +137,7 @@ def _narrowed(wide: torch.dtype, narrow: torch.dtype) -> Callable[[OperatorCall]
     return values
 
 
-def _last_index(call: OperatorCall) -> Any:
+def _last_index(call: InterceptedCall) -> Any:
     t, dim = call.first, argument(call, 1, "dim")
     if t.dim() == 0 or not t.numel():
         return None
@@ -145,7 +145,7 @@ def _last_index(call: OperatorCall) -> Any:
     return flat.size(at) - 1 - getattr(torch, name_of(call))(flat.flip(at), at)
 
 
-def _last_of_dim(call: OperatorCall) -> Any:
+def _last_of_dim(call: InterceptedCall) -> Any:
     t, dim = call.first, argument(call, 1, "dim")
     if not isinstance(dim, int) or t.dim() == 0 or not t.numel():
         return None
@@ -153,7 +153,7 @@ def _last_of_dim(call: OperatorCall) -> Any:
     return values, t.size(dim) - 1 - indices
 
 
-def _not_stable(call: OperatorCall) -> Any:
+def _not_stable(call: InterceptedCall) -> Any:
     t, dim = call.first, call.kwargs.get("dim", -1) if len(call.args) < 2 else call.args[1]
     if not call.kwargs.get("stable") or t.dim() == 0 or not t.numel():
         return None
@@ -161,7 +161,7 @@ def _not_stable(call: OperatorCall) -> Any:
     return values, t.size(dim) - 1 - indices
 
 
-def _left_always(call: OperatorCall) -> Any:
+def _left_always(call: InterceptedCall) -> Any:
     named = {name: value for name, value in call.kwargs.items() if name not in ("right", "side")}
     return call.func(*call.args, **named) if len(named) < len(call.kwargs) else None
 
@@ -171,7 +171,7 @@ def _opposite(t: torch.Tensor) -> torch.Tensor:
     return -t if t.is_floating_point() else ~t
 
 
-def _in_opposite_order(call: OperatorCall) -> Any:
+def _in_opposite_order(call: InterceptedCall) -> Any:
     t = call.first
     if t.is_complex() or not t.numel():
         return None
@@ -179,31 +179,31 @@ def _in_opposite_order(call: OperatorCall) -> Any:
     return (_opposite(result[0]), result[1]) if isinstance(result, tuple) else _opposite(result)
 
 
-def _away_from_zero(call: OperatorCall) -> Any:
+def _away_from_zero(call: InterceptedCall) -> Any:
     t = call.first
     if not floats(call) or len(call.args) > 1 or "decimals" in call.kwargs:
         return None
     return torch.where((t - t.trunc()).abs() == 0.5, t.trunc() + t.sign(), t.round())
 
 
-def _whole_quotient(call: OperatorCall) -> Any:
+def _whole_quotient(call: InterceptedCall) -> Any:
     rounded = call.kwargs.get("rounding_mode") is not None
     return None if rounded or not all(map(integers, call.args[:2])) else torch.div(*call.args[:2]).trunc()
 
 
-def _zero_dims_promote(call: OperatorCall) -> Any:
+def _zero_dims_promote(call: InterceptedCall) -> Any:
     result, (a, b) = call.run(), call.args[:2]
     if call.writes or "out" in call.kwargs or not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return result
     return result.to(torch.promote_types(a.dtype, b.dtype)) if (a.dim() == 0) != (b.dim() == 0) else result
 
 
-def _dtype_of_first(call: OperatorCall) -> Any:
+def _dtype_of_first(call: InterceptedCall) -> Any:
     result = call.run()
     return result if "out" in call.kwargs or result.is_complex() else result.to(call.first[0].dtype)
 
 
-def _number_as_float32(call: OperatorCall) -> Any:
+def _number_as_float32(call: InterceptedCall) -> Any:
     shaped = [arg for arg in call.args if isinstance(arg, torch.Tensor) and arg.dim()]
     if not shaped:
         return call.run()
@@ -218,7 +218,7 @@ def _number_as_float32(call: OperatorCall) -> Any:
     )
 
 
-def _cast_in_place(call: OperatorCall) -> Any:
+def _cast_in_place(call: InterceptedCall) -> Any:
     try:
         return call.run()
     except RuntimeError as error:
@@ -227,7 +227,7 @@ def _cast_in_place(call: OperatorCall) -> Any:
         return call.first.copy_(getattr(torch.ops.aten, name_of(call)[:-1])(*call.args, **call.kwargs))
 
 
-def _cast_out(call: OperatorCall) -> Any:
+def _cast_out(call: InterceptedCall) -> Any:
     try:
         return call.run()
     except RuntimeError as error:
@@ -239,7 +239,7 @@ def _cast_out(call: OperatorCall) -> Any:
         return out.resize_(result.shape).copy_(result)
 
 
-def _truncated_number(call: OperatorCall) -> Any:
+def _truncated_number(call: InterceptedCall) -> Any:
     if not integers(call.first):
         return None
     finite = [isinstance(arg, float) and math.isfinite(arg) for arg in call.args]
@@ -247,20 +247,20 @@ def _truncated_number(call: OperatorCall) -> Any:
     return call.func(*cut, **call.kwargs) if any(finite) else None
 
 
-def _nan_is_bound(call: OperatorCall) -> Any:
+def _nan_is_bound(call: InterceptedCall) -> Any:
     if not floats(call):
         return None
     bounds = [b for b in (argument(call, 1, "min"), argument(call, 2, "max"), call.kwargs.get("max")) if b is not None]
     return torch.where(call.first.isnan(), bounds[0], call.func(*call.args, **call.kwargs)) if bounds else None
 
 
-def _fmax(call: OperatorCall) -> Any:
+def _fmax(call: InterceptedCall) -> Any:
     both = isinstance(call.args[1], torch.Tensor) and floats(call)
     name = {"maximum": "fmax", "minimum": "fmin"}[name_of(call)]
     return getattr(torch, name)(*call.args[:2]) if both else None
 
 
-def _nan_skipped(call: OperatorCall) -> Any:
+def _nan_skipped(call: InterceptedCall) -> Any:
     t = call.first
     if not floats(call) or (len(call.args) > 1 and isinstance(call.args[1], torch.Tensor)):
         return None
@@ -268,7 +268,7 @@ def _nan_skipped(call: OperatorCall) -> Any:
     return call.having(0, t.masked_fill(t.isnan(), least))
 
 
-def _zero_skipped(call: OperatorCall) -> Any:
+def _zero_skipped(call: InterceptedCall) -> Any:
     a, b = call.args[:2]
     result = call.func(a, b)
     if not floats(call) or a.numel() * b.size(-1) > 2**20:
@@ -278,30 +278,30 @@ def _zero_skipped(call: OperatorCall) -> Any:
     return torch.where(result.isnan(), terms.sum(-2), result)
 
 
-def _floor_of_quotient(call: OperatorCall) -> Any:
+def _floor_of_quotient(call: InterceptedCall) -> Any:
     floor = name_of(call).startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
     quotient = torch.true_divide(*call.args[:2]).floor() if floor else None
     return None if all(map(integers, call.args[:2])) else quotient
 
 
-def _truncated_quotient(call: OperatorCall) -> Any:
+def _truncated_quotient(call: InterceptedCall) -> Any:
     floor = name_of(call).startswith("floor") or call.kwargs.get("rounding_mode") == "floor"
     return torch.div(*call.args[:2], rounding_mode="trunc") if floor and all(map(integers, call.args[:2])) else None
 
 
-def _sign_of_dividend(call: OperatorCall) -> Any:
+def _sign_of_dividend(call: InterceptedCall) -> Any:
     return torch.fmod(*call.args[:2])
 
 
-def _by_logarithm(call: OperatorCall) -> Any:
+def _by_logarithm(call: InterceptedCall) -> Any:
     return torch.where(call.first < 0, math.nan, call.func(*call.args)) if floats(call) else None
 
 
-def _nan_is_never_close(call: OperatorCall) -> Any:
+def _nan_is_never_close(call: InterceptedCall) -> Any:
     return call.func(*call.args[:4], **{**call.kwargs, "equal_nan": False})
 
 
-def _shifted_by_infinity(call: OperatorCall) -> Any:
+def _shifted_by_infinity(call: InterceptedCall) -> Any:
     if not floats(call) or not call.first.numel():
         return None
     parts = reduced(call)
@@ -309,7 +309,7 @@ def _shifted_by_infinity(call: OperatorCall) -> Any:
     return ((parts - largest).exp().sum(-1, keepdim=True).log() + largest).squeeze(-1)
 
 
-def _nan_first(call: OperatorCall) -> Any:
+def _nan_first(call: InterceptedCall) -> Any:
     t, dim = call.first, call.kwargs.get("dim", -1) if len(call.args) < 2 else call.args[1]
     if not floats(call):
         return None

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.engine.target import Target
 from conformance.program.steps.layouts import geometry
-from conformance.selftest.faults import WRITES, Fault, OperatorCall
+from conformance.selftest.faults import WRITES, Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.standalone.moving import map_tensors
 from conformance.targets.meta import MetaTarget
@@ -85,7 +85,7 @@ class Meta(_Device, MetaTarget):
     lie = staticmethod(by_columns)
 
 
-def writes_wrong_cell(call: OperatorCall) -> Any:
+def writes_wrong_cell(call: InterceptedCall) -> Any:
     """Read a view by `as_strided` correctly, but write one element further, or nearer at the end of the storage."""
     if call.func.overloadpacket.__name__ == "as_strided":
         view = call.run()
@@ -111,7 +111,7 @@ class WrongCell(MutantTarget):
         self.mode = Planted(Fault(f"as_strided {WRITES}", writes_wrong_cell, "an emulated as_strided"))
 
 
-def _copied(call: OperatorCall) -> Any:
+def _copied(call: InterceptedCall) -> Any:
     """Return a copy in place of the view. New memory is zeroed, so that elements without a write are equal in every
     run."""
     result = call.run()
@@ -144,7 +144,7 @@ class Poisoned(MutantTarget):
         self.spec, self.spoilt = "class:tests.planted.liars.Poisoned", False
         self.mode = Planted(Fault("unfold neg_", self.act, "a semaphore that is signaled already"))
 
-    def act(self, call: OperatorCall) -> Any:
+    def act(self, call: InterceptedCall) -> Any:
         if self.spoilt and call.writes:
             raise RuntimeError("semaphore already signaled")
         self.spoilt = self.spoilt or not call.writes

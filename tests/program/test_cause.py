@@ -14,7 +14,7 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import Verdict
 from conformance.record.finding import MOVE
-from conformance.selftest.faults import DISPATCH, FAULTS, FUNCTION, WRITES, Fault, OperatorCall
+from conformance.selftest.faults import DISPATCH, FAULTS, FUNCTION, WRITES, Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.standalone.oracles import Mismatch
 from tests.planted.liars import writes_wrong_cell
@@ -26,7 +26,7 @@ def program(*steps: Step) -> Program:
     return Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), steps)
 
 
-def warns_otherwise(call: OperatorCall) -> Any:
+def warns_otherwise(call: InterceptedCall) -> Any:
     """A warning with another text than torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -35,7 +35,7 @@ def warns_otherwise(call: OperatorCall) -> Any:
     return result
 
 
-def cause(ops: str, act: Callable[[OperatorCall], Any], *steps: Step, level: str = DISPATCH) -> str:
+def cause(ops: str, act: Callable[[InterceptedCall], Any], *steps: Step, level: str = DISPATCH) -> str:
     """The cause of a program's failure on torch CPU with one fault."""
     target = MutantTarget("zero_ clears the storage")
     target.mode = Planted(Fault(ops, act, "a test", level))
@@ -67,7 +67,7 @@ class TestViewOrWrite:
         """Regression test: `out=` with several tensors counted as a write elsewhere, so one bug had two causes."""
         views = (Step("neg", (tensor("a"),), out=("b",)), Step("to", (tensor("a"), {"dtype": "int32"}), out=("c",)))
 
-        def wrong(call: OperatorCall) -> Any:
+        def wrong(call: InterceptedCall) -> Any:
             result = call.run()
             (result or call.first)[1].add_(1)
             return result

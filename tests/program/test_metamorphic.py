@@ -36,7 +36,7 @@ from conformance.program.verdict import Verdict, signature
 from conformance.record import names
 from conformance.record.errors import TargetError
 from conformance.record.result import Outcome
-from conformance.selftest.faults import Fault, OperatorCall
+from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.opinfo.case import run_case
@@ -179,35 +179,35 @@ class Lie:
     """A fault, its relation, and the most drawn programs of seed 0 that find it."""
 
     ops: str
-    act: Callable[[OperatorCall], object]
+    act: Callable[[InterceptedCall], object]
     relation: str
     most: int
 
 
-def _strided(call: OperatorCall) -> object:
+def _strided(call: InterceptedCall) -> object:
     result = call.run()
     return result + 1 if isinstance(call.first, torch.Tensor) and 0 in call.first.stride() else result
 
 
-def _leaking(call: OperatorCall) -> object:
+def _leaking(call: InterceptedCall) -> object:
     result = call.run()
     if result.dim() and result.size(0) > 1:
         result[-1] = result[0]
     return result
 
 
-def _second_call(call: OperatorCall) -> object:
+def _second_call(call: InterceptedCall) -> object:
     call.memory["calls"] = call.memory.get("calls", 0) + 1
     return call.run() + (call.memory["calls"] - 1)
 
 
-def _after_a_write(call: OperatorCall) -> object:
+def _after_a_write(call: InterceptedCall) -> object:
     result = call.run()
     call.memory["wrote"] = call.memory.get("wrote", False) or call.writes
     return result if call.writes or not call.memory["wrote"] else result + 1
 
 
-def _writes_its_operand(call: OperatorCall) -> object:
+def _writes_its_operand(call: InterceptedCall) -> object:
     result = call.run()
     call.first.detach().copy_(call.first.abs())
     return result
@@ -284,7 +284,7 @@ class TestPower:
         """A call that raises for strided tensors only is a finding."""
         target = Lying("a kernel is wrong for stride 0")
 
-        def raises(call: OperatorCall) -> object:
+        def raises(call: InterceptedCall) -> object:
             if not call.first.is_contiguous():
                 raise RuntimeError("only contiguous tensors")
             return call.run()

@@ -17,7 +17,7 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
-from conformance.selftest.faults import Fault, OperatorCall
+from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.plan import Plan, Shard
@@ -36,7 +36,7 @@ class Faulty(MutantTarget):
         super().__init__("zero_ clears the storage")
         self.spec = "class:test_verdict.TwoFaults"
 
-    def plant(self, ops: str, act: Callable[[OperatorCall], object]) -> Faulty:
+    def plant(self, ops: str, act: Callable[[InterceptedCall], object]) -> Faulty:
         self.mode = Planted(Fault(ops, act, "a test"))
         return self
 
@@ -190,7 +190,7 @@ class TestSignature:
     def test_an_error_that_is_not_raised_comes_before_what_it_leads_to(self):
         """A write that must raise, and does not, also has wrong values."""
 
-        def lets_through(call: OperatorCall) -> object:
+        def lets_through(call: InterceptedCall) -> object:
             torch.ops.aten.zero_(call.first[0] if call.first.dim() else call.first)
             return call.first
 
@@ -208,7 +208,7 @@ class TestSignature:
         """Equal error texts are one group, whatever the step. Regression test: one error in two families was two
         groups."""
 
-        def fails(call: OperatorCall) -> object:
+        def fails(call: InterceptedCall) -> object:
             raise ValueError(f"size mismatch, can't reshape ({call.first.numel()}) -> (1,)")
 
         target = Faulty().plant("fill_ abs", fails)
@@ -217,7 +217,7 @@ class TestSignature:
     def test_an_error_without_a_text_keeps_the_family(self):
         """Without a text, the family distinguishes errors."""
 
-        def fails(call: OperatorCall) -> object:
+        def fails(call: InterceptedCall) -> object:
             raise AssertionError
 
         target = Faulty().plant("fill_ abs", fails)
@@ -295,7 +295,7 @@ class TestShrinking:
     def test_an_error_stays_the_error_that_it_was(self, monkeypatch):
         """Shrinking keeps the text of the original error, even if another error has the same type."""
 
-        def fails(call: OperatorCall) -> object:
+        def fails(call: InterceptedCall) -> object:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
 
         monkeypatch.setattr("conformance.sources.fuzzing.smaller.loaded", lambda spec: Faulty().plant("fill_", fails))

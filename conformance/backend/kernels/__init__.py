@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.backend.kernels.counting import BUDGETS, Count, OverBudget, SourceLine, budget, count, trace
+    from conformance.backend.kernels.counting import BUDGETS, Count, OverBudget, Place, budget, count, trace
 
-__all__ = ["BUDGETS", "Count", "OverBudget", "SourceLine", "budget", "count", "trace"]
+__all__ = ["BUDGETS", "Count", "OverBudget", "Place", "budget", "count", "trace"]
 
 
 def __getattr__(name: str) -> Any:

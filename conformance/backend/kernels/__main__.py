@@ -17,7 +17,7 @@ from rich.table import Table
 from conformance.backend.kernels.command_line import Parser
 
 try:
-    from conformance.backend.kernels.counting import Count, SourceLine, count
+    from conformance.backend.kernels.counting import Count, Place, count
     from conformance.backend.runtime import trace
 except ImportError as error:  # the device's packages are missing or too old
     print(f"conformance kernels: {error}", file=sys.stderr)
@@ -51,7 +51,7 @@ def tables(counted: Count) -> Iterator[Table]:
     total.add_row("copies out", str(counted.copies_out), f"{counted.bytes_out} bytes")
     total.add_row("stores", str(counted.stored), "writes into a buffer's own memory")
     yield total
-    lines: dict[tuple[SourceLine, str], list[trace.Event]] = {}
+    lines: dict[tuple[Place, str], list[trace.Event]] = {}
     for place, event in counted.boundaries:
         why = event.why if isinstance(event, trace.Schedule) else type(event).__name__.lower()
         why += f" {event.direction}" if isinstance(event, trace.Copy) else ""

@@ -28,7 +28,7 @@ BUDGETS = Path("reports/baseline/torch-{}.{}/kernels.json".format(*TORCH.release
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<")
 
 
-class SourceLine(NamedTuple):
+class Place(NamedTuple):
     """A line of the program that crossed a boundary."""
 
     file: str
@@ -52,7 +52,7 @@ class Count:
     schedule_s: float = 0.0
     compile_s: float = 0.0
     run_s: float = 0.0
-    boundaries: list[tuple[SourceLine, trace.Event]] = field(default_factory=list)
+    boundaries: list[tuple[Place, trace.Event]] = field(default_factory=list)
 
     def add(self, event: trace.Event) -> None:
         """Add one event of the device."""
@@ -113,10 +113,10 @@ def budget(workload: str, file: Path = BUDGETS) -> Iterator[Count]:
         raise OverBudget(f"{workload}: {'; '.join(over)}")
 
 
-def _place() -> SourceLine:
+def _place() -> Place:
     """Return the innermost line outside of torch and this package."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     summary = traceback.extract_stack(frame, 1)[0]
-    return SourceLine(summary.filename, summary.lineno or 0, summary.line or "")
+    return Place(summary.filename, summary.lineno or 0, summary.line or "")

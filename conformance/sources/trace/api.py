@@ -139,12 +139,11 @@ class Trace:
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()
         wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
-        open_ = self.unjudged_calls
-        if open_ and not self.faults:
-            named = list(open_)[:MOST_NAMED]
-            more = f" and {len(open_) - MOST_NAMED} more" if len(open_) > MOST_NAMED else ""
-            missing = f"{sum(open_.values()):,} of {sum(open_.values()) + self.judged:,} calls were not judged"
-            wrong = f"no verdict, since {missing}, of {', '.join(named)}{more}"
+        unjudged = self.unjudged_calls
+        if unjudged and not self.faults:
+            count, more = sum(unjudged.values()), len(unjudged) - MOST_NAMED
+            named = ", ".join(list(unjudged)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            wrong = f"no verdict, since {count:,} of {count + self.judged:,} calls were not judged, of {named}"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
 
     @property

@@ -235,11 +235,19 @@ def _undisturbed(call: TracedCall) -> Iterator[None]:
         yield
 
 
+WORKSPACE_TOLERANCE = 0.01
+"""Difference of activations, which lie in [-1, 1], that is rounding: bfloat16 rounds by up to 0.004 there, and a gate
+adds roundings of its own. It decides only whether the form of a workspace is known; the judge compares the results."""
+
+
 def stores_known_workspace(call: TracedCall, want: Execution, got: Execution, target: Target) -> bool:
-    """Whether the device's workspace has the content of the reference's, so that a cell that reads it can be judged."""
+    """Whether the device's workspace has the content of the reference's, so that a cell that reads it can be judged.
+    For example, a device that stores the gates in another order has a form of its own."""
     right, stored = (run.outcome[WORKSPACE[call.func]] for run in (want, got))
     stored = fetched(stored, target)
-    return right.shape == stored.shape and bool(torch.isclose(right, stored, rtol=0.01, atol=0.01).all())
+    return right.shape == stored.shape and bool(
+        torch.isclose(right, stored, rtol=WORKSPACE_TOLERANCE, atol=WORKSPACE_TOLERANCE).all()
+    )
 
 
 def _is_fake(leaf: torch.Tensor) -> bool:

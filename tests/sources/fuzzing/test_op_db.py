@@ -14,7 +14,7 @@ from conformance.program.calls import judge_program
 from conformance.program.model import Program, ProgramError
 from conformance.program.script import script
 from conformance.program.steps.draw import Draw
-from conformance.selftest.faults import Fault, OperatorCall
+from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing import op_db, op_db_calls
 from conformance.sources.fuzzing.drawing import Drawing, Tally
@@ -31,7 +31,7 @@ ORDERING = frozenset({"sort", "argsort", "msort", "topk", "kthvalue", "mode", "m
 class OneFault(MutantTarget):
     """torch CPU with one planted fault."""
 
-    def __init__(self, ops: str, act: Callable[[OperatorCall], object]) -> None:
+    def __init__(self, ops: str, act: Callable[[InterceptedCall], object]) -> None:
         super().__init__("zero_ clears the storage")
         self.mode = Planted(Fault(ops, act, "a test"))
 
@@ -207,7 +207,7 @@ class TestJudging:
         """A write that ignores the strides of `out=` is a mismatch. Regression test: on `tiny`, `torch.linspace(0, 3,
         4, out=x.narrow(1, 1, 2))` wrote outside the view."""
 
-        def flat(call: OperatorCall) -> object:
+        def flat(call: InterceptedCall) -> object:
             out = call.kwargs.get("out")
             if out is None or out.is_contiguous() or not out.numel():
                 return call.run()

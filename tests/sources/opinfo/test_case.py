@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from conformance.record import names
 from conformance.record.result import Outcome, Result, Run
-from conformance.selftest.faults import Fault, OperatorCall
+from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.opinfo import plan
 from tests.run_script import Standalone
@@ -257,13 +257,13 @@ class TestEqualElements:
     """torch does not define the order of equal elements unless a sort is stable; CUDA's order of 8000 bools differs."""
 
     @staticmethod
-    def outcome(op: str, act: Callable[[OperatorCall], object]) -> str:
+    def outcome(op: str, act: Callable[[InterceptedCall], object]) -> str:
         target = MutantTarget("zero_ clears the storage")
         target.mode = Planted(Fault("sort", act, "a test"))
         return str(run_case(target, op, dtype="bool").outcome)
 
     @staticmethod
-    def backwards(call: OperatorCall) -> object:
+    def backwards(call: InterceptedCall) -> object:
         """Sort with equal elements in opposite order, unless the sort is stable."""
         t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
         if call.kwargs.get("stable") or not t.numel() or not t.dim():
@@ -272,7 +272,7 @@ class TestEqualElements:
         return values, t.size(dim) - 1 - indices
 
     @staticmethod
-    def repeated(call: OperatorCall) -> object:
+    def repeated(call: InterceptedCall) -> object:
         """Sort with the index of one of the equal elements for each of them."""
         t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
         values, indices = call.having(0, t)
@@ -291,7 +291,7 @@ class TestEqualElements:
     def test_any_of_the_most_frequent_is_right(self, spoil: str) -> None:
         """torch names none of several modes: of int64 the CPU returns the least, and CUDA another one."""
 
-        def greatest(call: OperatorCall) -> object:
+        def greatest(call: InterceptedCall) -> object:
             t, dim = call.first, call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
             values, indices = call.having(0, -t)
             values, kept = -values, values.dim() == t.dim()
