@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from conformance.record import versions
+from tests.patience import stretched
 from tests.run_script import Standalone
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +37,14 @@ def sigint_heeded() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Stretch the time limit of each test on a slow or busy machine."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(stretched(seconds)), append=False)
 
 
 def pytest_collection_finish() -> None:

@@ -97,7 +97,7 @@ def _connect(place: ExecutionPlace, target: str) -> None:
 
     own = place.address == OWN
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    handlers = {number: handler for number in signals.SIGNALS if (handler := signal.getsignal(number)) is not None}
     if own:
         path = os.pathsep.join(filter(None, sys.path))
         settings |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}

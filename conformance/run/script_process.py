@@ -146,7 +146,8 @@ class Forks:
             try:
                 with writes:
                     folders = [entry or str(path.parent) for entry in self._search_path]
-                    args = (str(path), folders, dict(os.environ), writes)
+                    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a new process would inherit it
+                    args = (str(path), folders, dict(os.environ), ignored, writes)
                     fork = _Fork(self._context.fork(run_as_main, args))
             except (OSError, EOFError):
                 reads.close()
@@ -193,7 +194,9 @@ class _Fork:
         return code
 
 
-def run_as_main(path: str, folders: Sequence[str], environment: Mapping[str, str], output: Connection) -> None:
+def run_as_main(
+    path: str, folders: Sequence[str], environment: Mapping[str, str], ignores_sigint: bool, output: Connection
+) -> None:
     """Run a script in this fork of the server as `python -W ignore FILE` does, and end the interpreter as it does:
     exit functions run, threads are joined, and objects are destroyed.
     """
@@ -203,7 +206,7 @@ def run_as_main(path: str, folders: Sequence[str], environment: Mapping[str, str
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     output.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_sigint else signal.default_int_handler)
     warnings.simplefilter("ignore")
     os.environ.clear()
     os.environ.update(environment)

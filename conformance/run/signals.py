@@ -44,8 +44,9 @@ def ends_imports(command: str) -> None:
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """Return those of SIGNALS that this process does not ignore."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    """Return those of SIGNALS that this process neither ignores nor handles outside of Python, as a program may that
+    embeds Python."""
+    return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 
 def _ignore() -> None:

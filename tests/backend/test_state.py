@@ -13,6 +13,7 @@ import torch
 
 import conformance.backend  # noqa: F401 - registers the device
 from conformance.program.steps import definitions
+from tests.patience import stretched
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +168,7 @@ class TestFork:
         assert here[0].sum().item() == 60_000
 
     @staticmethod
-    def of_child(call, seconds: float = 60.0) -> str:
+    def of_child(call) -> str:
         """Return the result of the call in a child as text, or an empty string if the child is not done in time."""
         reads, writes = os.pipe()
         with warnings.catch_warnings():
@@ -179,7 +180,7 @@ class TestFork:
             finally:
                 os._exit(0)
         os.close(writes)
-        until, done = time.monotonic() + seconds, 0
+        until, done = time.monotonic() + stretched(60), 0
         while not done and time.monotonic() < until:
             done, _ = os.waitpid(child, os.WNOHANG)
             time.sleep(0.01)

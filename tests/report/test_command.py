@@ -17,6 +17,7 @@ import pytest
 
 from conformance.record import result as model
 from conformance.report import __main__ as command
+from tests.patience import stretched
 from tests.report.runs import failed, fuzz_json, result, run
 
 WRITER = """
@@ -60,7 +61,9 @@ class TestOneFolder:
         words = [sys.executable, "-m", "conformance.report", "html", str(tmp_path / "opinfo.json")]
         # A limit on file sizes simulates a disk of that size.
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, 4096))
-        done = subprocess.run(words, capture_output=True, text=True, preexec_fn=limit, timeout=100, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, preexec_fn=limit, timeout=stretched(100), check=False
+        )
         assert done.returncode == 2
         assert re.fullmatch(
             r"conformance report: \S+conformance\.html cannot be written \(.*\); make room .*\n", done.stderr

@@ -16,6 +16,7 @@ from conformance.record.measurements import FALLBACK, KERNELS, Measurements
 from conformance.record.result import Outcome, Result, Run
 from conformance.report import __main__ as command
 from conformance.report import history
+from tests.patience import stretched
 
 WRITER = """
 import sys
@@ -59,7 +60,7 @@ class TestAppend:
         path = tmp_path / "history.sqlite"
         writers = [writer(path, 25) for _ in range(2)]
         for each in writers:
-            each.communicate(timeout=100)
+            each.communicate(timeout=stretched(100))
         assert [each.returncode for each in writers] == [0, 0]
         assert rows(path) == 50
 
@@ -71,7 +72,7 @@ class TestAppend:
         acknowledged = sum(bool(victim.stdout.readline()) for _ in range(20))
         os.kill(victim.pid, signal.SIGKILL)
         acknowledged += len(victim.stdout.read().splitlines())
-        victim.wait(timeout=60)
+        victim.wait(timeout=stretched(60))
         assert rows(path) in (acknowledged, acknowledged + 1)
         history.append(path, run())
         assert rows(path) in (acknowledged + 1, acknowledged + 2)

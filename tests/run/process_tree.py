@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from conformance.run.pool import LocalPool
+from tests.patience import wait_until
 
 PLANTED = Path(__file__).parent.parent / "planted"
 sys.path.insert(0, str(PLANTED))
@@ -45,10 +45,7 @@ def only_of_tracker(said: bytes) -> bool:
 def until_ready(pool: LocalPool, workers: int) -> None:
     """Wait until this number of workers is ready."""
     pool._want_spare(True)
-    deadline = time.monotonic() + 100
-    while pool._census() < workers:
-        assert time.monotonic() < deadline, "the workers do not start"
-        time.sleep(0.05)
+    wait_until(lambda: pool._census() >= workers, f"{workers} workers are ready")
 
 
 __all__ = ["PLANTED", "alive", "descendants", "only_of_tracker", "tasks", "threads", "trackers", "until_ready"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import stretched, wait_until
 from tests.run import signals
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,20 +63,16 @@ def interrupted(
         start_new_session=True,
     )
     time.sleep(STARTED + after)
-    until = time.monotonic() + 100
-    while done and not any(re.search(done, path.read_text()) for path in folder.glob("*progress*")):
-        assert time.monotonic() < until, f"no {done!r} is noted"
-        time.sleep(0.05)
+    if done:
+        wait_until(
+            lambda: any(re.search(done, path.read_text()) for path in folder.glob("*progress*")), f"{done!r} is noted"
+        )
     try:
         os.killpg(running.pid, number)
     except ProcessLookupError:
         assert running.poll() is not None
-    out, errors = running.communicate(timeout=100)
-    left, until = in_session(running.pid), time.monotonic() + 10
-    while left and time.monotonic() < until:  # multiprocessing's tracker ends after the others
-        time.sleep(0.1)
-        left = in_session(running.pid)
-    assert not left
+    out, errors = running.communicate(timeout=stretched(100))
+    wait_until(lambda: not in_session(running.pid), "its processes have ended")  # multiprocessing's tracker is the last
     return running.returncode, out, errors
 
 
@@ -114,7 +111,7 @@ class TestCtrlC:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
+        out, _ = running.communicate(timeout=stretched(60))
         assert out.startswith("saved\n")
 
     @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
@@ -191,10 +188,7 @@ class TestIgnored:
     def test_sigterm_ends_it(self, name: str, tmp_path: Path) -> None:
         """SIGTERM is meant for this process: it ends it, with the exit code of the signal."""
         running = start_ignoring([*COMMANDS[name], "--reports", str(tmp_path)], tmp_path)
-        until = time.monotonic() + 100
-        while not [*tmp_path.glob("*progress*")]:
-            assert time.monotonic() < until and running.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: [*tmp_path.glob("*progress*")], "the command notes its progress")
         running.send_signal(signal.SIGTERM)
         said = running.communicate()[0]
         assert running.returncode == 143, said

@@ -10,12 +10,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from conformance.record import result as model
+from tests.patience import stretched, wait_until
 from tests.run.process_tree import PLANTED
 from tests.sources.fuzzing.saved import fuzz_result
 
@@ -41,7 +41,7 @@ def started(*words: str, folder: Path) -> subprocess.Popen[str]:
 def finished(*words: str, folder: Path) -> tuple[int, str, str]:
     """Return the exit code, stdout and stderr of `python WORDS` on the simulated macOS."""
     process = started(*words, folder=folder)
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=stretched(110))
     return process.returncode, out, errors
 
 
@@ -79,13 +79,13 @@ class TestPrograms:
     def test_stop_and_resume(self, tmp_path: Path) -> None:
         """After Ctrl-C the report has the programs so far, and `--resume` runs the others."""
         words = (*self.WORDS, "--programs", "300", "--only", "setitem")
-        campaign, until = started(*words, folder=tmp_path), time.monotonic() + 60
+        campaign = started(*words, folder=tmp_path)
         progress = tmp_path / "reports" / "fuzz-progress.json"
-        while not (progress.exists() and re.search('"following": [1-9]', progress.read_text())):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(
+            lambda: progress.exists() and re.search('"following": [1-9]', progress.read_text()), "a program is noted"
+        )
         os.killpg(campaign.pid, signal.SIGINT)
-        _, errors = campaign.communicate(timeout=60)
+        _, errors = campaign.communicate(timeout=stretched(60))
         assert (campaign.returncode, errors.count("\n")) == (130, 1), errors
         assert 0 < fuzz_result(tmp_path / "reports")["programs"] < 300
         assert finished(*words, "--resume", folder=tmp_path)[0] == 0

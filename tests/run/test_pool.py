@@ -21,6 +21,7 @@ from conformance.run import processes, signals
 from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied
 from conformance.run.pool import Counters, LocalPool
 from conformance.sources.fuzzing.isolation import Workers
+from tests.patience import stretched, wait_until
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 
 
@@ -197,10 +198,7 @@ class TestWorkers:
             shared.ask(tasks.begun_then_sleeps, str(tmp_path / "mark"), until=time.time() + 1.5)
         given_up = int((tmp_path / "mark").read_text())
         assert shared.ask(tasks.pid) != given_up
-        deadline = time.monotonic() + 100
-        while alive(given_up):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not alive(given_up), "the worker has ended")
         with pytest.raises(OutOfTime):
             shared.ask(tasks.pid, until=time.time())
 
@@ -236,18 +234,12 @@ class TestWorkers:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLANTED), *sys.path]), "TMPDIR": str(tmp_path)}
         command = [sys.executable, str(tmp_path / "owner.py")]
         owner = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 100
-        while not (tmp_path / "mark").exists():
-            assert time.monotonic() < deadline
-            assert owner.poll() is None
-            time.sleep(0.05)
+        wait_until((tmp_path / "mark").exists, "the task has begun")
         left = descendants(owner.pid)
         assert len(left) >= 3, "a server, a worker and multiprocessing's tracker"
         owner.send_signal(signal.SIGKILL)
         said = owner.communicate()[1]
-        while any(map(alive, left)):
-            assert time.monotonic() < deadline, "a worker goes on"
-            time.sleep(0.05)
+        wait_until(lambda: not any(map(alive, left)), "the workers have ended")
         assert only_of_tracker(said)
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -276,7 +268,7 @@ class TestWorkers:
         time.sleep(after)
         left = descendants(owner.pid)
         owner.send_signal(signal.SIGKILL)
-        said = owner.communicate(timeout=60)[1]  # returns after all processes with its stderr have ended
+        said = owner.communicate(timeout=stretched(60))[1]  # returns after all processes with its stderr have ended
         assert not any(map(alive, left))
         assert only_of_tracker(said)
 

@@ -17,6 +17,7 @@ from conformance.run import processes, signals
 from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.messages import Done, Limits, Task
 from conformance.run.pool import Counters, LocalPool
+from tests.patience import wait_until
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
 
 
@@ -126,15 +127,19 @@ class TestForks:
         """A stop does not wait for the server's imports, and no process remains."""
         before, left = set(descendants(os.getpid())), set[int]()
 
+        def server() -> set[int]:
+            return set(descendants(os.getpid())) - before - trackers()
+
         def interrupts() -> None:
-            left.update(set(descendants(os.getpid())) - before)
+            wait_until(server, "the server has started")
+            left.update(server())
             os.kill(os.getpid(), signal.SIGINT)
 
-        timer = threading.Timer(1.0, interrupts)
+        interrupting = threading.Thread(target=interrupts)
         imports = ["torch", "sleeps_at_import"]
         with signals.deferred(), LocalPool("cpu", Limits(), 1, ["tasks"], preload=imports) as pool:
-            timer.start()
+            interrupting.start()
             with pytest.raises(signals.Stopped):
                 pool.submit(Task("it", tasks.pid))
         assert left
-        assert not any(alive(pid) for pid in left - trackers())
+        assert not any(map(alive, left))

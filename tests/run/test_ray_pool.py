@@ -89,6 +89,7 @@ def run_through(
     for _, answer in pool.ended():
         assert isinstance(answer, Done), answer
         assert answer.error is None
+        assert (folder / f"{answer.value}.found").exists(), "a task's files are here before its answer is"
         answered.append(answer.value)
         if len(answered) == at:
             disturb()
@@ -201,7 +202,6 @@ class TestLosses:
             figures = run_through(pool, tmp_path, lambda: os.kill(actors()[0], signal.SIGKILL))
             assert len(pool.lost) == 1
             print_figures(request, figures)
-            assert figures["to this disk"] < 5
 
     def test_a_raylet(self, two: Any, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         """After kill -9 of a raylet, its node is lost, and other nodes run its task."""
@@ -210,7 +210,6 @@ class TestLosses:
             figures = run_through(pool, tmp_path, node.kill_raylet)
             assert len(pool.lost) == 1
             print_figures(request, figures)
-            assert figures["to this disk"] < 5
 
     def test_a_node_out_of_reach(
         self, two: Any, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -6,13 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.run import processes, script_process
 from conformance.run.script_process import LAST, Forks, run_alone
-
-pytestmark = pytest.mark.usefixtures("sigint_heeded")  # a fork has a handler; `python FILE` inherits an ignored SIGINT
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def here(): pass
 print(__name__, __main__.here is here, inspect.getsource(here), __doc__, __main__.__dict__ is globals())
 print(os.path.basename(__file__), len(sys.argv), sys.argv[0] == __file__, sys.path[0] == os.path.dirname(__file__))
 print(sys.path[1:], os.getcwd(), os.read(0, 1), "conformance" in sys.modules, os.environ.get("PYTHONHASHSEED"))
-print(os.getsid(0) == os.getpid() == os.getpgid(0), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(os.getsid(0) == os.getpid() == os.getpgid(0), signal.getsignal(signal.SIGINT))
 print(threading.current_thread() is threading.main_thread(), multiprocessing.current_process().daemon)
 """
 """Facts that a script can see of its process."""
@@ -92,6 +91,15 @@ class TestForks:
             assert alone.code is fork.code is None and len(fork.last) <= LAST
         else:
             assert fork == alone
+
+    @pytest.mark.usefixtures("sigint_heeded")
+    @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "heeded"])
+    def test_sigint(self, handler: Any, forks: Forks) -> None:
+        """As `python FILE`, a fork ignores SIGINT if this process does, for example under `nohup`."""
+        signal.signal(signal.SIGINT, handler)
+        script = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+        said = [list(run_alone(script, 60, forks=way).last) for way in (None, forks)]
+        assert said == [[str(handler is signal.SIG_IGN)]] * 2
 
     def test_nothing_is_left_of_an_earlier_script(self, forks: Forks) -> None:
         """A script sees nothing of another one: each is a fork of the server, which runs none."""

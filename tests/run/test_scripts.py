@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import sys
-import time
 
 import pytest
 
@@ -103,20 +102,17 @@ class TestSaidOf:
         assert said(SAID.format(shown.format("out of memory"), 1), "crash", "the program", **dies) != SHOWS
 
     def test_of_a_hang(self) -> None:
-        """A script of a hang must exceed the limit, and any other script must not; its children end with it."""
-        hangs, limit = "import subprocess; subprocess.run(['sleep', '100'])", 1 - scripts.STARTING
-        began = time.monotonic()
+        """A script of a hang must exceed the limit, and any other script must not. Its child ends with it: otherwise
+        the output would stay open for longer than a test may take."""
+        hangs, limit = "import subprocess; subprocess.run(['sleep', '10000'])", 1 - scripts.STARTING
         assert said(hangs, "timeout", "the program", limit=limit) == SHOWS
         assert said(hangs, limit=limit) == "it runs longer than 1 s"
         assert said("print('here')", "timeout", "the program") != SHOWS
-        assert time.monotonic() - began < 30
 
     def test_a_child_that_outlives_it(self) -> None:
-        """The child keeps the script's output open, and the reader still returns."""
-        began = time.monotonic()
-        script = "import subprocess; subprocess.Popen(['sleep', '100']); " + SAID.format("value of c: expected 1", 1)
+        """The child keeps the script's output open for longer than a test may take, and the reader still returns."""
+        script = "import subprocess; subprocess.Popen(['sleep', '10000']); " + SAID.format("value of c: expected 1", 1)
         assert said(script) == SHOWS
-        assert time.monotonic() - began < 30
 
 
 class TestConfirm:

@@ -8,6 +8,7 @@ output.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -32,6 +33,9 @@ IDLE, NEARLY = 0.05, 0.9
 """Shares of a processor: a fork with less than the first waits for something, and one with more than the second has it
 for itself. A fork that works on a busy machine lies between them."""
 
+PR_SET_PDEATHSIG = 1
+"""The request of prctl(2) for a signal at the parent's death, from linux/prctl.h."""
+
 Send = Callable[[Any], None]
 
 
@@ -49,10 +53,10 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
     sys.stderr.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks of a process with threads
-        process = os.fork()
+        parent, process = os.getpid(), os.fork()
     if process == 0:
         receiving.close()
-        _work(work, sending)
+        _work(work, sending, parent)
     sending.close()
     ended = False
     try:
@@ -96,14 +100,17 @@ def _processor_time_of(process: int) -> float:
     return 0.0
 
 
-def _work(work: Callable[[Send], None], sending: Connection) -> None:
-    """Do the work and end this process, a fork."""
+def _work(work: Callable[[Send], None], sending: Connection, parent: int) -> None:
+    """Do the work and end this process, a fork of `parent`."""
     status = 1
     try:
         gc.freeze()
         faulthandler.disable()  # its report goes to a stream of the parent
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a worker ignores it: Ctrl-C is no crash of the call
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _end_with(parent)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
@@ -119,6 +126,15 @@ def _work(work: Callable[[Send], None], sending: Connection) -> None:
         status = 0
     finally:
         os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    """On Linux, let the system kill this fork when its parent is killed, which cannot do it then. Otherwise a call that
+    hangs would go on forever."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before
+            os._exit(1)
 
 
 def _limit_memory() -> None:

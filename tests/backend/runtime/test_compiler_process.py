@@ -16,6 +16,7 @@ from tinygrad.runtime.support.elf import elf_loader
 import conformance.backend as backend
 from conformance.backend.runtime import compiler_process
 from conformance.backend.runtime.compiler_process import INPUTS, CompilerProcess
+from tests.patience import wait_until
 
 KERNEL = """
 #pragma clang fp contract(off)
@@ -141,10 +142,7 @@ def test_it_ends_with_its_owner(compile_):
     os.waitpid(owner, 0)
     os.close(read)
     os.close(write)
-    deadline = time.monotonic() + 20
-    while _is_clang(compiler) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _is_clang(compiler)
+    wait_until(lambda: not _is_clang(compiler), "the compiler has ended")
 
 
 def _is_clang(pid: int) -> bool:

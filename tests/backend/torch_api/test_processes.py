@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import conformance.backend  # noqa: F401 - registers the device
+from tests.patience import stretched
 
 
 class Numbers(Dataset):
@@ -28,7 +29,7 @@ def sent():
 
     def through(value):
         queue.put(value)
-        return queue.get(timeout=60)
+        return queue.get(timeout=stretched(60))
 
     return through
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from conformance.program.model import read_program
 from conformance.sources.fuzzing.command import main
+from tests.patience import stretched, wait_until
 from tests.sources.fuzzing.saved import fuzz_result
 
 CORPUS = Path(__file__).parents[3] / "conformance" / "program" / "corpus"
@@ -103,11 +103,9 @@ class TestInterruption:
             cwd=CORPUS.parents[2],
             start_new_session=True,
         )
-        until = time.monotonic() + 60
-        while not list(tmp_path.glob("failures/mutant-*.json")) and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.glob("failures/mutant-*.json")), "a finding is saved")
         os.killpg(running.pid, signal.SIGINT)
-        _, errors = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=stretched(60))
         assert running.returncode == 130
         assert "Traceback" not in errors
         assert "interrupted; the results so far are in the report" in errors

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from conformance.sources.fuzzing.command import main
+from tests.patience import stretched, wait_until
 from tests.run import signals
+from tests.run.process_tree import alive
 from tests.sources.fuzzing.saved import fuzz_result
 
 FAULT = "mutant:every third write is lost"
@@ -45,10 +47,7 @@ def progress(reports: Path) -> dict:
 
 
 def wait_for(reports: Path, first: int) -> None:
-    deadline = time.monotonic() + 100
-    while progress(reports)["following"] < first:
-        assert time.monotonic() < deadline, "the campaign did not get there"
-        time.sleep(0.02)
+    wait_until(lambda: progress(reports)["following"] >= first, f"{first} programs are noted")
 
 
 def children(pid: int) -> list[int]:
@@ -111,7 +110,7 @@ class TestResume:
         killed = workers(running.pid)
         for child in killed:
             os.kill(child, signal.SIGKILL)
-        running.wait(timeout=100)
+        running.wait(timeout=stretched(100))
         assert killed
         programs, _, _, groups = summary(tmp_path)
         assert programs == undisturbed[0]
@@ -137,11 +136,8 @@ class TestResume:
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
         running.wait()
-        deadline = time.monotonic() + 30
         for worker in started:
-            while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
-                assert time.monotonic() < deadline, "the worker goes on"
-                time.sleep(0.02)
+            wait_until(lambda: not alive(worker), "the worker has ended")  # noqa: B023 - called before the next turn
         assert started
 
     @pytest.mark.usefixtures("sigint_heeded")
@@ -152,7 +148,7 @@ class TestResume:
         running = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(tmp_path, 40)
         signals.send(running, (number, signal.SIGTERM, signal.SIGINT))
-        _, said = running.communicate(timeout=100)
+        _, said = running.communicate(timeout=stretched(100))
         assert running.returncode == code, said
         assert said.count("\n") == 1
         done = fuzz_result(tmp_path)

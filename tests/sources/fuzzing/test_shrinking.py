@@ -23,6 +23,7 @@ from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
+from tests.patience import stretched
 
 FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
@@ -99,7 +100,7 @@ class TestThreads:
     def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With two jobs, both programs are shrunk at the same time. They are of one cause, as with one job."""
         monkeypatch.setattr("conformance.sources.fuzzing.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
-        both, smaller = threading.Barrier(2, timeout=60), LocalShrinker.smaller
+        both, smaller = threading.Barrier(2, timeout=stretched(60)), LocalShrinker.smaller
 
         def together(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
             both.wait()  # raises if the other one does not begin

@@ -12,6 +12,7 @@ import pytest
 
 from conformance.program.recorded import Calls
 from conformance.sources.models.record import main
+from tests.patience import stretched
 
 ROOT = Path(__file__).parents[3]
 TRAINS = """
@@ -124,7 +125,7 @@ class TestRecord:
     def test_no_warning_of_torch(self, script, tmp_path):
         """Switching oneDNN off prints no warning. Regression test: each recording began with one about TF32."""
         words = [sys.executable, "-m", "conformance", "record", script(TRAINS), "-o", tmp_path / "calls.json"]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=100, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=stretched(100), check=True)
         assert done.stderr == ""
 
     @pytest.mark.parametrize("ends", ["sys.stdout.close()", "sys.stdout = open('log.txt', 'w')"])
@@ -135,7 +136,9 @@ class TestRecord:
         path = script(f"import sys, torch\ntorch.ones(3).neg()\n{ends}\n")
         words = [sys.executable, "-m", "conformance", *command.split(), path]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=stretched(100), check=False
+        )
         assert done.returncode == 0 and not done.stderr
         assert done.stdout.startswith(("calls.json: 2 distinct calls", "2 calls judged on cpu: no wrong operator"))
 
@@ -155,7 +158,9 @@ class TestRecord:
         """)
         words = [sys.executable, "-m", "conformance", "record", path]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=100, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=stretched(100), check=False
+        )
         assert done.returncode == 0 and done.stdout.startswith(f"fork {code}\n"), done.stdout
         assert done.stdout.count("calls.json") == 1 and ("of the fork" in done.stderr) is (code == 1)
 

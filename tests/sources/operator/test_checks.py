@@ -35,6 +35,7 @@ from conformance.sources.operator.script import script
 from conformance.sources.operator.table import CHECKS
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
+from tests.patience import stretched
 from tests.planted.kernels import CORRECT, LIES
 
 ALONE = "CONFORMANCE_TESTS_ALONE"
@@ -250,7 +251,13 @@ def test_this_file_alone() -> None:
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", __file__]
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        line, env={**os.environ, ALONE: "1"}, cwd=root, capture_output=True, text=True, check=False, timeout=880
+        line,
+        env={**os.environ, ALONE: "1"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=stretched(880),
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " 1 skipped" in done.stdout and "deselected" not in done.stdout, done.stdout[-500:]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import signal
+import sys
 import time
 
 import pytest
@@ -13,6 +15,8 @@ import torch
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import forks
 from conformance.sources.operator.forks import forked
+from tests.patience import wait_until
+from tests.run.process_tree import alive
 
 
 def test_messages_arrive_in_order():
@@ -40,6 +44,35 @@ def test_a_crash_is_named():
         ctypes.string_at(0)
 
     assert [*forked(work, 10)] == [1, Death(ExitReason.CRASH, "killed its process with SIGSEGV")]
+
+
+@pytest.mark.usefixtures("sigint_heeded")
+def test_ctrl_c_for_another_command():
+    """Where SIGINT is ignored, as in a worker and under `nohup`, a fork ignores it too. Regression test: the fork
+    restored the default, and Ctrl-C for another command of the terminal was reported as a crash of the call."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def work(send):
+        os.kill(os.getpid(), signal.SIGINT)
+        send("goes on")
+
+    assert [*forked(work, 10)] == ["goes on"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_hang_ends_with_its_parent():
+    """A call that ignores every signal ends when the worker that waits for it is killed."""
+    reads, writes = os.pipe()
+    worker = os.fork()
+    if not worker:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        list(forked(lambda send: os.write(writes, b"%d" % os.getpid()) and time.sleep(1000), 1000))
+        os._exit(1)
+    call = int(os.read(reads, 20))
+    assert alive(call)
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    wait_until(lambda: not alive(call), "the call has ended")
 
 
 def test_a_hang_ends():

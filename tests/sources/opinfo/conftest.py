@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conformance.sources.opinfo import runner
+from tests.patience import stretched
 
 ROOT = Path(__file__).parents[3]
 PLANTED = ROOT / "tests" / "planted"
@@ -56,7 +57,7 @@ class Command:
             text=True,
             env=self.environment,
             cwd=self.folder,
-            timeout=280,
+            timeout=stretched(280),
             check=False,
         )
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.sources.opinfo import pytest_plugin
+from tests.patience import stretched
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = ("--samples", "2")
@@ -20,7 +21,7 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT / "tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, timeout=110, check=False,
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=stretched(110), check=False,
         env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"},
     )  # fmt: skip
 
