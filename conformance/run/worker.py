@@ -47,6 +47,9 @@ SPARE = "spare"
 WATCHDOG = 120.0
 """Seconds after the pool's own deadline at which a worker that hangs outside Python ends itself."""
 
+AGAIN = 0.01
+"""Seconds after which an alarm rings again that rang in a destructor."""
+
 MEMORY_LOOK = 0.25
 """Interval in seconds between memory checks of this process."""
 
@@ -231,7 +234,8 @@ def step(text: str, phase: str = "") -> None:
 def at_most(seconds: float) -> Iterator[None]:
     """Raise UnitTimeout in the block after `seconds` (0: never).
 
-    In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
+    Python ignores an exception of a destructor, and the alarm may ring in one, such as that of a tensor's storage. It
+    then rings again, outside of the destructor. In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
     worker without its pool ends here, before the block.
     """
     owner = multiprocessing.parent_process()
@@ -241,6 +245,13 @@ def at_most(seconds: float) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise UnitTimeout(f"ran longer than {seconds:g} s")
 
+    def ring_again(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, UnitTimeout):
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            hook(ignored)
+
+    hook, sys.unraisablehook = sys.unraisablehook, ring_again
     before = signal.signal(signal.SIGALRM, ring)
     _State.phase, _State.remaining = "", _State.limits.compiling if _State.limits is not None else 0.0
     _arm(seconds)
@@ -250,6 +261,7 @@ def at_most(seconds: float) -> Iterator[None]:
         _arm(0.0)
         _State.phase = ""
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
 
 
 def _arm(seconds: float) -> None:
