@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
-from conformance.engine.arbitration import widened
+from conformance.engine.rounding import widened
 from conformance.run import worker
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.pool import LocalPool

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
 from conformance.engine import rules
-from conformance.engine.arbitration import ARBITRATED, arbitrate
 from conformance.engine.executor import Execution, Subject
 from conformance.engine.loading import reference
+from conformance.engine.rounding import ARBITRATED, arbitrate
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.measurements import Measurements

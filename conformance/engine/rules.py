@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conformance.declare.declaration import UNDEFINED
-from conformance.engine.arbitration import subject as subject_of
-from conformance.engine.arbitration import widened
 from conformance.engine.executor import Executor, Subject
 from conformance.engine.loading import reference
+from conformance.engine.rounding import as_good
+from conformance.engine.rounding import subject as subject_of
 from conformance.engine.target import Target
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves
@@ -34,10 +34,6 @@ SPECIAL, LARGE, SIGNED_ZEROS = "special values", "large values", "signed zeros"
 """Rules that follow from the values of the inputs. With special values, torch CPU's loops may disagree with each other.
 With large values, its rounding, or an overflow on the way, may dominate a result. Signed zeros are part of the answer.
 """
-
-AS_GOOD = 4.0
-"""Factor on torch CPU's largest error from float64 that a target's error may reach if rounding dominates the result, as
-in the accuracy of any operator."""
 
 DIM_SECOND = ("topk", "kthvalue")
 """Ops whose second argument after the input is `dim`; it is the first argument of the others with ties."""
@@ -156,21 +152,12 @@ def _of_loops(answers: Answers) -> torch.Tensor:
 
 
 def _as_good(answers: Answers) -> torch.Tensor:
-    """Elements whose error is within the CPU's own largest error in the whole result, which bounds each element: sums
-    of very large numbers may cancel or overflow on the way."""
+    """Elements that are about as near to the answer in float64 as the CPU's worst element."""
     wide, want = answers.subject.in_float64([answers.mismatch], answers.expected), answers.want
     right = subject_of(answers.mismatch, wide.last) if wide is not None else None
     if right is None or right.shape != want.shape or not want.numel():
         return answers.mask()
-    bound = AS_GOOD * _distance(want, right.to(want.dtype)).max().nan_to_num(nan=torch.inf)
-    return (_distance(answers.got, right.to(want.dtype)) <= bound) & bool(bound.isfinite())
-
-
-def _distance(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return absolute differences in float64, 0 where both values are equal or both are nan."""
-    wide = widened(tensor.dtype)
-    same = (tensor == other) | (tensor.isnan() & other.isnan())
-    return (tensor.to(wide) - other.to(wide)).abs().where(~same, 0.0)
+    return as_good(want, answers.got, right)
 
 
 def _at_nan(answers: Answers) -> torch.Tensor:

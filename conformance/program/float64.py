@@ -16,10 +16,19 @@ from typing import Any
 
 import torch
 
-from conformance.engine.arbitration import subject, widened
 from conformance.engine.executor import Execution, StepFailed
-from conformance.engine.float64 import CannotWiden, Float64Reference
 from conformance.engine.judge import Judgement, Terms, judge
+from conformance.engine.rounding import (
+    DOWN,
+    UP,
+    CannotWiden,
+    Float64Reference,
+    move,
+    represented,
+    signs,
+    subject,
+    widened,
+)
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
@@ -98,9 +107,6 @@ class JudgedProgram(ProgramSubject):
 def _names_the_cpu(step: Step) -> bool:
     """Whether a step has a constant that stays on the CPU, or the CPU among its arguments."""
     return any("host" in marker for marker in step.markers()) or "cpu" in (*step.args, *step.kwargs.values())
-
-
-UP, DOWN = "up", "down"
 
 
 def subjects_of(mismatches: Sequence[Mismatch]) -> set[str]:
@@ -188,16 +194,7 @@ def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.
     """Return the value. Elements that the narrow dtype cannot represent move by one unit in its last place."""
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
-    signs = _signs(value, sway)
-    rounds = (value.detach().to(narrow.dtype).to(value.dtype) != value.detach()) & value.detach().isfinite()
-    return value + (signs * value.detach().abs() * torch.finfo(narrow.dtype).eps).where(rounds, 0.0)
-
-
-def _signs(value: torch.Tensor, sway: str | int) -> torch.Tensor:
-    if isinstance(sway, int):
-        drawn = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(sway))
-        return drawn.to(value.dtype) * 2 - 1
-    return torch.full_like(value, -1.0 if sway == DOWN else 1.0)
+    return value.where(represented(value, narrow.dtype), move(value, narrow.dtype, signs(value, sway)))
 
 
 def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) -> None:
@@ -208,13 +205,13 @@ def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) 
     for name, value in wide.env.items():
         if not value.is_floating_point() or storage_key(value) in done:
             continue
-        epsilon = torch.finfo(narrow.env[name].dtype).eps
+        dtype = narrow.env[name].dtype
         if layouts.overlaps_itself(value):
-            wide.env[name] = value + _signs(value.detach(), sway) * value.detach().abs() * epsilon
+            wide.env[name] = move(value, dtype, signs(value, sway))
             continue
         done.add(storage_key(value))
         flat = whole_storage(value.detach())
-        flat += _signs(flat, sway) * flat.abs() * epsilon
+        flat.copy_(move(flat, dtype, signs(flat, sway)))
 
 
 def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:

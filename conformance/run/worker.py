@@ -235,7 +235,9 @@ def at_most(seconds: float) -> Iterator[None]:
     """Raise UnitTimeout in the block after `seconds` (0: never).
 
     Python ignores an exception of a destructor, and the alarm may ring in one, such as that of a tensor's storage. It
-    then rings again, outside of the destructor. In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
+    then rings again, outside of the destructor.
+
+    In a worker, the pool kills a process that hangs outside Python, or a watchdog does if the pool is gone too. A
     worker without its pool ends here, before the block.
     """
     owner = multiprocessing.parent_process()

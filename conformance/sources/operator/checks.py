@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from conformance.engine.executor import Execution
-from conformance.engine.float64 import Float64Reference, Swayed
 from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.loading import reference
+from conformance.engine.rounding import Float64Reference, Swayed
 from conformance.engine.target import Target
 from conformance.record.accuracy import TIMES, limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from conformance.engine.arbitration import widened
 from conformance.engine.executor import Execution, Running, Transform
-from conformance.engine.float64 import Float64Reference
 from conformance.engine.judge import OneAnswer, Terms
+from conformance.engine.rounding import Float64Reference, widened
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.names import CHANGED

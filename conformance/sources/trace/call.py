@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from conformance.engine.arbitration import widened
 from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
 from conformance.engine.executor import Execution
-from conformance.engine.float64 import Float64Reference
 from conformance.engine.judge import Judgement, OneAnswer, Terms
+from conformance.engine.rounding import Float64Reference, small_faults, widened
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target
 from conformance.sources.trace.references import REFERENCES, WORKSPACE
-from conformance.sources.trace.small import small_faults
 from conformance.standalone.moving import (
     copied_to_host,
     map_leaves,

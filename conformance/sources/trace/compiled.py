@@ -21,9 +21,9 @@ import torch
 
 from conformance.engine.aten_ops import TAGGED, Tagged
 from conformance.engine.executor import Execution
-from conformance.engine.float64 import Float64Reference
 from conformance.engine.judge import Terms
 from conformance.engine.loading import reference
+from conformance.engine.rounding import Float64Reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
 from conformance.record.error_text import text_of

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.engine.arbitration import widened
 from conformance.engine.executor import Execution
-from conformance.engine.rules import AS_GOOD
+from conformance.engine.rounding import AS_GOOD, relative_error, widened
 from conformance.engine.target import Target
 from conformance.sources.trace.call import RESULT, TracedCall, fetched, widened_leaf
 from conformance.sources.trace.faults import Fault
@@ -186,7 +185,7 @@ class Divergence:
             if shadow is None or seen is None or not one.numel():
                 continue
             narrow, right = (_over(shadow, seen.value, wide) for wide in (False, True))
-            (_, cpu), (off, device) = (_error(side, right) for side in (narrow, seen.value))
+            (_, cpu), (off, device) = (relative_error(side, right) for side in (narrow, seen.value))
             is_rounded = one.is_floating_point() or one.is_complex()
             rtol, atol = tolerance_of(one.dtype) if is_rounded else (0.0, 0.0)
             most = INHERITED * torch.finfo(one.dtype).eps if is_rounded else 0.0
@@ -205,14 +204,3 @@ def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
     flat = shadow.wide if wide else shadow.narrow
     view = torch.empty(0, dtype=flat.dtype)
     return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
-
-
-def _error(tensor: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
-    """Return the norm of the difference, and the same relative to the norm of the right tensor. Elements that are
-    equal, or nan on both sides, differ by 0."""
-    kind = torch.complex128 if right.is_complex() else torch.float64
-    tensor, right = tensor.detach().to(kind), right.detach().to(kind)
-    same = (tensor == right) | (tensor.isnan() & right.isnan())
-    off = float((tensor - right).masked_fill(same, 0.0).norm())
-    scale = float(right.nan_to_num(0.0, 0.0, 0.0).norm())
-    return off, off / scale if scale else (0.0 if not off else float("inf"))

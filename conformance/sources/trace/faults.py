@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from conformance.engine.arbitration import subject
 from conformance.engine.executor import Execution
+from conformance.engine.rounding import subject
 from conformance.engine.target import Target
 from conformance.sources.trace.call import VALUES, NodeCall, TracedCall
 from conformance.sources.trace.places import BACKWARD, PHASES, Site, SourceLine
