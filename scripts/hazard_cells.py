@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from conformance.program.steps.hazards import CELLS
 from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import HAZARDS, kind_of
 from conformance.sources.fuzzing.tally import Tally
 
 COUNTS = (400, 2_000, 20_000)
@@ -24,7 +25,7 @@ def reached(seed: int, counts: Sequence[int]) -> list[int]:
     drawing, tally, cells, before = Drawing(), Tally(), list[int](), 0
     for count in counts:
         for number in range(before, count):
-            if drawing.hazard_cells(seed, number):
+            if kind_of(drawing, number)[0] is HAZARDS:
                 drawing.numbered(seed, number, tally)
         cells.append(len(tally.hazards))
         before = count

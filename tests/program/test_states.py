@@ -24,7 +24,9 @@ from conformance.program.steps.states import OF_STEPS, STATES, ordered, within
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
 from conformance.program.verdict import CpuFunction
-from conformance.sources.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
+from conformance.sources.fuzzing import kinds
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import PERIOD
 from conformance.standalone.oracles import compare
 
 A = tensor("a")
@@ -171,7 +173,7 @@ class TestScript:
         observation does not change."""
         compared = 0
         for number in range(40):
-            drawn = Drawing().numbered(3, STATE_EVERY * number + STATE_AT)
+            drawn = Drawing().numbered(3, PERIOD * number + kinds.STATES.turns[0])
             if any(one.requires_grad for one in drawn.inputs) or any(s.op == "requires_grad_" for s in drawn.steps):
                 continue
             expected = reference(drawn)
@@ -270,17 +272,17 @@ class TestReduce:
 def drawn_with_states():
     """Five programs that change states for each topic; drawn here rather than at test collection."""
     count = 5 * len(TOPICS)
-    return [Drawing().numbered(0, number) for number in range(STATE_AT, STATE_EVERY * count, STATE_EVERY)]
+    return [Drawing().numbered(0, number) for number in range(kinds.STATES.turns[0], PERIOD * count, PERIOD)]
 
 
 class TestDrawing:
     @pytest.mark.parametrize("blocks", [8, pytest.param(84, marks=pytest.mark.slow)])
     def test_one_program_in_eight_changes_states(self, blocks):
         """No other program does, so the programs between them are those of a generator without states."""
-        for number in range(STATE_EVERY * blocks):
+        for number in range(PERIOD * blocks):
             drawn = Drawing().numbered(0, number)
             stateful = any(s.under or OPS[s.op].family == "state" for s in drawn.steps)
-            assert stateful <= (number % STATE_EVERY == STATE_AT)
+            assert stateful <= (number % PERIOD == kinds.STATES.turns[0])
 
     def test_each_state_is_reached(self, drawn_with_states):
         """These programs make calls under every state, and again outside it."""
@@ -311,7 +313,7 @@ class TestDrawing:
 
     def test_without_the_family_no_states_are_drawn(self):
         """A target that excludes the family gets no states."""
-        plain = Drawing(without=("state",)).numbered(0, STATE_AT)
+        plain = Drawing(without=("state",)).numbered(0, kinds.STATES.turns[0])
         assert not any(step.under for step in plain.steps)
 
     def test_torch_cpu_agrees_with_itself(self, drawn_with_states):

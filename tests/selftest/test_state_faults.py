@@ -8,7 +8,8 @@ import pytest
 
 from conformance.selftest.mutants import EVERY, hunt
 from conformance.selftest.state_faults import STATE_FAULTS
-from conformance.sources.fuzzing.drawing import STATE_AT, STATE_EVERY, Drawing
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import PERIOD, STATES
 
 SOON = [
     "promotion remembers the default dtype",
@@ -27,7 +28,7 @@ class OfState(Drawing):
     """Only the programs of a seed that change states."""
 
     def numbered(self, seed, number, tally=None):
-        return super().numbered(seed, STATE_EVERY * number + STATE_AT, tally)
+        return super().numbered(seed, PERIOD * number + STATES.turns[0], tally)
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +41,10 @@ def _quiet():
 def test_most_are_found_within_five_hundred_programs():
     """One in eight of these programs changes states; each failure shrinks to at most three steps. A mean of some 30
     programs leaves one fault in ten unfound in the 62 of one seed, so one fault may need another seed."""
-    hunts = {name: hunt(name, OfState(), 0, 500 // STATE_EVERY) for name in SOON}
+    hunts = {name: hunt(name, OfState(), 0, 500 // PERIOD) for name in SOON}
     missed = [name for name, one in hunts.items() if one.programs is None]
     assert len(missed) <= 1
-    hunts |= {name: hunt(name, OfState(), 1, 500 // STATE_EVERY) for name in missed}
+    hunts |= {name: hunt(name, OfState(), 1, 500 // PERIOD) for name in missed}
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
 
@@ -51,7 +52,7 @@ def test_most_are_found_within_five_hundred_programs():
 @pytest.mark.slow
 def test_every_one_is_found():
     """The fuzzer finds all faults within 2,000 programs."""
-    hunts = {name: hunt(name, OfState(), 0, 2000 // STATE_EVERY) for name in STATE_FAULTS}
+    hunts = {name: hunt(name, OfState(), 0, 2000 // PERIOD) for name in STATE_FAULTS}
     assert [name for name, one in hunts.items() if one.programs is None] == []
     assert all(len(one.small.steps) <= 4 for one in hunts.values())
 

@@ -11,7 +11,9 @@ from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FUNCTION, Fault
 from conformance.selftest.mutants import Planted, PlantedAbove, hunt
 from conformance.selftest.value_faults import VALUE_FAULTS
-from conformance.sources.fuzzing.drawing import EDGES_AT, EDGES_EVERY, Drawing
+from conformance.sources.fuzzing import kinds
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import PERIOD
 
 INF, NAN = math.inf, math.nan
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
@@ -225,7 +227,7 @@ class OfEdges(Drawing):
     """Only the programs of a seed with calls at the edge of their domain."""
 
     def numbered(self, seed, number, tally=None):
-        return super().numbered(seed, EDGES_EVERY * number + EDGES_AT, tally)
+        return super().numbered(seed, PERIOD * number + kinds.EDGES.turns[0], tally)
 
 
 SOON = ["stable sort is not stable", "dropout of everything is nan", "round goes away from zero at a half"]

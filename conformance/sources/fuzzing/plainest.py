@@ -16,7 +16,10 @@ from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
-from conformance.sources.fuzzing.drawing import DTYPES, draw_inputs, draw_step, families_of
+from conformance.sources.fuzzing.choosing import draw_step
+from conformance.sources.fuzzing.drawing import families_of
+from conformance.sources.fuzzing.inputs import draw_inputs
+from conformance.sources.fuzzing.kinds import DTYPES
 from conformance.sources.fuzzing.tally import Tally
 
 TRIED = 40

@@ -19,7 +19,21 @@ from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import AVOIDED, TRAITS, unsupported_reason, unsupported_steps, unsupported_traits
-from conformance.sources.fuzzing.drawing import DTYPES, OPENINGS, Drawing, DrawingError, Tally, UnknownFamily
+from conformance.sources.fuzzing.drawing import Drawing, DrawingError, UnknownFamily
+from conformance.sources.fuzzing.kinds import (
+    DTYPES,
+    EDGES,
+    EXPRESSIONS,
+    FUNCTIONS,
+    HAZARDS,
+    KINDS,
+    OP_DB,
+    ORDINARY,
+    PERIOD,
+    STATES,
+    kind_of,
+)
+from conformance.sources.fuzzing.tally import Tally
 
 QUIET = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -92,6 +106,52 @@ class TestStrategy:
         """Integers have no gradient, but the result of their division has one. Only a trial draw shows that the family
         is possible."""
         assert Drawing(only=("autograd", "out of place"), dtypes=("int64",)).cells
+
+
+class TestKinds:
+    """Which programs of a campaign are of which kind."""
+
+    def kinds(self, count: int = PERIOD, **options) -> list:
+        drawing = Drawing(**options)
+        return [kind_of(drawing, number)[0] for number in range(count)]
+
+    def test_the_turns(self):
+        """Turn 1 is of no kind. A compiler without states has a second turn of functions."""
+        turns = [OP_DB, ORDINARY, EDGES, HAZARDS, OP_DB, STATES, EXPRESSIONS]
+        assert self.kinds() == [*turns, ORDINARY]
+        assert self.kinds(compiled=True) == [*turns, FUNCTIONS]
+        assert self.kinds(compiled=True, without=("state",))[5] is FUNCTIONS
+        assert self.kinds(without=("edges",))[2] is EXPRESSIONS
+        assert {*self.kinds(biased=False)} == {ORDINARY}
+
+    def test_no_two_kinds_have_one_turn(self):
+        """Regression test: the turns were pairs of constants in several places, and nothing kept them apart."""
+        turns = [turn for kind in KINDS for turn in kind.turns]
+        assert len(turns) == len({*turns}) and {*turns} < {*range(PERIOD)}
+
+    @pytest.mark.parametrize(
+        ("only", "kind"),
+        [
+            (("state",), STATES), (("state", "copy"), STATES), (("edges", "fusion"), EDGES), (("hazards",), HAZARDS),
+            (("op_db",), OP_DB), ((FUNCTIONS.families[0],), FUNCTIONS),
+        ],
+    )  # fmt: skip
+    def test_every_program_is_of_the_family_that_only_names(self, only, kind):
+        assert {*self.kinds(only=only)} == {kind}
+
+    @pytest.mark.parametrize("only", [("hazards", "copy"), ("op_db", "copy"), ("fusion",)])
+    def test_others_keep_their_turns(self, only):
+        """Such a kind has every turn only if no other family is named, or never."""
+        assert ORDINARY in self.kinds(only=only)
+
+    @pytest.mark.parametrize("options", [{"compiled": True}, {"compiled": True, "without": ("state",)}])
+    def test_the_index_counts_the_programs_of_a_kind(self, options):
+        """Otherwise a topic or a cell would be left out or drawn twice."""
+        drawing, seen = Drawing(**options), {kind: [] for kind in KINDS}
+        for number in range(4 * PERIOD):
+            kind, index = kind_of(drawing, number)
+            seen.setdefault(kind, []).append(index)
+        assert all(sorted(indices) == [*range(len(indices))] for kind, indices in seen.items() if kind is not ORDINARY)
 
 
 class TestNumbered:
@@ -245,7 +305,7 @@ class TestEdges:
         """The last opening converts a float to a half, selects elements and converts back, all under one name, so a
         device need not compute the half. Regression test: tiny did not round a half that `where` selected, and no
         program had one."""
-        every = range(2 + 8 * (len(OPENINGS) - 1), 800, 8 * len(OPENINGS))
+        every = range(2 + 8 * (len(EDGES.openings) - 1), 800, 8 * len(EDGES.openings))
         openings = [Drawing().numbered(0, number).steps[:3] for number in every]
         rounding = [
             (half, selection, whole)

@@ -22,7 +22,8 @@ from conformance.program.unsupported import unsupported_reason, unsupported_step
 from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of
-from conformance.sources.fuzzing.drawing import FUNCTIONS_AT, FUNCTIONS_EVERY, Drawing
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import FUNCTIONS, PERIOD, kind_of, topics_of
 from conformance.sources.fuzzing.tally import Tally
 
 aten = torch.ops.aten
@@ -31,7 +32,7 @@ DRAWING = Drawing(compiled=True)
 TOPICS = dict(functions.TOPICS)
 
 PROGRAMS = 2_000
-"""Number of programs of a campaign. One in `FUNCTIONS_EVERY` has topics of functions."""
+"""Number of programs of a campaign. One in `PERIOD` has topics of functions."""
 
 BESIDE = 150
 """Number of other programs that must not show a fault."""
@@ -236,10 +237,16 @@ class Compiler(Target):
         return self.fault() if hasattr(self.fault, "__wrapped__") else _Operators(self.fault)
 
 
+def topics_at(drawing: Drawing, number: int) -> tuple[tuple[str, int], ...]:
+    """The topics of program `number` of seed 0, with their earlier turns; none of another kind."""
+    kind, index = kind_of(drawing, number)
+    return topics_of(drawing, 0, index) if kind is FUNCTIONS else ()
+
+
 def of_topic(topic: str) -> Iterator[int]:
     """Numbers of the programs with a topic among the first `PROGRAMS` of seed 0."""
-    numbers = range(FUNCTIONS_AT[0], PROGRAMS, FUNCTIONS_EVERY)
-    return (number for number in numbers if topic in dict(DRAWING.topics(0, number)))
+    numbers = range(FUNCTIONS.turns[0], PROGRAMS, PERIOD)
+    return (number for number in numbers if topic in dict(topics_at(DRAWING, number)))
 
 
 def fails(target: Target, drawing: Drawing, number: int) -> bool:
@@ -251,8 +258,8 @@ class TestDrawing:
     def test_topics_take_turns(self):
         """Each topic has a turn before any has another, and nearly all take it."""
         tally, wanted = Tally(), list[tuple[str, int]]()
-        for number in range(FUNCTIONS_AT[0], 16 * 2 * len(functions.NAMES), FUNCTIONS_EVERY):
-            wanted += DRAWING.topics(0, number)
+        for number in range(FUNCTIONS.turns[0], 16 * 2 * len(functions.NAMES), PERIOD):
+            wanted += topics_at(DRAWING, number)
             program = DRAWING.numbered(0, number, tally)
             assert len(program.steps) <= functions.STEPS
             reference(program)
@@ -268,7 +275,7 @@ class TestDrawing:
 
         kept = 0
         with mock.patch.dict(functions.TOPICS, {name: topic._replace(draw=refused) for name, topic in TOPICS.items()}):
-            for number in range(FUNCTIONS_AT[0], 8 * 20, FUNCTIONS_EVERY):
+            for number in range(FUNCTIONS.turns[0], 8 * 20, PERIOD):
                 program = DRAWING.numbered(0, number)
                 reference(program)
                 used = {name for step in program.steps for name in step.names()}
@@ -285,7 +292,7 @@ class TestDrawing:
     def test_a_target_that_compiles_nothing_has_ordinary_programs(self):
         """Only the campaign of a compiler has these programs, and `--only` has them for every target."""
         assert {*functions.NAMES} <= {*FAMILIES}
-        assert not any(Drawing().topics(0, number) for number in range(64))
+        assert not any(topics_at(Drawing(), number) for number in range(64))
         parser = options.parser("conformance fuzz", "", FLAGS, USUAL)
         for spec, drawn in (("cpu", False), ("aot_eager", True), ("functionalize", False)):
             plan = plan_of(parser.parse_args(["--target", spec]), Limits(), spec)
@@ -323,5 +330,5 @@ class TestPower:
 
     def test_without_a_fault_nothing_is_found(self):
         """The compiler of these tests passes if it changes nothing."""
-        numbers = range(FUNCTIONS_AT[0], 40 * FUNCTIONS_EVERY, FUNCTIONS_EVERY)
+        numbers = range(FUNCTIONS.turns[0], 40 * PERIOD, PERIOD)
         assert not any(fails(Compiler(), DRAWING, number) for number in numbers)

@@ -18,7 +18,8 @@ from conformance.program.model import Program
 from conformance.program.steps.hazards import CELLS, FUNCTION_STEPS, NAME, NEEDS, PER_FUNCTION
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
-from conformance.sources.fuzzing.drawing import HAZARDS_AT, HAZARDS_EVERY, Drawing
+from conformance.sources.fuzzing.drawing import Drawing
+from conformance.sources.fuzzing.kinds import HAZARDS, PERIOD, hazards_of, kind_of
 from conformance.sources.fuzzing.tally import Tally
 from scripts import hazard_cells
 
@@ -224,12 +225,12 @@ def _late(value, inputs):
 
 
 PROGRAMS = 400
-"""Number of programs of an ordinary campaign. One in `HAZARDS_EVERY` has hazards."""
+"""Number of programs of an ordinary campaign. One in `PERIOD` has hazards."""
 
 
 def first_found(target: Target, compiled: bool = False) -> int | None:
     """Number of the first program of hazards, among the first `PROGRAMS` of seed 0, that fails."""
-    for number in range(HAZARDS_AT, PROGRAMS, HAZARDS_EVERY):
+    for number in range(HAZARDS.turns[0], PROGRAMS, PERIOD):
         program = Drawing(compiled=compiled).numbered(0, number)
         if not unsupported_reason(program, target) and judge_program(program, target, locate=False).mismatches:
             return number
@@ -250,27 +251,33 @@ def _unconnected(program: Program) -> int:
     return len(connected)
 
 
+def cells_at(drawing: Drawing, seed: int, number: int) -> tuple[tuple[str, ...], ...]:
+    """The cells of program `number` of a seed; none of another kind."""
+    kind, index = kind_of(drawing, number)
+    return hazards_of(drawing, seed, index) if kind is HAZARDS else ()
+
+
 class TestCells:
     def test_cells_are_drawn_in_turn(self):
         """The first programs of a seed reach as many cells as they have hazards, and no cell twice."""
         tally, wanted = Tally(), list[tuple[str, ...]]()
         for number in range(200):
-            wanted += Drawing().hazard_cells(0, number)
-            if Drawing().hazard_cells(0, number):
+            wanted += cells_at(Drawing(), 0, number)
+            if cells_at(Drawing(), 0, number):
                 Drawing().numbered(0, number, tally)
-        assert len(wanted) == len({*wanted}) == 2 * 200 // HAZARDS_EVERY
+        assert len(wanted) == len({*wanted}) == 2 * 200 // PERIOD
         assert tally.hazards.total() >= len(wanted) - 1
         assert {*tally.hazards} <= {"|".join(cell) for cell in CELLS}
 
     def test_a_program_for_a_compiler_has_more(self):
         """Such a program has the cells of four others, and no step mixes the inputs of two."""
         tally, wanted, drawing = Tally(), list[tuple[str, ...]](), Drawing(compiled=True)
-        for number in range(HAZARDS_AT, 200, HAZARDS_EVERY):
-            wanted += drawing.hazard_cells(0, number)
+        for number in range(HAZARDS.turns[0], 200, PERIOD):
+            wanted += cells_at(drawing, 0, number)
             program = drawing.numbered(0, number, tally)
             assert len(program.steps) <= FUNCTION_STEPS
             assert _unconnected(program) >= PER_FUNCTION
-        assert len(wanted) == len({*wanted}) == PER_FUNCTION * 200 // HAZARDS_EVERY
+        assert len(wanted) == len({*wanted}) == PER_FUNCTION * 200 // PERIOD
         assert tally.hazards.total() >= 0.95 * len(wanted)
 
     @pytest.mark.slow
@@ -282,7 +289,7 @@ class TestCells:
     def test_the_family_can_be_drawn_alone(self):
         """`--only hazards` makes every program one of hazards, with steps of other families."""
         drawing = Drawing(only=(NAME,))
-        assert all(drawing.hazard_cells(3, number) for number in range(20))
+        assert all(cells_at(drawing, 3, number) for number in range(20))
         families = {OPS[step.op].family for number in range(20) for step in drawing.numbered(3, number).steps}
         assert {NAME, "view", "copy"} <= families
 
@@ -290,15 +297,15 @@ class TestCells:
     def test_a_cell_that_needs_an_excluded_step_is_not_drawn(self, value, needed):
         """A target that lacks a step or family gets the other cells."""
         drawing = Drawing(without=(needed,))
-        programs = [number for number in range(400) if drawing.hazard_cells(0, number)]
-        assert not any(value in cell for number in programs for cell in drawing.hazard_cells(0, number))
+        programs = [number for number in range(400) if cells_at(drawing, 0, number)]
+        assert not any(value in cell for number in programs for cell in cells_at(drawing, 0, number))
         for number in programs[:20]:
             assert not any({step.op, OPS[step.op].family} & {needed} for step in drawing.numbered(0, number).steps)
 
     def test_the_steps_have_a_limit(self):
         """`--steps` limits these programs too."""
         drawing = Drawing((1, 4))
-        assert max(len(drawing.numbered(0, number).steps) for number in range(HAZARDS_AT, 200, HAZARDS_EVERY)) <= 4
+        assert max(len(drawing.numbered(0, number).steps) for number in range(HAZARDS.turns[0], 200, PERIOD)) <= 4
 
 
 class TestPower:
