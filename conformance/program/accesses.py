@@ -91,7 +91,7 @@ def evidence_of(program: Program, property: str, layer: str, part: str = "", *, 
 
 
 def named_operators(program: Program) -> set[str]:
-    """Return the base names of the operators that the program's steps name. A function of `definitions` also counts as
+    """Return the base names of the operators that the program's steps name. A function of `snippets` also counts as
     the operators that its arguments name."""
     steps = [step for step in program.every_step if step.op != LOOP]
     operators = {base_operator(OPS[step.op].call or step.op) for step in steps} | {base_operator(s.op) for s in steps}
@@ -99,7 +99,7 @@ def named_operators(program: Program) -> set[str]:
 
 
 def _words(args: Iterable[Json]) -> Iterator[str]:
-    """Yield the words in the arguments of a function of `definitions`, which name the Python code that it runs."""
+    """Yield the words in the arguments of a function of `snippets`, which name the Python code that it runs."""
     for arg in args:
         yield from arg.split() if isinstance(arg, str) else _words(arg) if isinstance(arg, list) else ()
 

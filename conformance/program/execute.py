@@ -19,7 +19,7 @@ from conformance.engine.executor import StepFailed, Transform, signature_of
 from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from conformance.program.steps.functions import TRANSFORMED
 from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
@@ -270,8 +270,8 @@ def functions(
     scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": str(device), "attempt": attempt}
     steps = [step for step in program.every_step if step.op != LOOP]
     for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
-        scope[name] = getattr(definitions, name)
-    scope |= {name: getattr(definitions, name) for step in program.every_step for name in defined_by(step.under)}
+        scope[name] = getattr(snippets, name)
+    scope |= {name: getattr(snippets, name) for step in program.every_step for name in defined_by(step.under)}
     text = source(program) + caller(program)
     exec(compile(text, "<program>", "exec"), scope)  # noqa: S102 - the text is rendered from checked steps
     return {name: scope[name] for name in ("program", "after") if name in scope}
@@ -279,7 +279,7 @@ def functions(
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
     """Return the inputs on the CPU by name. Python objects lose the records of earlier runs."""
-    definitions.noted()
+    snippets.noted()
     flats = [storage.make() for storage in program.storages]
     result: dict[str, torch.Tensor] = {}
     for input_ in program.inputs:

@@ -17,7 +17,7 @@ from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.relations import RELATIONS, related, relation_of
 from conformance.program.shadow import reference
 from conformance.program.source import caller, source
-from conformance.program.steps.op import DEFINED, definitions_of
+from conformance.program.steps.op import DEFINED, snippet_sources
 from conformance.program.steps.op import render as render_json
 from conformance.program.steps.states import defined_by, shown
 from conformance.program.steps.table import OPS
@@ -102,7 +102,7 @@ def script(
         [
             *["import numpy"] * ("numpy." in text + after),
             *["import uuid"] * program.restarts,
-            *map(bare, definitions_of(used)),
+            *map(bare, snippet_sources(used)),
             *attempt,
             *more,
         ],

@@ -28,7 +28,7 @@ def source(
 ) -> str:
     """Return the text of `def program(<inputs>)`, which returns a dict of results by name and of the steps' answers.
 
-    The text uses `torch`, `device`, `attempt`, and the functions of `definitions` that the steps call. A comment marks
+    The text uses `torch`, `device`, `attempt`, and the functions of `snippets` that the steps call. A comment marks
     step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
     returns the inputs in `also`. Its name is `name`, and `numbers` are the numbers of the steps if not 1, 2, ..."""
     steps = [(number, step) for number, step in zip(numbers or itertools.count(1), program.steps) if not step.after]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import conformance.backend  # noqa: F401 - registers the device
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from tests.patience import stretched
 
 
@@ -51,7 +51,7 @@ class TestFilledMemory:
     )
     def test_it_holds_what_the_cpu_s_holds(self, make, dtype):
         """New memory holds nan or the largest number, as on the CPU. `resize_` fills only the new part."""
-        with definitions.deterministic():
+        with snippets.deterministic():
             cpu, tiny = (make(torch.ones(2, 3, dtype=dtype, device=device)) for device in ("cpu", "tiny"))
         torch.testing.assert_close(tiny.cpu(), cpu, equal_nan=True)
 
@@ -59,7 +59,7 @@ class TestFilledMemory:
         """New memory is zero by default, and if `fill_uninitialized_memory` is off."""
         torch.utils.deterministic.fill_uninitialized_memory = False
         try:
-            with definitions.deterministic():
+            with snippets.deterministic():
                 assert torch.empty(3, device="tiny").tolist() == [0.0, 0.0, 0.0]
         finally:
             torch.utils.deterministic.fill_uninitialized_memory = True
@@ -73,7 +73,7 @@ class TestWarnings:
     def test_they_come_each_time(self, kind):
         """Every call warns as often as on the CPU, with the same text."""
         for _ in range(3):
-            assert definitions.warned(kind, "tiny") == definitions.warned(kind, "cpu")
+            assert snippets.warned(kind, "tiny") == snippets.warned(kind, "cpu")
 
     @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
     def test_degrees_of_freedom(self, name):
@@ -97,8 +97,8 @@ class TestDefaultDevice:
         """A tensor is saved and loaded under a default device. torch copies a storage where no mode sees it. The copy
         was formerly created on tiny itself, which raised."""
         tensor = torch.arange(6.0, device="tiny").reshape(2, 3)[:, 1:]
-        with definitions.default_device("tiny"):
-            loaded = definitions.pickled(tensor)
+        with snippets.default_device("tiny"):
+            loaded = snippets.pickled(tensor)
         assert loaded.device.type == "tiny"
         assert loaded.tolist() == tensor.tolist()
 
@@ -110,7 +110,7 @@ class TestSubnormals:
     def test_what_was_computed_before_is_not_flushed(self):
         """A lazy value is not flushed if the CPU flushes when it is read. It was formerly zero."""
         tensor = torch.tensor([1.0, 2.0], device="tiny") * 2.0**-130 * 2.0**100 * 2.0**30
-        with definitions.flush_denormal():
+        with snippets.flush_denormal():
             assert tensor.tolist() == [1.0, 2.0]
             assert (torch.full((), 2.0**-130) * 1.0).tolist() == 0.0
         assert (torch.full((), 2.0**-130) * 1.0).tolist() != 0.0

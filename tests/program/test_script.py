@@ -19,7 +19,7 @@ from conformance.program.calls import judge_program
 from conformance.program.model import LOOP, Input, Program, Storage
 from conformance.program.reduce import reduce_program
 from conformance.program.script import script
-from conformance.program.steps.op import Step, definitions_of, tensor
+from conformance.program.steps.op import Step, snippet_sources, tensor
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.finding import FailingProgram, ended
@@ -282,6 +282,6 @@ class TestAlone:
 
 def test_a_script_defines_custom_operators_of_its_own():
     """A script in this process replaced the package's operators, and later calls of them ended the process."""
-    text = "\n".join(map(bare, definitions_of(["add_to", "exchange"])))
+    text = "\n".join(map(bare, snippet_sources(["add_to", "exchange"])))
     assert "'script::add_to'" in text and "'script::exchange'" in text
     assert "conformance::" not in text

@@ -17,7 +17,7 @@ from conformance.program.reduce import reduce_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
 from conformance.program.source import source
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from conformance.program.steps.op import Step, tensor
 from conformance.program.steps.stateful import TOPICS
 from conformance.program.steps.states import OF_STEPS, STATES, ordered, within
@@ -39,7 +39,7 @@ def program(*steps: Step, dtype: str = "float32", grad: bool = False) -> Program
 def settings() -> list[object]:
     """All global settings that a state changes."""
     subnormal = torch.full((), 2.0**-130) * 1.0
-    values = [*definitions.global_state(), torch.get_default_device().type, bool(subnormal.item())]
+    values = [*snippets.global_state(), torch.get_default_device().type, bool(subnormal.item())]
     with torch.overrides._enable_torch_function():
         values += [len(torch.overrides._get_current_function_mode_stack())]
     values += [len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())]

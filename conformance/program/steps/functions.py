@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from conformance.program.steps import definitions, factories
+from conformance.program.steps import factories, snippets
 from conformance.program.steps.draw import Draw, DrawContext, Refused, tensor_of
 from conformance.program.steps.op import (
     COMPUTE,
@@ -99,7 +99,7 @@ def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
         return None
     if topic == TRANSFORMED and callable_as(call, FUNCTION):
         return replace(ROWS_OF[topic], name=name, family=topic, call=topic)
-    if topic == SIDE_EFFECTS and call in definitions.OBJECTS:
+    if topic == SIDE_EFFECTS and call in snippets.OBJECTS:
         return replace(ROWS_OF[topic], name=name, family=topic, call="reads_object")
     row = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
     if not callable_as(call, row.form):
@@ -704,7 +704,7 @@ READS_SIZE = (
     *("Tensor", "FloatTensor", "LongTensor", "BoolTensor", "new", "numbers", "tensor", "stride", "full"),
     *("new_full", "arange", "rows", "half", "product", "pieces", "unpacked", "compared", "concatenated", "mean"),
 )
-RECORDS = tuple(definitions.RECORDERS[0])
+RECORDS = tuple(snippets.RECORDERS[0])
 
 
 def _matrix(d: Draw, known: Sequence[str]) -> list[Wanted]:

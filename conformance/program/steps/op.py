@@ -31,7 +31,7 @@ from typing import Any
 import numpy
 import torch
 
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from conformance.program.steps.states import fault_of
 from conformance.record.errors import UserError
 from conformance.standalone.torch_compat import implementation
@@ -334,7 +334,7 @@ FUNCTION = Form(
     lambda name, args, kwargs: f"torch.{name}({_call(args, kwargs)})",
 )
 DEFINED = Form(
-    lambda name, args, kwargs: getattr(definitions, name)(*args, **kwargs),
+    lambda name, args, kwargs: getattr(snippets, name)(*args, **kwargs),
     lambda name, args, kwargs: f"{name}({_call(args, kwargs)})",
 )
 ATTRIBUTE = Form(
@@ -435,20 +435,20 @@ IMPORTS = {
     },
     r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
 }
-"""Import lines that functions of `definitions` need, by the pattern of their use."""
+"""Import lines that functions of `snippets` need, by the pattern of their use."""
 
 
-VALUES = {"RECORDERS": definitions.recorders, "OBJECTS": definitions.objects}
-"""Values of `definitions` that its functions use, each with the function that makes it."""
+VALUES = {"RECORDERS": snippets.recorders, "OBJECTS": snippets.objects}
+"""Values of `snippets` that its functions use, each with the function that makes it."""
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Return the Python function of this name in `definitions`; of a custom operator, its implementation."""
-    return inspect.unwrap(implementation(getattr(definitions, name)))
+    """Return the Python function of this name in `snippets`; of a custom operator, its implementation."""
+    return inspect.unwrap(implementation(getattr(snippets, name)))
 
 
-def definitions_of(names: Iterable[str]) -> list[str]:
-    """Return the sources of these functions of `definitions`, and of the functions that they call, each once.
+def snippet_sources(names: Iterable[str]) -> list[str]:
+    """Return the sources of these functions of `snippets`, and of the functions that they call, each once.
 
     Their import lines come first."""
     sources: dict[str, str] = {}
@@ -458,7 +458,7 @@ def definitions_of(names: Iterable[str]) -> list[str]:
             if needed in VALUES:
                 source = f"{inspect.getsource(VALUES[needed])}\n\n{needed} = {VALUES[needed].__name__}()"
                 sources[needed] = source
-            elif inspect.isfunction(getattr(definitions, needed, None)) or needed == name:
+            elif inspect.isfunction(getattr(snippets, needed, None)) or needed == name:
                 sources[needed] = inspect.getsource(_function(needed)).rstrip()
     texts = list(sources.values())
     imports = [line for used, line in IMPORTS.items() if any(re.search(used, text) for text in texts)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ STATES: dict[str, State] = {
     "vmap": State("in_vmap", WRITES, wraps=True),
     "vjp": State("in_vjp", RECORDED, wraps=True),
     "thread": State("in_thread", WRITES, never=PLACED, wraps=True),
-    **{f"object:{kind}": State(f"changed_object({kind!r})", whole=True) for kind in definitions.OBJECTS},
+    **{f"object:{kind}": State(f"changed_object({kind!r})", whole=True) for kind in snippets.OBJECTS},
 }
 """States by their name in a step's `under`. The part after a colon is the argument."""
 
@@ -106,9 +106,9 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def defined_by(names: Iterable[str]) -> list[str]:
-    """Return the names of the functions of `definitions` that enter these states."""
+    """Return the names of the functions of `snippets` that enter these states."""
     called = (re.match(r"\w+", STATES[name].text) for name in names)
-    return [match[0] for match in called if match and hasattr(definitions, match[0]) and match[0] != "torch"]
+    return [match[0] for match in called if match and hasattr(snippets, match[0]) and match[0] != "torch"]
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def _compiled(text: str) -> CodeType:
 
 @functools.cache
 def _scope() -> dict[str, Any]:
-    return {"torch": torch, **{name: getattr(definitions, name) for name in defined_by(STATES)}}
+    return {"torch": torch, **{name: getattr(snippets, name) for name in defined_by(STATES)}}
 
 
 def shown(names: Sequence[str]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from conformance.engine.target import Target
 from conformance.program.calls import has_meaning
 from conformance.program.model import SPECIAL, Call, Input, Program, Storage, fresh_names, spliced
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from conformance.program.steps.functions import SIDE_EFFECTS
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import Json, Step, dtype_of, number, tensor
@@ -331,7 +331,7 @@ def _states(program: Program, rng: random.Random) -> Iterator[Program]:
 def _objects(program: Program, rng: random.Random) -> Iterator[Program]:
     """Yield calls after a change of a Python object that a further step of the function reads."""
     for input_ in program.inputs:
-        for kind in definitions.OBJECTS:
+        for kind in snippets.OBJECTS:
             step = Step(f"{SIDE_EFFECTS}:{kind}", (tensor(input_.name), kind), out=(f"{input_.name}_1",))
             yield replace(program, steps=(*program.steps, step), calls=(Call(under=(f"object:{kind}",)),))
 

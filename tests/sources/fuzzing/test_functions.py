@@ -15,7 +15,7 @@ from conformance.engine.target import Target
 from conformance.program.calls import judge_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
-from conformance.program.steps import definitions, functions
+from conformance.program.steps import functions, snippets
 from conformance.program.steps.draw import Refused
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
@@ -164,9 +164,9 @@ def _doubled_jvp() -> Iterator[None]:
 @contextlib.contextmanager
 def _ends_a_generator() -> Iterator[None]:
     def left(number):
-        definitions.RECORDERS[0]["append"](number)
+        snippets.RECORDERS[0]["append"](number)
 
-    with mock.patch.dict(definitions.RECORDERS[0], {"generator that leaves": left}):
+    with mock.patch.dict(snippets.RECORDERS[0], {"generator that leaves": left}):
         yield
 
 
@@ -187,7 +187,7 @@ def _size_as_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loses_an_append() -> Iterator[None]:
-    with mock.patch.dict(definitions.RECORDERS[0], {"append by a method": lambda number: None}):
+    with mock.patch.dict(snippets.RECORDERS[0], {"append by a method": lambda number: None}):
         yield
 
 

@@ -15,7 +15,7 @@ from conformance.engine.target import Target
 from conformance.program.calls import change_of, has_meaning, judge_program, references
 from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.script import script
-from conformance.program.steps import definitions
+from conformance.program.steps import snippets
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.sources.fuzzing.drawing import Drawing
@@ -113,14 +113,14 @@ def test_a_missing_guard_of_aliasing_is_found(dropped: str, kind: str) -> None:
     assert verdicts and all(verdict.mismatches and verdict.change == "aliasing" for verdict in verdicts)
 
 
-@pytest.mark.parametrize("kind", definitions.OBJECTS)
+@pytest.mark.parametrize("kind", snippets.OBJECTS)
 def test_a_changed_object_changes_the_answer_and_is_restored(kind: str) -> None:
     """Each property of a Python object decides about the answer, during the call only."""
     x = torch.ones(2)
-    before = definitions.reads_object(x, kind)
-    with definitions.changed_object(kind):
-        assert not torch.equal(definitions.reads_object(x, kind), before)
-    assert torch.equal(definitions.reads_object(x, kind), before)
+    before = snippets.reads_object(x, kind)
+    with snippets.changed_object(kind):
+        assert not torch.equal(snippets.reads_object(x, kind), before)
+    assert torch.equal(snippets.reads_object(x, kind), before)
 
 
 def test_some_calls_of_a_compiler_change_an_object() -> None:
@@ -141,15 +141,15 @@ def test_a_missing_guard_of_an_object_is_found(standalone, tmp_path) -> None:
     inputs = (Input("a", 0, "float32", (2,), (1,)),)
     program = Program((Storage("float32", 2, [1, 2]),), inputs, steps, calls=(Call(under=("object:attribute",)),))
     assert not judge_program(program, load_target("compile:eager")).mismatches
-    value = definitions.OBJECTS["attribute"][0]()
-    kept = {"attribute": (lambda: value, definitions.OBJECTS["attribute"][1])}
+    value = snippets.OBJECTS["attribute"][0]()
+    kept = {"attribute": (lambda: value, snippets.OBJECTS["attribute"][1])}
 
     class Stale(Target):
         name, transforms_program, compiles = "stale", True, True
 
         def transform(self, function):
             def call(*inputs):
-                with mock.patch.dict(definitions.OBJECTS, kept):
+                with mock.patch.dict(snippets.OBJECTS, kept):
                     return function(*inputs)
 
             return call

@@ -1,0 +1,88 @@
+"""Transforms of torch.func of small functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
+    """Return a transform of torch.func of a small function at the tensor. `calls` are the function's operations."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = x
+        for call in calls:
+            if call in ("sum", "prod", "mean", "amax"):
+                result = getattr(x, call)() + result
+            elif call == "mm":
+                result = result @ (x.sum() + x)
+            elif call == "mul":
+                result = result * x
+            elif call in ("cumsum", "softmax"):
+                result = getattr(result, call)(-1)
+            else:
+                result = getattr(result, call)()
+        return result
+
+    def scalar(x: torch.Tensor) -> torch.Tensor:
+        return function(x).sum()
+
+    if transform in ("grad", "hessian"):
+        return getattr(torch.func, transform)(scalar)(tensor)
+    if transform == "vmap(grad)":
+        return torch.func.vmap(torch.func.grad(scalar))(tensor)
+    if transform == "jvp":
+        return torch.func.jvp(function, (tensor,), (torch.ones_like(tensor),))[1]
+    if transform == "vjp":
+        pulled = torch.func.vjp(function, tensor)
+        return pulled[1](torch.ones_like(pulled[0]))[0]
+    return getattr(torch.func, transform)(function)(tensor)
+
+
+def transformed(name: str, mode: str, start: float, /, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Return a derivative of torch's function along a line through its floating-point operands, at `start` of the line.
+
+    `mode` names a transform of `torch.func` for each order of the derivative, outermost first. "autograd" in place of a
+    transform is plain autograd."""
+    function: Any = functools.reduce(getattr, name.split("."), torch)
+
+    def wave(like: torch.Tensor, phase: float) -> torch.Tensor:
+        steps = torch.arange(like.numel(), dtype=torch.float64).reshape(like.shape)
+        return torch.cos(steps * 2.3 + phase).to(like.dtype)
+
+    def value(at: torch.Tensor) -> torch.Tensor:
+        def moved(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(moved(part) for part in value)
+            floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return value.detach() + at.to(value.dtype) * wave(value, 0.5) if floats else value
+
+        result = function(*map(moved, args), **kwargs)
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        sums = [(part * wave(part, 1.1)).sum() for part in parts if part.is_floating_point()]
+        return torch.stack(sums).sum()
+
+    def derivative(
+        of: Callable[[torch.Tensor], torch.Tensor], transform: str
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        if transform == "jvp":
+            return lambda at: torch.func.jvp(of, (at,), (torch.ones_like(at),))[1]
+        if transform == "grad":
+            return torch.func.grad(of)
+
+        def by_autograd(at: torch.Tensor) -> torch.Tensor:
+            at = at if at.requires_grad else at.detach().requires_grad_()
+            result = of(at)
+            if not result.requires_grad:  # constant along the line
+                return torch.zeros_like(at)
+            return torch.autograd.grad(result, at, create_graph=True, materialize_grads=True)[0]
+
+        return by_autograd
+
+    wanted: Callable[..., torch.Tensor] = value
+    for transform in reversed(mode.rstrip(")").split("(")):
+        wanted = derivative(wanted, transform)
+    return wanted(torch.tensor(start, dtype=torch.float64)).detach()
