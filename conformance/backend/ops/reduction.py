@@ -56,6 +56,12 @@ def count(x: UOp, dims: Sequence[int]) -> int:
     return math.prod(int(x.shape[d]) for d in dims)
 
 
+def from_zero(x: UOp) -> UOp:
+    """0 + x, the sum of one term: -0 becomes 0, as in every sum of the CPU, which begins with 0. tinygrad drops both a
+    reduction of one element and the addition."""
+    return x.eq(0).where(0, x) if dtypes.is_float(x.dtype) else x
+
+
 def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
     """Sum along `dims`, which stay with size 1, in `dtype` (default: x's own); 0 for an empty sum.
 
@@ -64,6 +70,8 @@ def total(x: UOp, dims: Sequence[int], dtype: DType | None = None) -> UOp:
     x = x if dtype is None else cast(x, dtype)
     if 0 in x.shape:
         return UOp.const(0, x.dtype).expand(tuple(1 if d in dims else n for d, n in enumerate(x.shape)))
+    if count(x, dims) == 1:
+        return from_zero(x)
     if x.dtype is dtypes.float32 and count(x, dims) > SUMMED_NARROW:
         return x.cast(dtypes.float64).sum(tuple(dims), keepdim=True).cast(x.dtype)
     return x.sum(tuple(dims), keepdim=True, dtype=x.dtype)

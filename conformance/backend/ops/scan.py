@@ -22,6 +22,7 @@ from ..lazy.dtypes import opmath
 from ..runtime import memory
 from ..runtime.loop_kernels import Array, Program, kernel
 from . import order
+from .reduction import from_zero
 
 
 def _running(x: UOp, dim: int, op: Ops) -> UOp:
@@ -38,8 +39,11 @@ def _accumulated(ctx: Context, x: UOp, dim: int, op: Ops) -> UOp:
     """
     dtype = ctx.out.computed
     wide = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype) if dtypes.is_float(dtype) else dtypes.int64
-    x = x.reshape((1,)) if x.ndim == 0 else x
+    if x.ndim == 0:
+        return cast(x, dtype)  # the CPU copies it, also a -0
     dim %= x.ndim
+    if x.shape[dim] == 1 and op is Ops.ADD:
+        return from_zero(cast(x, dtype)).reshape(ctx.out.size)
     if x.shape[dim] < LONG or not memory.host_addressable(ctx.device):
         x = cast(x, dtype).contiguous()  # before widening, because a buffer is contiguous already
         return cast(x, wide)._split_cumalu(dim, op).reshape(ctx.out.size)
