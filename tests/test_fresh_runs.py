@@ -43,8 +43,11 @@ def test_a_failed_test_and_a_rise_are_named(run_words) -> None:
         ("nohup", "kill -HUP $$"),
     ],
 )
-def test_way(way: str, words: str, run_words) -> None:
-    """The words fail unless they run in this way, in an own cache folder."""
+def test_way(way: str, words: str, run_words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words fail unless they run in this way, in an own cache folder. The suite itself may run in any of the ways.
+    Regression test: it failed in the locale of the last one."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     [row] = run_words(way, f'[ -d "$XDG_CACHE_HOME" ] && [ ! "$(ls "$XDG_CACHE_HOME")" ] && {words}')
     assert row.code == 0
     if way != "plain":
