@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from conformance.engine.target import Target
 from conformance.program.calls import has_meaning
@@ -27,12 +27,6 @@ RESTARTED = 0.5
 """Share of the calls with a changed property before which the function is compiled anew, as in a new process, on a
 target that saves graphs. What a saved graph depends on must be part of its key, as it must be guarded in a process."""
 
-TOPICS = ("shape", "argument", "aliasing", "stride", "requires_grad", "dtype", "none", "state", "rank", "flag")
-"""The kinds of change. Each occurs once before any repeats."""
-
-OBJECT = "object"
-"""A further kind of change, of a Python object that the function reads. Only compilers have guards for it."""
-
 STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
 """Global states around a call."""
 
@@ -41,7 +35,7 @@ JOINED = 0.5
 and fewer are such that a write to one of them shows in the other."""
 
 TRIED = 12
-"""Largest number of changes of one topic to try on a program."""
+"""Largest number of candidates of one change to try on a program."""
 
 OTHER_DTYPE = {"float32": "float64", "float64": "float32", "int64": "int32", "int32": "int64", "bool": "uint8",
                "uint8": "int16", "int8": "int16", "int16": "int32", "float16": "float32", "bfloat16": "float32",
@@ -58,10 +52,10 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
     turn, rest = divmod(number, CHANGED_EVERY)
     changed = None
     if rest == CHANGED_EVERY - 1:
-        topics = (*TOPICS, OBJECT) if target.compiles else TOPICS
-        order = random.Random(f"{seed}:topics:{turn // len(topics)}").sample(topics, len(topics))
-        at = turn % len(topics)
-        changed = next(filter(None, (_changed(program, topic, rng, target) for topic in order[at:] + order[:at])), None)
+        names = [name for name, change in CHANGES.items() if target.compiles or not change.guarded]
+        order = random.Random(f"{seed}:topics:{turn // len(names)}").sample(names, len(names))
+        at = turn % len(names)
+        changed = next(filter(None, (_changed(program, name, rng, target) for name in order[at:] + order[:at])), None)
     if changed is not None and target.saves_graphs and random.Random(f"{seed}:restart:{number}").random() < RESTARTED:
         changed = replace(changed, calls=tuple(replace(call, restarted=True) for call in changed.calls))
     base, calls = (program, []) if changed is None else (replace(changed, calls=()), [*changed.calls])
@@ -71,9 +65,9 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
     return replace(base, calls=tuple(calls))
 
 
-def _changed(program: Program, topic: str, rng: random.Random, target: Target) -> Program | None:
-    """Return the program with one call with a change of this topic; None if no change that was tried has a meaning."""
-    candidates = [*CHANGES[topic](program, rng)]
+def _changed(program: Program, name: str, rng: random.Random, target: Target) -> Program | None:
+    """Return the program with one call with this change; None if no candidate that was tried has a meaning."""
+    candidates = [*CHANGES[name].candidates(program, rng)]
     rng.shuffle(candidates)
     return next((candidate for candidate in candidates[:TRIED] if has_meaning(candidate, target)), None)
 
@@ -336,17 +330,26 @@ def _objects(program: Program, rng: random.Random) -> Iterator[Program]:
             yield replace(program, steps=(*program.steps, step), calls=(Call(under=(f"object:{kind}",)),))
 
 
-CHANGES: dict[str, Callable[[Program, random.Random], Iterator[Program]]] = {
-    "shape": _shapes,
-    "rank": _ranks,
-    "stride": _strides,
-    "dtype": _dtypes,
-    "requires_grad": _grads,
-    "aliasing": _aliases,
-    "argument": _numbers,
-    "none": _nones,
-    "flag": _flags,
-    "state": _states,
-    OBJECT: _objects,
+@dataclass(frozen=True)
+class Change:
+    """A kind of change between two calls of a function. `candidates` yields programs that each have one call with such
+    a change. `guarded` says that only compilers depend on it, by a guard."""
+
+    candidates: Callable[[Program, random.Random], Iterator[Program]]
+    guarded: bool = False
+
+
+CHANGES = {
+    "shape": Change(_shapes),
+    "argument": Change(_numbers),
+    "aliasing": Change(_aliases),
+    "stride": Change(_strides),
+    "requires_grad": Change(_grads),
+    "dtype": Change(_dtypes),
+    "none": Change(_nones),
+    "state": Change(_states),
+    "rank": Change(_ranks),
+    "flag": Change(_flags),
+    "object": Change(_objects, guarded=True),
 }
-"""The candidate changes of each topic, each a program with one call."""
+"""The changes between calls by name. Each occurs once before any repeats."""

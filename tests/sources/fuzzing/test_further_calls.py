@@ -19,11 +19,11 @@ from conformance.program.steps import snippets
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.further_calls import CHANGED_EVERY, CHANGES, TOPICS, with_calls
+from conformance.sources.fuzzing.further_calls import CHANGED_EVERY, CHANGES, with_calls
 from conformance.standalone.oracles import compare
 
 TARGET = describe_target("compile:eager")
-COUNT = 6 * len(TOPICS)
+COUNT = 6 * len(CHANGES)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def negation() -> Program:
 def test_a_global_state_changes_the_answer() -> None:
     """A program is called under a global state with a step whose answer depends on it. Regression test: most of these
     calls had the answer of the call before, so no campaign found a compiler that guards no global state."""
-    for changed in CHANGES["state"](negation(), random.Random(0)):
+    for changed in CHANGES["state"].candidates(negation(), random.Random(0)):
         first, second = references(changed)[1]
         assert compare(first.observation, second.observation) or "deterministic" in changed.calls[0].under
 
@@ -104,7 +104,7 @@ def test_a_missing_guard_of_aliasing_is_found(dropped: str, kind: str) -> None:
     """Without torch's guard, some calls fail whose input becomes another input, or becomes its own again. Regression
     test: hardly any drawn inputs could be the same tensor, or no step read one after a write to the other."""
     target, verdicts = load_target("compile:aot_eager"), []
-    for changed in CHANGES["aliasing"](negation(), random.Random(0)):
+    for changed in CHANGES["aliasing"].candidates(negation(), random.Random(0)):
         before = "same as before" if changed.inputs[1].same else "apart before"
         if "same" in changed.calls[0].inputs["c"] and before == kind:
             with mock.patch(f"torch._dynamo.guards.{dropped}", none_installed):
@@ -128,7 +128,7 @@ def test_some_calls_of_a_compiler_change_an_object() -> None:
     program = Program(
         (Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),), (Step("neg_", (tensor("a"),)),)
     )
-    called = [with_calls(program, 0, number, TARGET) for number in range(CHANGED_EVERY * 2 * len(TOPICS))]
+    called = [with_calls(program, 0, number, TARGET) for number in range(CHANGED_EVERY * 2 * len(CHANGES))]
     changed = [one for one in called for at in range(len(one.calls)) if "object" in change_of(one, at + 1)]
     assert changed and all(has_meaning(one, TARGET) for one in changed)
     others = (with_calls(program, 0, number, describe_target("functionalize")) for number in range(len(called)))
