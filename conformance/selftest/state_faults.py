@@ -93,7 +93,7 @@ def _called_by(name: str, file: str) -> bool:
 
 
 def _lost_within(name: str) -> Callable[[InterceptedCall], Any]:
-    return lambda call: call.first if _called_by(name, "snippets.py") else call.run()
+    return lambda call: call.first if _called_by(name, "snippets/states.py") else call.run()
 
 
 def _lost_in_transform(call: InterceptedCall) -> Any:
