@@ -66,14 +66,12 @@ class ExecutionPlace:
         finally:
             timer.cancel()
 
-    def pool(
-        self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), early: Sequence[str] = ()
-    ) -> Pool:
-        """Return a pool of workers at this place; the arguments are those of `LocalPool`. `early` lists those of the
-        modules that may be imported before the target. Raises UsageError if Ray has no worker.
+    def pool(self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> Pool:
+        """Return a pool of workers at this place; the arguments are those of `LocalPool`. Raises UsageError if Ray has
+        none.
         """
         limits = self.limits(limits)
-        preload = (*early, *PRELOAD, *preloaded(target))
+        preload = (*PRELOAD, *preloaded(target))
         if self.local:
             return LocalPool(target, limits, jobs, modules, preload=preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool

@@ -27,16 +27,10 @@ class PlacedPool(Pool):
     """A pool of a place. If no worker can be started, `ended` and `ask` raise TargetError."""
 
     def __init__(
-        self,
-        place: ExecutionPlace,
-        target: str,
-        limits: Limits,
-        jobs: int = 1,
-        modules: Sequence[str] = (),
-        early: Sequence[str] = (),
+        self, place: ExecutionPlace, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()
     ) -> None:
         self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
-        self.pool = place.pool(target, limits, jobs, modules, early)
+        self.pool = place.pool(target, limits, jobs, modules)
 
     def submit(self, task: Task) -> None:
         """See `Pool.submit`."""

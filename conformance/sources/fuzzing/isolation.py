@@ -32,8 +32,7 @@ class Workers(PlacedPool):
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
         limits = replace(limits, recycle=Limits.recycle // SHARD)
-        early = (worker.__name__,)
-        super().__init__(place, target, limits, jobs, (*early, *PRELOAD), early)  # no import counts as program time
+        super().__init__(place, target, limits, jobs, PRELOAD)  # so that no import counts as program time
         self.hang: frozenset[str] = frozenset()
         """Ops whose kernels must compile within program time, since programs timed out in their first calls."""
         self.deaths = 0
