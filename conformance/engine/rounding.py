@@ -85,7 +85,7 @@ def _view_of(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tenso
     return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
-def move(value: torch.Tensor, narrow: torch.dtype, units: torch.Tensor) -> torch.Tensor:
+def move_by_units(value: torch.Tensor, narrow: torch.dtype, units: torch.Tensor) -> torch.Tensor:
     """Return a floating or complex tensor in float64 with each element moved by `units`, a tensor of numbers, in the
     last place of `narrow`. Gradients pass as if nothing had moved."""
     size = value.detach() if value.is_complex() else value.detach().abs()
@@ -98,7 +98,7 @@ def represented(value: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
     return (value.to(narrow).to(value.dtype) == value) | ~value.isfinite()
 
 
-def signs(like: torch.Tensor, sway: str | int | torch.Generator) -> torch.Tensor:
+def draw_signs(like: torch.Tensor, sway: str | int | torch.Generator) -> torch.Tensor:
     """Return 1 or -1 for each element, in the dtype of `like`: all UP, all DOWN, or at random, from a seed or a
     generator."""
     if isinstance(sway, str):
@@ -125,7 +125,7 @@ class Moved(Float64Reference):
         """Return a tensor in float64 with each element moved; a tensor of integers unchanged."""
         if not (value.is_floating_point() or value.is_complex()):
             return value
-        return move(value, narrow, signs(value, self.drawn))
+        return move_by_units(value, narrow, draw_signs(value, self.drawn))
 
 
 class Swayed(Moved):
@@ -146,7 +146,7 @@ class Swayed(Moved):
         if not value.is_floating_point():
             return value
         units = self.units * (2 * torch.rand(value.shape, dtype=value.dtype, generator=self.drawn) - 1)
-        return move(value, self.narrow, units)
+        return move_by_units(value, self.narrow, units)
 
     def rounded(self, value: Any) -> Any:
         """Return a result with each element moved that `narrow` does not represent."""

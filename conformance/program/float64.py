@@ -23,9 +23,9 @@ from conformance.engine.rounding import (
     UP,
     CannotWiden,
     Float64Reference,
-    move,
+    draw_signs,
+    move_by_units,
     represented,
-    signs,
     subject,
     widened,
 )
@@ -194,7 +194,7 @@ def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.
     """Return the value. Elements that the narrow dtype cannot represent move by one unit in its last place."""
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
-    return value.where(represented(value, narrow.dtype), move(value, narrow.dtype, signs(value, sway)))
+    return value.where(represented(value, narrow.dtype), move_by_units(value, narrow.dtype, draw_signs(value, sway)))
 
 
 def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) -> None:
@@ -207,11 +207,11 @@ def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) 
             continue
         dtype = narrow.env[name].dtype
         if layouts.overlaps_itself(value):
-            wide.env[name] = move(value, dtype, signs(value, sway))
+            wide.env[name] = move_by_units(value, dtype, draw_signs(value, sway))
             continue
         done.add(storage_key(value))
         flat = whole_storage(value.detach())
-        flat.copy_(move(flat, dtype, signs(flat, sway)))
+        flat.copy_(move_by_units(flat, dtype, draw_signs(flat, sway)))
 
 
 def _begun(program: Program) -> tuple[RunningProgram, RunningProgram]:

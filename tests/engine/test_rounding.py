@@ -10,7 +10,16 @@ import torch
 
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
-from conformance.engine.rounding import UP, Float64Reference, Swayed, distance, move, represented, signs, small_faults
+from conformance.engine.rounding import (
+    UP,
+    Float64Reference,
+    Swayed,
+    distance,
+    draw_signs,
+    move_by_units,
+    represented,
+    small_faults,
+)
 from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.sides import Side
 from conformance.sources.trace.call import RESULT, TracedCall
@@ -66,14 +75,14 @@ class TestMove:
     def test_one_unit(self):
         """A number moves to its neighbour in float32, also below zero and in complex128."""
         values = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
-        assert move(values, torch.float32, signs(values, UP)).tolist() == [1 + EPS, -1 + EPS, 2 + 2 * EPS]
+        assert move_by_units(values, torch.float32, draw_signs(values, UP)).tolist() == [1 + EPS, -1 + EPS, 2 + 2 * EPS]
         number = torch.tensor([3 + 4j], dtype=torch.complex128)
-        assert float((move(number, torch.complex64, torch.ones(1)) - number).abs()) == pytest.approx(5 * EPS)
+        assert float((move_by_units(number, torch.complex64, torch.ones(1)) - number).abs()) == pytest.approx(5 * EPS)
 
     def test_the_gradient_is_that_of_the_value(self):
         """Otherwise a moved result would give another gradient, which rounding does not."""
         x = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
-        move(x, torch.float32, signs(x, UP)).backward()
+        move_by_units(x, torch.float32, draw_signs(x, UP)).backward()
         assert x.grad.tolist() == [1.0]
 
     def test_what_does_not_round_is_known(self):

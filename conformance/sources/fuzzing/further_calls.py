@@ -331,7 +331,7 @@ def _objects(program: Program, rng: random.Random) -> Iterator[Program]:
 
 
 @dataclass(frozen=True)
-class Change:
+class CallChange:
     """A kind of change between two calls of a function. `candidates` yields programs that each have one call with such
     a change. `guarded` says that only compilers depend on it, by a guard."""
 
@@ -340,16 +340,16 @@ class Change:
 
 
 CHANGES = {
-    "shape": Change(_shapes),
-    "argument": Change(_numbers),
-    "aliasing": Change(_aliases),
-    "stride": Change(_strides),
-    "requires_grad": Change(_grads),
-    "dtype": Change(_dtypes),
-    "none": Change(_nones),
-    "state": Change(_states),
-    "rank": Change(_ranks),
-    "flag": Change(_flags),
-    "object": Change(_objects, guarded=True),
+    "shape": CallChange(_shapes),
+    "argument": CallChange(_numbers),
+    "aliasing": CallChange(_aliases),
+    "stride": CallChange(_strides),
+    "requires_grad": CallChange(_grads),
+    "dtype": CallChange(_dtypes),
+    "none": CallChange(_nones),
+    "state": CallChange(_states),
+    "rank": CallChange(_ranks),
+    "flag": CallChange(_flags),
+    "object": CallChange(_objects, guarded=True),
 }
 """The changes between calls by name. Each occurs once before any repeats."""

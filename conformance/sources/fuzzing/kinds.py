@@ -81,7 +81,7 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class ProgramKind:
     """A kind of drawn programs.
 
     - `turns`: the programs of each `PERIOD` that are of this kind.
@@ -98,7 +98,7 @@ class Kind:
 
     name: str
     turns: tuple[int, ...]
-    draw: Callable[[Drawing, Kind, Turn], Program]
+    draw: Callable[[Drawing, ProgramKind, Turn], Program]
     occurs: Callable[[Drawing], bool]
     spare: tuple[int, ...] = ()
     every: str = NEVER
@@ -125,7 +125,7 @@ class Kind:
         return self.steps if self.fixed or drawing.steps == STEPS else drawing.steps
 
 
-def kind_of(drawing: Drawing, number: int) -> tuple[Kind, int]:
+def kind_of(drawing: Drawing, number: int) -> tuple[ProgramKind, int]:
     """Return the kind of program `number`, and the number of earlier programs of this kind."""
     kind = _owner(drawing, number)
     if kind is ORDINARY or kind.has_every(drawing):
@@ -135,7 +135,7 @@ def kind_of(drawing: Drawing, number: int) -> tuple[Kind, int]:
     return kind, period * len(turns) + turns.index(at)
 
 
-def _owner(drawing: Drawing, number: int) -> Kind:
+def _owner(drawing: Drawing, number: int) -> ProgramKind:
     for kind in KINDS:
         if kind.has_turn(drawing, number):
             return kind
@@ -143,7 +143,7 @@ def _owner(drawing: Drawing, number: int) -> Kind:
     return next(spare, ORDINARY)
 
 
-def draw_steps(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
+def draw_steps(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw a program of single steps.
 
     If the turn is aimed at a cell, the first input and at most one step are. A program that changes states makes calls
@@ -213,7 +213,7 @@ def state_of(seed: int, index: int) -> tuple[str, int]:
     return random.Random(f"{seed}:state:{turn}").sample(list(stateful.TOPICS), len(stateful.TOPICS))[at], turn
 
 
-def draw_op_db(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
+def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw calls of op_db's entries. Each call has its own inputs. Later steps may use these inputs and the results of
     the call."""
     from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
@@ -260,7 +260,7 @@ def _shuffled(cells: tuple[hazards.Hazard, ...], seed: str) -> list[hazards.Haza
     return random.Random(seed).sample(cells, len(cells))
 
 
-def draw_hazards(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
+def draw_hazards(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw a program with hazards of memory. The caller's calls of all hazards come last.
 
     If the turn is aimed at a cell, the last input and at most one step beside the hazards are."""
@@ -281,7 +281,7 @@ def draw_hazards(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
     most = longest if drawing.steps == STEPS else drawing.steps[1]
     cells, calls = list[Cell](), list[Step]()
 
-    def offered(step: Step) -> Step | None:
+    def offer_step(step: Step) -> Step | None:
         op = OPS[step.op]
         if {op.name, op.family} & {*drawing.without} or len(shadow.steps) + len(calls) >= most:
             return None
@@ -293,7 +293,7 @@ def draw_hazards(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
             aim = None
         for _ in range(HAZARD_TRIALS):
             steps, counted = len(shadow.steps), len(cells)
-            more = hazards.draw(k, hazard, offered, same, free, plain)
+            more = hazards.draw(k, hazard, offer_step, same, free, plain)
             if more is not None and len(shadow.steps) + len(calls) + len(more) <= most:
                 calls += more
                 tally.hazards["|".join(hazard)] += 1
@@ -325,7 +325,7 @@ def topics_of(drawing: Drawing, seed: int, index: int) -> tuple[tuple[str, int],
     return tuple((random.Random(f"{seed}:functions:{turn}").sample(known, len(known))[at], turn) for turn, at in turns)
 
 
-def draw_functions(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
+def draw_functions(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw a program with topics of functions. Each topic has its own inputs. The caller's calls of all topics come
     last.
 
@@ -345,7 +345,7 @@ def draw_functions(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
     shadow, calls = Shadow(program, drawing.traits), list[Step]()
     k = DrawContext(turn.source, shadow, tuple(dict.fromkeys(drawing.dtypes)))
 
-    def offered(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
+    def offer_step(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
         if {step.op, OPS[step.op].family} & {*drawing.without} or len(shadow.steps) + len(calls) >= most:
             raise Refused
         result = shadow.offer(step, aimed, unimplemented)
@@ -360,9 +360,9 @@ def draw_functions(drawing: Drawing, kind: Kind, turn: Turn) -> Program:
             before = len(shadow.steps)
             try:
                 if topic in functions.TOPICS:
-                    calls += functions.TOPICS[topic].draw(k, names, offered)
+                    calls += functions.TOPICS[topic].draw(k, names, offer_step)
                 for step in steps:
-                    offered(replace(step, out=shadow.fresh(len(step.out))), aimed=True, unimplemented=True)
+                    offer_step(replace(step, out=shadow.fresh(len(step.out))), aimed=True, unimplemented=True)
                 tally.topics[topic] += 1
                 break
             except Refused:
@@ -399,7 +399,7 @@ def _drawn(program: Program, shadow: Shadow, tally: Tally) -> Program:
     return program.with_steps(tuple(shadow.steps))
 
 
-OP_DB = Kind(
+OP_DB = ProgramKind(
     "calls of op_db's entries",
     (0, 4),
     draw_op_db,
@@ -408,7 +408,7 @@ OP_DB = Kind(
     families=(op_db.FAMILY,),
 )
 
-HAZARDS = Kind(
+HAZARDS = ProgramKind(
     "hazards of memory",
     (3,),
     draw_hazards,
@@ -418,7 +418,7 @@ HAZARDS = Kind(
     dtypes=tuple(hazards.DTYPES),
 )
 
-FUNCTIONS = Kind(
+FUNCTIONS = ProgramKind(
     "topics of functions",
     (7,),
     draw_functions,
@@ -428,7 +428,7 @@ FUNCTIONS = Kind(
     families=functions.NAMES,
 )
 
-STATES = Kind(
+STATES = ProgramKind(
     "changes of global states",
     (5,),
     draw_steps,
@@ -437,7 +437,7 @@ STATES = Kind(
     families=(stateful.NAME,),
 )
 
-EDGES = Kind(
+EDGES = ProgramKind(
     "edge-case calls",
     (2,),
     draw_steps,
@@ -455,7 +455,7 @@ EDGES = Kind(
     ),
 )
 
-EXPRESSIONS = Kind(
+EXPRESSIONS = ProgramKind(
     "expressions over special values",  # such a program stays lazy from its inputs to its last result
     (6,),
     draw_steps,
@@ -468,7 +468,7 @@ EXPRESSIONS = Kind(
     fixed=True,
 )
 
-ORDINARY = Kind("views, writes and reads", (), draw_steps, lambda drawing: True)
+ORDINARY = ProgramKind("views, writes and reads", (), draw_steps, lambda drawing: True)
 
 KINDS = (OP_DB, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS)
 """The kinds besides ordinary programs. Where two have one turn, it belongs to the first that occurs."""
