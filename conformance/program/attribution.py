@@ -22,9 +22,9 @@ from conformance.engine.aten_ops import is_metadata_only, name_of
 from conformance.engine.kernel_tables import key_of
 from conformance.engine.layers import Layered
 from conformance.engine.target import Target
-from conformance.program.calls import judge_program
+from conformance.program.calls import judge_trial
 from conformance.program.compiler_attribution import compiler_culprit
-from conformance.program.model import Program
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode, has_kernel, run_kernel, tree_leaves, tree_map
@@ -41,22 +41,23 @@ ALLOCATES = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::ne
 """Operators that return memory without a value."""
 
 
-def culprit(program: Program, target: Target, first: Mismatch) -> str:
+def culprit(trial: Trial, first: Mismatch) -> str:
     """Return the operator to blame for a difference of the program, such as `copy_`, and for a compiler its layer and
     part. Return "" if no single operator mends the program, and for other targets that transform programs."""
+    target = trial.target
     if target.relations:
         return ""  # torch CPU's answer would not be right for both programs
     if isinstance(target, Layered):
-        return compiler_culprit(program, target, first)
+        return compiler_culprit(trial, first)
     key = None if target.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
     if key is None:
         return ""
     watching = _Replacing(target, key)
-    if not _wrong(watching.judged(program), first):
+    if not _wrong(watching.judged(trial), first):
         return ""  # the program is right, or raises, as soon as its calls are watched
     deepest = sorted(watching.depths, key=lambda name: -watching.depths[name])
     for operator in deepest[:MOST_TRIED]:
-        if _mended(_Replacing(target, key, operator).judged(program), first):
+        if _mended(_Replacing(target, key, operator).judged(trial), first):
             return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
     return ""
 
@@ -87,11 +88,11 @@ class _Replacing(TorchDispatchMode):
         self.depths: dict[str, int] = {}
         self._calling: list[str] = []
 
-    def judged(self, program: Program) -> Verdict:
+    def judged(self, trial: Trial) -> Verdict:
         """The verdict on a program whose steps run under this mode."""
         target = copy.copy(self.target)
         target.active = functools.partial(_within, self.target.active, self)  # type: ignore[method-assign]
-        return judge_program(program, target, locate=False)
+        return judge_trial(trial.on(target), locate=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, name_of(func)

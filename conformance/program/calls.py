@@ -1,9 +1,9 @@
 """Further calls of a program: their changes in words, and the verdict on a program with several calls.
 
-Defines `judge_program` and `resolved`. A transformed function may be right on the first call and wrong on the next,
-for example because a guard is missing. So a program may have further calls (`model.Call`), which a target makes without
-a reset in between. The key insight: each call is a program of its own, with the same steps. So the reference, the
-float64 run and the comparison of a call are those of a program with one call.
+Defines `judge_program`, `judge_trial` and `resolved`. A transformed function may be right on the first call and wrong
+on the next, for example because a guard is missing. So a program may have further calls (`model.Call`), which a target
+makes without a reset in between. The key insight: each call is a program of its own, with the same steps. So the
+reference, the float64 run and the comparison of a call are those of a program with one call.
 """
 
 from __future__ import annotations
@@ -15,22 +15,12 @@ from dataclasses import replace
 from conformance.engine.executor import Executor, Watch, no_watch
 from conformance.engine.target import Target
 from conformance.program.execute import Broken, CallsSubject
-from conformance.program.float64 import differences
 from conformance.program.metamorphic import judge_relations
 from conformance.program.model import Program, ProgramError, call_of
-from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
+from conformance.program.trial import CpuFunction, Trial
 from conformance.program.unsupported import unsupported_reason
-from conformance.program.verdict import (
-    UNAVAILABLE,
-    UNCAPTURED,
-    WATCHED,
-    CpuFunction,
-    Verdict,
-    judge_call,
-    located,
-    reached,
-)
+from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, Verdict, judge_call, located, reached
 from conformance.record.measurements import RECOMPILED, Measurements
 from conformance.standalone.oracles import compare
 
@@ -94,21 +84,32 @@ def judge_program(
     watch: Watch = no_watch,
     baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
-    """Run the program on the target and on torch CPU, compare all its calls, and return the verdict. If the target
+    """Return the verdict on a program of which torch CPU's answer is not known yet; see `judge_trial`."""
+    return judge_trial(Trial.of(program, target), locate=locate, watch=watch, baseline=baseline)
+
+
+def judge_trial(
+    trial: Trial,
+    *,
+    locate: bool = True,
+    watch: Watch = no_watch,
+    baseline: Mapping[str, Mapping[str, int]] | None = None,
+) -> Verdict:
+    """Run the program on the target, compare all its calls with torch CPU's, and return the verdict. If the target
     transforms no functions, or is judged by relations, the program has its first call only.
 
     With `locate`, search the first bad step of a failure. The executor calls `watch` before each step (see
     `Executor.run`). `baseline` has the counts of an earlier run by digest of the program and measure. Raises
     ProgramError if the program has no defined meaning on torch CPU."""
+    program, target = trial.program, trial.target
     if target.relations:
-        return judge_relations(call_of(program, 0), target, locate=locate, watch=watch)
+        return judge_relations(trial.of_call(0), locate=locate, watch=watch)
     if not program.calls or not target.transforms_program:
-        return judge_call(call_of(program, 0), target, locate=locate, watch=watch, baseline=baseline)
+        return judge_call(trial.of_call(0), locate=locate, watch=watch, baseline=baseline)
     reason = unsupported_call(program, target)
     if reason:
         return Verdict(unsupported=reason)
-    every, expected = references(program)
-    if not _unwatched(program, expected):
+    if not _same_unwatched(trial):
         return Verdict(unsupported=WATCHED)
     with target.saving_graphs() if program.restarts else nullcontext():
         execution = Executor(target).run(CallsSubject(program), stepwise=True, watch=watch)
@@ -118,15 +119,15 @@ def judge_program(
     recompiled = sum(now > before for before, now in zip(after, after[1:], strict=False))
     measured = Measurements({RECOMPILED.name: recompiled})
     for number, actual in enumerate(execution.observations):
-        at = number % len(every)
-        wrong, by_float64 = differences(every[at], expected[at], actual, target, target.oracles)
+        call = trial.of_call(number % len(trial.calls))
+        wrong, by_float64 = call.judge(actual)
         arbitrated |= by_float64
         if wrong:
-            sides, change = (expected[at].observation, actual), change_of(program, number) if number else ""
+            sides, change = (call.cpu.end.observation, actual), change_of(program, number) if number else ""
             return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
     if not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
-    return Verdict(arbitrated=arbitrated, calls=len(every), measured=measured)
+    return Verdict(arbitrated=arbitrated, calls=len(trial.calls), measured=measured)
 
 
 def unsupported_call(program: Program, target: Target) -> str:
@@ -146,52 +147,48 @@ def unsupported_call(program: Program, target: Target) -> str:
     return ""
 
 
-def references(program: Program) -> tuple[list[Program], list[Reference]]:
-    """Return the calls as programs, and the answers of torch CPU. Raises ProgramError."""
-    every = [call_of(program, number) for number in range(len(program.calls) + 1)]
-    return every, [reference(call) for call in every]
-
-
 def has_meaning(program: Program, target: Target) -> bool:
     """Whether torch CPU defines every call, with the errors that the steps declare, and the target supports it."""
     try:
         program.check()
-        if unsupported_call(program, target):
-            return False
-        return _unwatched(program, references(program)[1])
+        return not unsupported_call(program, target) and _same_unwatched(Trial.of(program, target))
     except (ProgramError, StepError, Broken):
         return False
 
 
-def _unwatched(program: Program, expected: list[Reference]) -> bool:
+def _same_unwatched(trial: Trial) -> bool:
     """Whether each call on torch CPU gives the same answer without observations between its steps."""
-    seen = Executor(CpuFunction()).run(CallsSubject(program), stepwise=True).observations
+    expected = [call.end for call in trial.calls]
+    seen = Executor(CpuFunction()).run(CallsSubject(trial.program), stepwise=True).observations
     return len(seen) == len(expected) + (len(expected) > 1) and not any(
         compare(want.observation, got, oracles=CpuFunction.oracles, exact=want.exact)
         for want, got in zip([*expected, expected[0]], seen, strict=False)
     )
 
 
-def resolved(program: Program, verdict: Verdict, target: Target, watch: Watch = no_watch) -> tuple[Program, Verdict]:
-    """Return the program to report for a failing verdict, and its verdict.
+def resolved(trial: Trial, verdict: Verdict, watch: Watch = no_watch) -> tuple[Trial, Verdict]:
+    """Return the trial to report for a failing verdict, and its verdict.
 
     If a call also fails as the first call of the function, it is reported as a program of one call. Otherwise the calls
     after the wrong one are removed."""
     if verdict.call is None or not verdict.mismatches:
-        return program, verdict
+        return trial, verdict
     if verdict.call == 0:  # it ran before the others
-        alone = call_of(program, 0)
-        return alone, located(alone, Verdict(verdict.mismatches, sides=verdict.sides), target, watch)
-    alone = call_of(program, min(verdict.call, len(program.calls)) if verdict.change != KEPT else 0)
-    first = judge_call(alone, target, watch=watch)
+        alone = trial.of_call(0)
+        return alone, located(alone, Verdict(verdict.mismatches, sides=verdict.sides), watch)
+    count = len(trial.program.calls)
+    alone = trial.of_call(min(verdict.call, count) if verdict.change != KEPT else 0)
+    first = judge_call(alone, watch=watch)
     if first.mismatches:
         return alone, first
-    return replace(program, calls=program.calls[: verdict.call]), verdict
+    kept = min(verdict.call, count)
+    return replace(
+        trial, program=replace(trial.program, calls=trial.program.calls[:kept]), calls=trial.calls[: kept + 1]
+    ), verdict
 
 
-def fails_alone(program: Program, number: int, target: Target) -> bool:
+def fails_alone(trial: Trial, number: int) -> bool:
     """Whether a call fails as the first call of the function."""
-    at = number % (len(program.calls) + 1)
-    alone = call_of(program, at)
-    actual = Executor(target).run(CallsSubject(program, at)).last
-    return bool(differences(alone, reference(alone), actual, target, target.oracles).mismatches)
+    at = number % len(trial.calls)
+    actual = Executor(trial.target).run(CallsSubject(trial.program, at)).last
+    return bool(trial.of_call(at).judge(actual).mismatches)

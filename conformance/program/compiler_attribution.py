@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conformance.engine.layers import PARTS, SETTING, Layered
-from conformance.engine.target import Target
-from conformance.program.calls import judge_program
-from conformance.program.model import Program
+from conformance.program.calls import judge_trial
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
 from conformance.record.finding import gist, in_layer
 from conformance.record.patterns import SETTING as WITHOUT
@@ -23,27 +22,30 @@ MOST_NAMED = 3
 """Largest number of parts that are named if no single one is to blame; beyond that, only their kind is."""
 
 
-def compiler_culprit(program: Program, target: Layered, first: Mismatch) -> str:
+def compiler_culprit(trial: Trial, first: Mismatch) -> str:
     """Return the layer of a difference, with the part to blame if there is one: `AOTAutograd`, or
     `Inductor: pass remove_noop_ops`. Return "" if the program does not fail as `first` does."""
-    if program.restarts and isinstance(target, Target) and _shows(judge_program(program, target, locate=False), first):
-        return in_layer(target.layers()[-1][0], WITHOUT + "saved graphs")
-    for name, layer in target.layers():
-        if _shows(judge_program(program, layer, locate=False), first):
-            return in_layer(name, _part(program, layer)) if isinstance(layer, Layered) else name
+    layers = trial.target.layers() if isinstance(trial.target, Layered) else []
+    if trial.program.restarts and layers and _shows(judge_trial(trial, locate=False), first):
+        return in_layer(layers[-1][0], WITHOUT + "saved graphs")
+    for name, layer in layers:
+        on_layer = trial.on(layer)
+        if _shows(judge_trial(on_layer, locate=False), first):
+            return in_layer(name, _part(on_layer)) if isinstance(layer, Layered) else name
     return ""
 
 
-def _part(program: Program, layer: Layered) -> str:
-    """The smallest part of a layer without which the program passes; "" if there is none."""
-    assert isinstance(layer, Target)  # a target that is layered
+def _part(trial: Trial) -> str:
+    """The smallest part of the target, a layer, without which the program passes; "" if there is none."""
+    layer = trial.target
+    assert isinstance(layer, Layered)
     with layer.applied() as applied:
-        judge_program(program, layer, locate=False)
+        judge_trial(trial, locate=False)
     for kind in PARTS:
 
         def mended(names: Sequence[str], kind: str = kind) -> bool:
             with layer.switched_off(kind, names):
-                return judge_program(program, layer, locate=False).passed
+                return judge_trial(trial, locate=False).passed
 
         names = list(dict.fromkeys(applied.get(kind, ())))
         if kind == SETTING:  # one at a time: settings together are another compiler

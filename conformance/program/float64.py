@@ -1,6 +1,6 @@
-"""Comparison of a target's run of a program with torch CPU, with arbitration by float64.
+"""A program as the judge's subject, with its answer in float64.
 
-Defines `JudgedProgram`, `differences` and `truth_of`. If only floating values differ, a run of the program in float64
+Defines `JudgedProgram` and `truth_of`. If only floating values differ, a run of the program in float64
 shows which side rounds more. The float64 run is valid as long as it takes the same path. After each step, everything
 that is not floating must equal the first run: integers, masks, shapes, strides, errors and Python values. A step that
 branches on a rounded value, or reads its bits, ends the common path. After it the answer of torch CPU stands.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from conformance.engine.executor import Execution, StepFailed
-from conformance.engine.judge import Judgement, Terms, judge
+from conformance.engine.judge import Terms
 from conformance.engine.rounding import (
     DOWN,
     UP,
@@ -30,10 +30,8 @@ from conformance.engine.rounding import (
     widened,
 )
 from conformance.engine.rules import Arguments
-from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
 from conformance.program.model import Program
-from conformance.program.shadow import Reference
 from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import STATES
@@ -112,14 +110,6 @@ def _names_the_cpu(step: Step) -> bool:
 def subjects_of(mismatches: Sequence[Mismatch]) -> set[str]:
     """Return the names of the tensors that the mismatches are about."""
     return {mismatch.where.removeprefix("grad of ") for mismatch in mismatches}
-
-
-def differences(
-    program: Program, expected: Reference, actual: Observation, target: Target, oracles: Collection[str]
-) -> Judgement:
-    """Return the mismatches between the target's run and torch CPU, and whether float64 acquitted the target."""
-    want, got = Execution((expected.observation,)), Execution((actual,))
-    return judge(JudgedProgram(program, expected.exact), want, got, target, oracles)
 
 
 def concerning(program: Program, names: Collection[str]) -> Program:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from conformance.engine.executor import Execution, Executor, StepFailed, Watch
 from conformance.engine.judge import Terms, judge
-from conformance.engine.target import Target
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import JudgedProgram, concerning, subjects_of, truth_of
 from conformance.program.model import Program, ProgramError
 from conformance.program.relations import BROKEN, RELATIONS, Related, StepRun, related, step_runs, strides_read
 from conformance.program.shadow import Reference, reference
 from conformance.program.steps.op import StepError
+from conformance.program.trial import Trial
 from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.program.verdict import UNAVAILABLE, Verdict, leading
 from conformance.standalone.observation import Observation
@@ -58,28 +58,29 @@ class RelatedProgram(JudgedProgram):
         return [*super().swayed(mismatches, self.cpu, actual), *moved]
 
 
-def judge_relations(program: Program, target: Target, *, locate: bool, watch: Watch) -> Verdict:
+def judge_relations(trial: Trial, *, locate: bool, watch: Watch) -> Verdict:
     """Return the verdict on a program by the target's relations: the first broken one.
 
     With `locate`, search the step that breaks it. Raises ProgramError if the program has no defined meaning on torch
     CPU."""
+    program, target = trial.program, trial.target
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    expected, compared = reference(program), False
+    expected, compared = trial.cpu.end, False
     run, runs = None, _step_runs(program)
     for name in target.relations:
         other = _applies(program, name, expected, runs)
         if other is None:
             continue
-        run = run or Executor(target).run(ProgramSubject(program), watch=watch)
+        run = run or trial.run(watch=watch)
         if run.unavailable:
             return Verdict(unsupported=UNAVAILABLE)
         compared = True
-        mismatches, want = _broken(program, name, other, expected, run, target)
+        mismatches, want = _broken(trial, name, other, run)
         if mismatches:
             verdict = Verdict(tuple(mismatches), run.failed_step, sides=(want, run.last), relation=name)
-            return _located(program, verdict, target) if locate and not run.failed_step else verdict
+            return _located(trial, verdict) if locate and not run.failed_step else verdict
     return Verdict() if compared else Verdict(unsupported=UNRELATED)
 
 
@@ -126,10 +127,9 @@ def _answer(other: Related, seen: Observation) -> Observation:
     return replace(seen, others={numbers.get(name, name): other for name, other in seen.others.items()})
 
 
-def _broken(
-    program: Program, name: str, other: Related, expected: Reference, run: Execution, target: Target
-) -> tuple[list[Mismatch], Observation]:
+def _broken(trial: Trial, name: str, other: Related, run: Execution) -> tuple[list[Mismatch], Observation]:
     """Return the mismatches that rounding does not explain, and the answer to the rewritten program."""
+    target, expected = trial.target, trial.cpu.end
     again = Executor(target).run(ProgramSubject(other.program))
     want = _answer(other, again.last)
     exact: Collection[str] = expected.observation.tensors if RELATIONS[name].bits else expected.exact
@@ -137,7 +137,7 @@ def _broken(
     if want.error is None and got.error is None:
         got = replace(got, tensors={key: tensor for key, tensor in got.tensors.items() if key in want.tensors})
         want, got = _without_other_strides(want, got), _without_other_strides(got, want)
-    subject = RelatedProgram(program, exact, expected.observation)
+    subject = RelatedProgram(trial.program, exact, expected.observation)
     mismatches = judge(
         subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles
     ).mismatches
@@ -159,17 +159,15 @@ def _without_other_strides(seen: Observation, other: Observation) -> Observation
     return replace(seen, storages={name: storage for name, storage in seen.storages.items() if name not in moved})
 
 
-def _located(program: Program, verdict: Verdict, target: Target) -> Verdict:
+def _located(trial: Trial, verdict: Verdict) -> Verdict:
     """Return the verdict with the first step that breaks the relation: the shortest prefix that does."""
     name = verdict.relation
-    for number in range(1, len(program.steps) + 1):
-        beginning = program.with_steps(program.steps[:number])
-        expected = reference(beginning)
-        other = _applies(beginning, name, expected, _step_runs(beginning))
+    for number in range(1, len(trial.program.steps) + 1):
+        beginning = trial.beginning(number)
+        other = _applies(beginning.program, name, beginning.cpu.end, _step_runs(beginning.program))
         if other is None:
             continue
-        run = Executor(target).run(ProgramSubject(beginning))
-        mismatches, _ = _broken(beginning, name, other, expected, run, target)
+        mismatches, _ = _broken(beginning, name, other, beginning.run())
         if mismatches:
             return replace(verdict, bad_step=number, cause=leading(mismatches))
     return verdict

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,13 @@ class Shadow(RunningProgram):
     def exact_names(self) -> frozenset[str]:
         """Return the names of tensors whose bits must agree: nothing was computed in their storages."""
         return frozenset(name for name, tensor in self.env.items() if self.level(tensor) == MOVED)
+
+    def answer(self) -> Reference:
+        """Return the answer of torch CPU so far."""
+        seen = [tensor for name, tensor in self.env.items() if not is_local(name)]
+        fetched = [*seen, *(tensor.grad for tensor in seen if tensor.is_leaf and tensor.grad is not None)]
+        moves = len(self.program.storages) + len({storage_key(tensor) for tensor in fetched})
+        return Reference(self.observe(), self.exact_names(), moves)
 
     def offer(self, step: Step, aimed: bool = False, unimplemented: bool = False) -> Step | None:
         """Run a drawn step and return it as recorded, with its results' names and error; None if it has no meaning.
@@ -358,21 +365,19 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Answer of torch CPU for a program: the observation, the names that must agree bit by bit, and the bound of a
-    device's kernels, if it was counted."""
+    """Answer of torch CPU for a program: the observation, the names that must agree bit by bit, and the number of
+    storages that a device receives or gives back."""
 
     observation: Observation
     exact: frozenset[str]
-    bound: int | None = None
+    moves: int = 0
 
 
-def reference(program: Program, *, count: bool = False) -> Reference:
+def reference(program: Program) -> Reference:
     """Return the answer of torch CPU.
 
-    With `count`, the answer also has the bound for kernels: the number of aten ops, plus one transfer for each storage
-    that is sent or fetched. Raises ProgramError if a step has no defined meaning, or raises another error than
-    it declares. Such a program cannot test a target.
-    """
+    Raises ProgramError if a step has no defined meaning, or raises another error than it declares. Such a program
+    cannot test a target."""
     shadow = Shadow(program)
     try:
         for number, step in enumerate(program.steps, 1):
@@ -395,11 +400,15 @@ def reference(program: Program, *, count: bool = False) -> Reference:
         raise ProgramError(f"step {number} has no defined meaning: {reason}") from reason
     except (StepError, RuntimeError, OverflowError) as error:  # a constant outside its dtype raises the last two
         raise ProgramError(f"step {number}: {error}") from error
-    seen = [tensor for name, tensor in shadow.env.items() if not is_local(name)]
-    fetched = [*seen, *(tensor.grad for tensor in seen if tensor.is_leaf and tensor.grad is not None)]
-    transfers = len(program.storages) + len({storage_key(tensor) for tensor in fetched})
-    ops = aten_ops_of(program) if count else None
-    return Reference(shadow.observe(), shadow.exact_names(), None if ops is None else ops + transfers)
+    return shadow.answer()
+
+
+def references_after_each_step(program: Program) -> Iterator[Reference]:
+    """Yield the answer of torch CPU after each step of a program with a defined meaning."""
+    shadow = Shadow(program)
+    for step in program.steps:
+        shadow.step(step)
+        yield shadow.answer()
 
 
 def aten_ops_of(program: Program) -> int | None:

@@ -8,23 +8,20 @@ between. The last step of the wrong prefix is the first bad step.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from conformance.engine.executor import Executor, Watch, no_watch
+from conformance.engine.executor import Watch, no_watch
 from conformance.engine.judge import bounded, exceeding
 from conformance.engine.layers import Layered
-from conformance.engine.target import Capture, Target
-from conformance.program.execute import ProgramSubject
-from conformance.program.float64 import differences
+from conformance.engine.target import Capture
 from conformance.program.model import Program, connected, digest
 from conformance.program.recorded import is_recorded
-from conformance.program.shadow import Reference, Shadow, reference
+from conformance.program.shadow import Shadow
 from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
+from conformance.program.trial import Trial
 from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.record.finding import answers, gist
 from conformance.record.measurements import UNMEASURED, Measurements
@@ -106,21 +103,8 @@ class Verdict:
         return self.lazy_only and self.bad_step is None
 
 
-class CpuFunction(Target):
-    """Target that runs a program on torch CPU as one function, without a compiler."""
-
-    name, transforms_program = "cpu function", True
-
-    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function in a wrapper: the executor refuses a target that returns the function itself."""
-        return functools.partial(function)
-
-
 WATCHED = "a program that means something else when nobody looks between its steps"
-"""Reason to skip a program whose meaning depends on observations between its steps.
-
-If the base of a view starts to require grad, torch updates the view when the view is inspected (see the findings). A
-step-by-step run inspects it after each step; a transformed function does not."""
+"""Reason to skip a program whose meaning depends on observations between its steps (`CpuAnswer.same_unwatched`)."""
 
 UNCAPTURED = "a program from which the compiler received nothing"
 """Reason to skip a program that ran in plain Python: no compiled code was compared."""
@@ -130,27 +114,25 @@ UNAVAILABLE = "a layout of an input that the device has no way to make"
 
 
 def judge_call(
-    program: Program,
-    target: Target,
+    trial: Trial,
     *,
     locate: bool = True,
     watch: Watch = no_watch,
     baseline: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Verdict:
     """Return the verdict on a program of one call; see `calls.judge_program`."""
+    program, target, cpu = trial.program, trial.target, trial.cpu
     unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    expected = reference(program, count=any(measure.name in MEASURED for measure in target.measures))
-    if target.transforms_program:
-        unwatched = Executor(CpuFunction()).run(ProgramSubject(program)).last
-        if compare(expected.observation, unwatched, oracles=CpuFunction.oracles, exact=expected.exact):
-            return Verdict(unsupported=WATCHED)
-    execution = Executor(target).run(ProgramSubject(program), watch=watch)
+    expected = cpu.end
+    if target.transforms_program and not cpu.same_unwatched:
+        return Verdict(unsupported=WATCHED)
+    execution = trial.run(watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
-    mismatches, arbitrated = differences(program, expected, actual, target, target.oracles)
+    mismatches, arbitrated = trial.judge(actual)
     if not mismatches and not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
@@ -158,7 +140,8 @@ def judge_call(
         mismatches = [
             replace(mismatch, where=where) if mismatch.oracle == "error" else mismatch for mismatch in mismatches
         ]
-    measured = bounded(execution.measured, expected.bound)
+    counts_kernels = any(measure.name in MEASURED for measure in target.measures)
+    measured = bounded(execution.measured, cpu.most_kernels if counts_kernels else None)
     before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
     mismatches += exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
     verdict = Verdict(
@@ -170,51 +153,52 @@ def judge_call(
         sides=(expected.observation, actual),
     )
     if verdict.passed and target.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
-        return _step_by_step(program, target, verdict, watch)
+        return _step_by_step(trial, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
-    return located(program, verdict, target, watch)
+    return located(trial, verdict, watch)
 
 
-def located(program: Program, verdict: Verdict, target: Target, watch: Watch) -> Verdict:
+def located(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
     """Return a failing verdict with the first bad step. Unless a missing error names it, the program runs again, so a
     failure may vanish."""
-    suspected = suspect(program, verdict.mismatches)
-    accepted = missing_error(suspected, verdict.mismatches) if target.transforms_program else None
+    transforms = trial.target.transforms_program
+    suspected = suspect(trial.program, verdict.mismatches)
+    accepted = missing_error(suspected, verdict.mismatches) if transforms else None
     if accepted is not None:
         return replace(verdict, bad_step=suspected, cause=accepted)
-    if suspected and target.transforms_program:
-        apart = _located_apart(program, suspected, verdict, target, watch)
+    if suspected and transforms:
+        apart = _located_apart(trial, suspected, verdict, watch)
         if apart is not None:
             return apart
-    target = shortest(program, target, verdict.mismatches)
-    wrong, together = first_bad_step(program, target, watch, suspected), False
+    trial = shortest(trial, verdict.mismatches)
+    wrong, together = first_bad_step(trial, watch, suspected), False
     if wrong is None:
-        wrong, together = None if target.transforms_program else first_bad_beginning(program, target, watch), True
+        wrong, together = None if transforms else first_bad_beginning(trial, watch), True
     number, cause = wrong or (None, None)
     return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
 
 
-def _located_apart(program: Program, suspected: int, verdict: Verdict, target: Target, watch: Watch) -> Verdict | None:
+def _located_apart(trial: Trial, suspected: int, verdict: Verdict, watch: Watch) -> Verdict | None:
     """Return the failing verdict with the first bad step, searched among the steps up to the suspected one that share
     memory with it; None if these steps, as a program, do not give its wrong answer. They compile faster."""
+    program = trial.program
     numbers = [number for number in connected(program, suspected) if number <= suspected]
     if len(numbers) == suspected:
         return None
-    part = program.with_steps(tuple(program.steps[number - 1] for number in numbers))
-    seen = judge_call(part, target, locate=False, watch=watch)
+    part = Trial.of(program.with_steps(tuple(program.steps[number - 1] for number in numbers)), trial.target)
+    seen = judge_call(part, locate=False, watch=watch)
     if not answers([leading(verdict.mismatches)]) <= answers(seen.mismatches):
         return None
-    layer = shortest(part, target, seen.mismatches)
-    wrong = first_bad_step(part, layer, watch, len(numbers), leading(seen.mismatches))
+    layer = shortest(part, seen.mismatches)
+    wrong = first_bad_step(layer, watch, len(numbers), leading(seen.mismatches))
     return replace(verdict, bad_step=numbers[wrong[0] - 1], cause=wrong[1]) if wrong and wrong[0] else None
 
 
-def _step_by_step(program: Program, target: Target, together: Verdict, watch: Watch) -> Verdict:
+def _step_by_step(trial: Trial, together: Verdict, watch: Watch) -> Verdict:
     """Return the verdict on fused expressions that passed as a whole: each step's result must also be right if it is
     computed separately."""
-    seen = Executor(target).run(ProgramSubject(program), stepwise=True, watch=watch).observations
-    wrong = _first_wrong(program, target, seen)
+    wrong = _first_wrong(trial, trial.run(stepwise=True, watch=watch).observations)
     if wrong is None:
         return together
     number, cause = wrong
@@ -233,18 +217,18 @@ def leading(mismatches: Sequence[Mismatch]) -> Mismatch:
     return next((mismatch for mismatch in mismatches if mismatch.oracle == "error"), mismatches[0])
 
 
-def shortest(
-    program: Program, target: Target, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_call
-) -> Target:
-    """Return the target that ends with the first layer that gives all the wrong answers. Return the target itself if no
-    earlier one does, if its last layer is not slow, or if it is no stack of layers.
+def shortest(trial: Trial, mismatches: Sequence[Mismatch], judge: Callable[..., Verdict] = judge_call) -> Trial:
+    """Return the trial on the first layer of the target that gives all the wrong answers. Return the trial itself if no
+    earlier layer does, if the last layer is not slow, or if the target is no stack of layers.
 
     Each search of a failure runs many programs, and Inductor takes several times as long for each as AOTAutograd."""
+    target = trial.target
     if isinstance(target, Layered) and target.slow:
         for _, layer in target.layers()[:-1]:
-            if answers(mismatches) <= answers(judge(program, layer, locate=False).mismatches):
-                return layer
-    return target
+            on_layer = trial.on(layer)
+            if answers(mismatches) <= answers(judge(on_layer, locate=False).mismatches):
+                return on_layer
+    return trial
 
 
 def missing_error(number: int, mismatches: Sequence[Mismatch]) -> Mismatch | None:
@@ -272,33 +256,29 @@ def suspect(program: Program, mismatches: Sequence[Mismatch]) -> int:
 
 
 def first_bad_step(
-    program: Program, target: Target, watch: Watch, suspected: int, known: Mismatch | None = None
+    trial: Trial, watch: Watch, suspected: int, known: Mismatch | None = None
 ) -> tuple[int, Mismatch] | None:
     """Run with an observation after each step, and return the number of the first bad step with its mismatch.
 
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
     prefixes of the program are compiled as separate functions, first up to the suspected step. `known` is the mismatch
     of this first prefix, if it has run."""
-    if target.transforms_program:
-        wrong = first_bad_beginning(program, target, watch, suspected, known)
-        return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(program, target, watch) or wrong
-    moved = _wrong_inputs(program, target, watch)
-    if moved:
-        return moved
-    seen = Executor(target).run(ProgramSubject(program), stepwise=True, watch=watch).observations
-    return _first_wrong(program, target, seen)
+    if trial.target.transforms_program:
+        wrong = first_bad_beginning(trial, watch, suspected, known)
+        return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(trial, watch) or wrong
+    return _wrong_inputs(trial, watch) or _first_wrong(trial, trial.run(stepwise=True, watch=watch).observations)
 
 
-def _wrong_inputs(program: Program, target: Target, watch: Watch) -> tuple[int, Mismatch] | None:
+def _wrong_inputs(trial: Trial, watch: Watch) -> tuple[int, Mismatch] | None:
     """Return step 0 and a mismatch if the inputs differ before any step."""
-    start = program.with_steps(())
-    sent = Executor(target).run(ProgramSubject(start), watch=watch).last
-    moved = compare(reference(start).observation, sent, oracles=target.oracles, exact=True)
+    start = Trial.of(trial.program.with_steps(()), trial.target)
+    sent = start.run(watch=watch).last
+    moved = compare(start.cpu.end.observation, sent, oracles=trial.target.oracles, exact=True)
     return (0, leading(moved)) if moved else None
 
 
 def first_bad_beginning(
-    program: Program, target: Target, watch: Watch, suspected: int = 0, known: Mismatch | None = None
+    trial: Trial, watch: Watch, suspected: int = 0, known: Mismatch | None = None
 ) -> tuple[int, Mismatch] | None:
     """Return the length of a wrong prefix of the program, and its mismatch; None if the failure is not reproduced.
 
@@ -306,17 +286,16 @@ def first_bad_beginning(
     prefix is compiled anew, so the search runs few: first the two that end with the suspected step and before it, and
     if these do not settle it, it bisects. It finds the shortest wrong prefix unless a later step hides the difference
     again."""
-    executor, expected = Executor(target), list(_after_each_step(program))
+    count = len(trial.program.steps)
 
     def wrong(number: int) -> Mismatch | None:
-        beginning = program.with_steps(program.steps[:number])
-        actual = executor.run(ProgramSubject(beginning), watch=watch).last
-        return _difference(beginning, target, expected[number - 1], actual)
+        beginning = trial.beginning(number)
+        return _difference(beginning, beginning.run(watch=watch).last)
 
-    right, bad = 0, suspected or len(program.steps)
+    right, bad = 0, suspected or count
     how = known or (wrong(bad) if bad else None)
-    if how is None and bad < len(program.steps):
-        right, bad = bad, len(program.steps)
+    if how is None and bad < count:
+        right, bad = bad, count
         how = wrong(bad)
     while how is not None and bad - right > 1:
         middle = bad - 1 if bad == suspected else (right + bad) // 2
@@ -325,25 +304,18 @@ def first_bad_beginning(
     return None if how is None else (bad, how)
 
 
-def _first_wrong(program: Program, target: Target, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:
-    for number, (actual, expected) in enumerate(zip(seen, _after_each_step(program), strict=False), 1):
-        wrong = _difference(program.with_steps(program.steps[:number]), target, expected, actual)
+def _first_wrong(trial: Trial, seen: Iterable[Observation]) -> tuple[int, Mismatch] | None:
+    numbers = range(1, len(trial.program.steps) + 1)
+    for number, actual in zip(numbers, seen, strict=False):
+        wrong = _difference(trial.beginning(number), actual)
         if wrong is not None:
             return number, wrong
     return None
 
 
-def _after_each_step(program: Program) -> Iterator[Reference]:
-    """Yield the answer of torch CPU after each step."""
-    shadow = Shadow(program)
-    for step in program.steps:
-        shadow.step(step)
-        yield Reference(shadow.observe(), shadow.exact_names())
-
-
-def _difference(program: Program, target: Target, expected: Reference, actual: Observation) -> Mismatch | None:
+def _difference(trial: Trial, actual: Observation) -> Mismatch | None:
     """Return the mismatch nearest to the cause; None if there is none."""
-    wrong = differences(program, expected, actual, target, target.oracles).mismatches
+    wrong = trial.judge(actual).mismatches
     return leading(wrong) if wrong else None
 
 

@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Trial:
+class Attempt:
     """One trial of the OpInfo or step `name`: the outcome, the missing operator, the error's text, and the time."""
 
     name: str

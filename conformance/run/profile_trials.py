@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
-from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.missing_ops import Attempt, Outcome
 from conformance.record.shortfall import MINUTES, Shortfall
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Death, ExitReason, Task
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.engine.target import Target
     from conformance.run.session import Session
 
-MODULES = ("conformance.engine.trial",)
+MODULES = ("conformance.engine.attempt",)
 
 LATE = "the time was over"
 """Reason reported for a trial that was not made."""
@@ -39,7 +39,7 @@ RETRIES = 1
 """Retries after a death, each in a fresh worker, because an earlier trial may have corrupted the process."""
 
 
-def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[Trial]:
+def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[Attempt]:
     """Yield each task's trial as it ends, then, when the time is over, an UNTRIED trial for each remaining task. Raises
     TargetError if no worker can be started, and Stopped.
     """
@@ -57,14 +57,14 @@ def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[
             if answer.reason is ExitReason.CRASH and tries[ended.name] <= RETRIES:
                 pool.submit(ended)
                 continue
-            yield Trial(ended.name, Outcome.DIED, said=answer.said)
+            yield Attempt(ended.name, Outcome.DIED, said=answer.said)
         elif answer.error is not None:
-            yield Trial(ended.name, Outcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
+            yield Attempt(ended.name, Outcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
         else:
             yield answer.value
         del left[ended.name]
     for name in left:
-        yield Trial(name, Outcome.UNTRIED, said=LATE)
+        yield Attempt(name, Outcome.UNTRIED, said=LATE)
 
 
 Plainest = Callable[["Target", str], "Subject | str"]
@@ -77,14 +77,14 @@ def task(spec: str, plainest: Plainest, name: str) -> Task:
     return Task(name, trial, (spec, plainest, name))
 
 
-def trial(spec: str, plainest: Plainest, name: str) -> Trial:
+def trial(spec: str, plainest: Plainest, name: str) -> Attempt:
     """Run, in a worker, the trial of the op or step of this name."""
-    from conformance.engine.trial import attempt
+    from conformance.engine.attempt import attempt
 
     target = loaded(spec)
     subject = plainest(target, name)
     if isinstance(subject, str):
-        return Trial(name, Outcome.UNTRIED, said=subject)
+        return Attempt(name, Outcome.UNTRIED, said=subject)
     with unit(name):
         step(name, COMPILING)  # the first kernel is compiled here
         return attempt(name, subject, target)

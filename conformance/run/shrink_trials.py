@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from conformance.engine.executor import Watch
 from conformance.engine.target import Target
-from conformance.program.calls import fails_alone, judge_program
+from conformance.program.calls import fails_alone, judge_trial
 from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import reduce_program
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
 from conformance.record.finding import gist
 from conformance.record.result import Failure
@@ -56,7 +57,7 @@ class ShrinkTrials:
         self,
         target: Target,
         progress: ShrinkProgress,
-        matches: Callable[[Program, Verdict], bool],
+        matches: Callable[[Trial, Verdict], bool],
         *,
         hangs: bool = False,
         hang: Collection[str] = (),
@@ -83,7 +84,8 @@ class ShrinkTrials:
         if text in self.progress.skipped or self.progress.over:
             return False
         try:
-            failed, timed_out = self.matches(program, self.judged(program, text)), False
+            trial = Trial.of(program, self.target)
+            failed, timed_out = self.matches(trial, self.judged(trial, text)), False
         except UnitTimeout:
             failed, timed_out = self.hangs, self.hangs
         except (ProgramError, Broken):  # a program without a meaning on torch CPU shows nothing
@@ -92,12 +94,12 @@ class ShrinkTrials:
             self.progress = self.progress.failed(text, timed_out)
         return failed
 
-    def judged(self, program: Program, text: str = "", locate: bool = False) -> Verdict:
-        """Return the verdict on a program, within the time of a trial. Raises UnitTimeout."""
+    def judged(self, trial: Trial, text: str = "", locate: bool = False) -> Verdict:
+        """Return the verdict on a smaller program, within the time of a trial. Raises UnitTimeout."""
         left = max(min(self.seconds, self.until - time.time()), 0.01)
         # Within the context of a trial, at_most replaces the worker's own limit.
         with self.progress.trial(text), at_most(left) if self.seconds < math.inf else contextlib.nullcontext():
-            verdict = judge_program(program, self.target, locate=locate, watch=watch_steps(program, self.hang))
+            verdict = judge_trial(trial, locate=locate, watch=watch_steps(trial.program, self.hang))
             # a call that fails as the first one is another finding, on a program of one call
-            another = verdict.call is not None and fails_alone(program, verdict.call, self.target)
+            another = verdict.call is not None and fails_alone(trial, verdict.call)
             return Verdict() if another else verdict

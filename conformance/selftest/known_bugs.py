@@ -30,6 +30,7 @@ from conformance.engine.target import Target
 from conformance.program.accesses import named_operators
 from conformance.program.attribution import culprit
 from conformance.program.model import ProgramError, call_of
+from conformance.program.trial import Trial
 from conformance.program.unsupported import operators_of
 from conformance.record import versions
 from conformance.record.errors import TargetError, UserError
@@ -161,7 +162,7 @@ def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     if finding.culprit or finding.kind != FAIL or not isinstance(target, Layered) or not finding.mismatches:
         return finding
     with contextlib.suppress(Exception):  # a compiler may raise anything when its parts are off
-        return replace(finding, culprit=culprit(finding.program, target, finding.difference))
+        return replace(finding, culprit=culprit(Trial.of(finding.program, target), finding.difference))
     return finding
 
 

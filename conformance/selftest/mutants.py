@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from conformance.engine.executor import Executor
 from conformance.engine.loading import describe_target, load_target
+from conformance.engine.loading import reference as cpu_target
 from conformance.engine.target import Target
-from conformance.program.execute import ProgramSubject
-from conformance.program.float64 import differences
 from conformance.program.model import Program
 from conformance.program.reduce import reduce_program
-from conformance.program.shadow import Reference, reference
+from conformance.program.trial import Trial
 from conformance.program.unsupported import unsupported_reason
 from conformance.record.errors import TargetError
 from conformance.record.names import nearest
@@ -136,19 +134,22 @@ class Hunt:
     small: Program | None = None
 
 
-def differences_on(program: Program, target: Target, expected: Reference | None = None) -> list[Mismatch]:
-    """Return the differences between a target and torch CPU on a program."""
-    expected = expected or reference(program)
-    actual = Executor(target).run(ProgramSubject(program)).last
-    return differences(program, expected, actual, target, target.oracles).mismatches
+def differences(trial: Trial) -> list[Mismatch]:
+    """Return the differences between the target and torch CPU on the trial's program."""
+    return trial.judge(trial.run().last).mismatches
 
 
 @functools.lru_cache(maxsize=4096)
-def _drawn(drawing: Drawing, seed: int, number: int) -> tuple[Program, Reference]:
-    """Return a numbered program with its answer on torch CPU. One process hunts several faults with the same programs,
-    so they are kept."""
-    program = drawing.numbered(seed, number)
-    return program, reference(program)
+def _drawn(drawing: Drawing, seed: int, number: int) -> Trial:
+    """Return the trial of a numbered program on torch CPU. One process hunts several faults with the same programs, so
+    torch CPU's answers are kept."""
+    return Trial.of(drawing.numbered(seed, number), cpu_target())
+
+
+def _finds(target: Target, sound: Target, program: Program) -> bool:
+    """Return whether the target is wrong on a program and the sound one right."""
+    trial = Trial.of(program, target)
+    return bool(differences(trial) and not differences(trial.on(sound)))
 
 
 def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> Hunt:
@@ -161,16 +162,13 @@ def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str 
     sound, target = (load_target(f"mutant:{fault}@{beneath}") for fault in (NOTHING, name))
     result = Hunt()
     for number in range(programs):
-        program, expected = _drawn(drawing, seed, number)
-        if unsupported_reason(program, sound):
+        trial = _drawn(drawing, seed, number)
+        if unsupported_reason(trial.program, sound):
             continue
         result.tried += 1
-        differences = differences_on(program, target, expected)
-        if differences and not differences_on(program, sound, expected):
-            result.programs, result.oracle = number + 1, differences[0].oracle
-            result.small = reduce_program(
-                program,
-                lambda candidate: bool(differences_on(candidate, target) and not differences_on(candidate, sound)),
-            )
+        found = differences(trial.on(target))
+        if found and not differences(trial.on(sound)):
+            result.programs, result.oracle = number + 1, found[0].oracle
+            result.small = reduce_program(trial.program, functools.partial(_finds, target, sound))
             break
     return result

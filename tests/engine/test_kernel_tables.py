@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.engine.attempt import named, not_implemented
 from conformance.engine.kernel_tables import Kernel, backend_key, kernel_of
-from conformance.engine.trial import named, not_implemented
 from conformance.standalone import torch_compat
 from conformance.standalone.observation import Raised
 

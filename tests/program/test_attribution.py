@@ -15,6 +15,7 @@ from conformance.program.attribution import culprit
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
+from conformance.program.trial import Trial
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.patterns import LESS_PRECISE
@@ -44,13 +45,14 @@ from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
 from conformance.program.model import Program
 from conformance.program.calls import judge_program
+from conformance.program.trial import Trial
 target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), dict()
 import toy_device
 for name, program in json.loads(sys.argv[1]).items():
     toy_device.lost.clear()
     program = Program.from_json(program)
     wrong = judge_program(program, target).mismatches
-    found[name] = culprit(program, target, wrong[0]) if wrong else "right"
+    found[name] = culprit(Trial.of(program, target), wrong[0]) if wrong else "right"
 print(json.dumps(found))
 """
 
@@ -72,7 +74,7 @@ class TestCulprit:
         slice_ = Input("a", 0, "float32", (2,), (1,))
         zero = Program((CELLS,), (slice_,), (Step("zero_", (tensor("a"),)),))
         (wrong, *_) = judge_program(zero, target).mismatches
-        assert culprit(zero, target, wrong) == ""
+        assert culprit(Trial.of(zero, target), wrong) == ""
 
 
 FIRST = "1 of 1 elements differ (tolerance), first at (0,): expected 1.0, got {}"

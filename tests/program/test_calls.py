@@ -19,6 +19,7 @@ from conformance.program.reduce import reduce_program, settle
 from conformance.program.script import script
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
+from conformance.program.trial import Trial
 from conformance.program.verdict import signature
 from conformance.targets.functionalize import FunctionalizeTarget
 from tests.run_script import Standalone
@@ -229,7 +230,8 @@ class TestTheVerdict:
 
         verdict = judge_program(CALLED, Halving())
         assert (verdict.call, verdict.change) == (2, "shape")
-        program, alone = resolved(CALLED, verdict, Halving())
+        trial, alone = resolved(Trial.of(CALLED, Halving()), verdict)
+        program = trial.program
         assert (program.calls, program.inputs[0].size, alone.call) == ((), (3, 3), None)
         assert alone.mismatches
 
@@ -251,8 +253,8 @@ class TestTheVerdict:
         target = Doubling()
         verdict = judge_program(CALLED, target)
         assert (verdict.call, compiled) == (0, [0])
-        program, alone = resolved(CALLED, verdict, target)
-        assert (program.calls, alone.bad_step, alone.vanished) == ((), 3, False)
+        trial, alone = resolved(Trial.of(CALLED, target), verdict)
+        assert (trial.program.calls, alone.bad_step, alone.vanished) == ((), 3, False)
         assert len(compiled) == 1 + 2  # all three steps, the first two
 
     def test_wrong_inputs_come_before_a_wrong_step(self) -> None:
@@ -342,7 +344,8 @@ DEVICE, transform = 'stale', stale
         target.script = lambda: setup  # type: ignore[method-assign]
         program = only(*calls)
         verdict = judge_program(program, target)
-        program, verdict = resolved(program, verdict, target)
+        trial, verdict = resolved(Trial.of(program, target), verdict)
+        program = trial.program
         text = script(program, target, verdict.mismatches)
         ran = standalone(text)
         assert ran.returncode == 1, ran.stdout + ran.stderr
@@ -360,7 +363,7 @@ DEVICE, transform = 'stale', stale
         target = load_target("inductor")
         verdict = judge_program(program, target)
         assert (verdict.call, verdict.change) == (1, "aliasing and process")
-        assert compiler_culprit(program, target, verdict.mismatches[0]) == "Inductor: without saved graphs"
+        assert compiler_culprit(Trial.of(program, target), verdict.mismatches[0]) == "Inductor: without saved graphs"
         assert judge_program(call_of(program, 1), target).passed
         ran = standalone(script(program, target, verdict.mismatches))
         assert (ran.returncode, ran.stdout.splitlines()[:2]) == (1, ["cpu [2.0]", "inductor [0.0]"])

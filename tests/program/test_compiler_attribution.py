@@ -14,6 +14,7 @@ from conformance.program.attribution import culprit
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
+from conformance.program.trial import Trial
 
 CELLS = Storage("float32", 6, [-1.0, 2.0, -3.0, 4.0, -5.0, 6.0])
 GIVEN = Input("a", 0, "float32", (2, 3), (3, 1))
@@ -25,7 +26,7 @@ def blamed(spec: str, *steps: Step, storage: Storage = CELLS, operand: Input = G
     """The culprit of a program that must be wrong."""
     program, target = Program((storage,), (operand,), steps), load_target(spec)
     (wrong, *_) = judge_program(program, target).mismatches
-    return culprit(program, target, wrong)
+    return culprit(Trial.of(program, target), wrong)
 
 
 @pytest.fixture

@@ -363,9 +363,9 @@ class TestVanished:
         assert verdict.vanished and not verdict.passed
         shard = Shard(Plan("lost"), 0, 1)
         part = Part(shard, 0, 0, self.PROGRAM)
-        assert part.confirmed(verdict).kind == FLAKY
+        assert part.confirmed(part.trial, verdict).kind == FLAKY
         steady = replace(verdict, bad_step=2, lazy_only=False)
-        assert part.confirmed(steady).kind == FAIL  # since the second run is wrong, as the first was
+        assert part.confirmed(part.trial, steady).kind == FAIL  # since the second run is wrong, as the first was
 
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
         """The finding stays unshrunk, with its original step."""

@@ -11,8 +11,8 @@ import pytest
 
 from conformance.declare.probed import UNENDED, Probe
 from conformance.record import result as model
+from conformance.record.missing_ops import Attempt
 from conformance.record.missing_ops import Outcome as Answer
-from conformance.record.missing_ops import Trial
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.record.shortfall import FINDINGS, SCRIPTS, Shortfall
 from conformance.run import profile_trials, scripts, session
@@ -88,7 +88,7 @@ class TestSession:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, late: bool
     ) -> None:
         """A trial without time is a shortfall of the run, and an impossible trial is a note."""
-        untried = lambda pool, tasks, seconds: (Trial(task.name, Answer.UNTRIED, said=answer) for task in tasks)  # noqa: E731
+        untried = lambda pool, tasks, seconds: (Attempt(task.name, Answer.UNTRIED, said=answer) for task in tasks)  # noqa: E731
         monkeypatch.setattr(profile_trials, "trials", untried)
         monkeypatch.chdir(tmp_path)
         (tmp_path / "conformance.toml").write_text(PROFILE)

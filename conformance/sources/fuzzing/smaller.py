@@ -14,10 +14,11 @@ from dataclasses import replace
 from conformance.engine.target import Target
 from conformance.program import recorded
 from conformance.program.attribution import culprit
-from conformance.program.calls import judge_program
+from conformance.program.calls import judge_program, judge_trial
 from conformance.program.cause import cause_of, plainer
 from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import RECORDED_PASSES
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict, leading, shortest, signature
 from conformance.record.errors import TargetError
 from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT, answers
@@ -45,11 +46,12 @@ def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program
     return RECORDED_PASSES if recorded.is_recorded(program) else ()
 
 
-def unexplained(target: Target, program: Program, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
+def unexplained(trial: Trial, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
-    for spec in target.without_backend if wrong else ():
-        there = answers(judge_program(program, loaded(spec), locate=False, watch=watch_steps(program)).mismatches)
+    for spec in trial.target.without_backend if wrong else ():
+        verdict = judge_trial(trial.on(loaded(spec)), locate=False, watch=watch_steps(trial.program))
+        there = answers(verdict.mismatches)
         left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]
         if not left:
             return [], spec
@@ -71,7 +73,7 @@ def shrink(
     if finding.kind not in DEATHS:
         return Minimizer(target, finding, trials, until, progress).smallest()
 
-    def exhausts(candidate: Program, verdict: Verdict) -> bool:
+    def exhausts(candidate: Trial, verdict: Verdict) -> bool:
         return finding.kind == MEMORY and verdict.exhausted
 
     hangs = finding.kind == TIMEOUT
@@ -115,18 +117,20 @@ class Minimizer:
         )
 
     def _smallest(self) -> tuple[Program, Verdict]:
-        finding, target = self.finding, self.target
-        shown = self._own(finding.program, finding.mismatches) or finding.mismatches
-        layer = shortest(finding.program, target, shown, judge_program)
-        if layer is not target:
+        trial = Trial.of(self.finding.program, self.target)
+        shown = self._own(trial, self.finding.mismatches) or self.finding.mismatches
+        layer = shortest(trial, shown, judge_trial).target
+        if layer is not self.target:
             small, verdict = self._smallest_on(layer, shown)
             if self._matches(small, verdict):
-                return small, verdict
-        return self._smallest_on(target, shown)
+                return small.program, verdict
+        small, verdict = self._smallest_on(self.target, shown)
+        return small.program, verdict
 
-    def _smallest_on(self, layer: Target, shown: Sequence[Mismatch]) -> tuple[Program, Verdict]:
-        """Return the smallest program that fails on a layer of the target, and the target's verdict on it. Steps after
-        the first bad step may be wrong for other reasons, so they are removed first."""
+    def _smallest_on(self, layer: Target, shown: Sequence[Mismatch]) -> tuple[Trial, Verdict]:
+        """Return the trial of the smallest program that fails on a layer of the target, and the target's verdict.
+
+        Steps after the first bad step may be wrong for other reasons, so they are removed first."""
         program, step = self.finding.program, self.finding.step
         self.trials = ShrinkTrials(layer, self.progress, self._matches, seconds=LONGEST_TRIAL, until=self.until)
         if step:
@@ -134,22 +138,23 @@ class Minimizer:
             mismatches = self._mismatches(beginning)
             program, shown = (beginning, mismatches) if mismatches else (program, shown)
         self.leading = leading(shown)
-        small = self.trials.smallest(program, self.most, passes_of(program))
-        return small, judge_program(small, self.target)
+        small = Trial.of(self.trials.smallest(program, self.most, passes_of(program)), self.target)
+        return small, judge_trial(small)
 
-    def _matches(self, candidate: Program, verdict: Verdict) -> bool:
+    def _matches(self, candidate: Trial, verdict: Verdict) -> bool:
         own = self._own(candidate, verdict.mismatches)
         return bool(own) and shows_same_failure(self.leading, leading(own))
 
-    def _own(self, candidate: Program, mismatches: Sequence[Mismatch]) -> Sequence[Mismatch]:
+    def _own(self, candidate: Trial, mismatches: Sequence[Mismatch]) -> Sequence[Mismatch]:
         """Return the mismatches that PyTorch without the backend does not show; for a finding that shows there too, all
         of them or none."""
-        own, layer = unexplained(self.target, candidate, mismatches)
+        own, layer = unexplained(candidate.on(self.target), mismatches)
         return (mismatches if layer else ()) if self.finding.layer else own
 
     def _mismatches(self, candidate: Program) -> Sequence[Mismatch]:
+        trial = Trial.of(candidate, self.trials.target)
         with contextlib.suppress(UnitTimeout):
-            return self._own(candidate, self.trials.judged(candidate).mismatches)
+            return self._own(trial, self.trials.judged(trial).mismatches)
         return ()
 
     def _is_wrong(self, candidate: Program) -> bool:
@@ -169,7 +174,7 @@ def attributed(spec: str, finding: FailingProgram, until: float = math.inf) -> F
     if key not in _culprits:
         limit = min(LONGEST_ATTRIBUTION, max(until - time.time(), 0.01))
         with contextlib.suppress(UnitTimeout, Exception), at_most(limit):
-            _culprits[key] = culprit(finding.program, loaded(spec), finding.difference)
+            _culprits[key] = culprit(Trial.of(finding.program, loaded(spec)), finding.difference)
     return replace(finding, culprit=_culprits.get(key, ""))
 
 

@@ -20,15 +20,15 @@ from typing import Any, ClassVar
 
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
-from conformance.engine.target import Target
 from conformance.program import recorded
 from conformance.program.alias_probes import with_alias_probes
-from conformance.program.calls import judge_program, resolved
+from conformance.program.calls import judge_trial, resolved
 from conformance.program.cause import cause_of
 from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict, signature
 from conformance.record import simple_values
 from conformance.record.error_text import text_of
@@ -175,10 +175,10 @@ class Part:
     part: int
     program: Program
 
-    @property
-    def target(self) -> Target:
-        """The target, loaded."""
-        return loaded(self.shard.plan.target)
+    @functools.cached_property
+    def trial(self) -> Trial:
+        """The trial of the program on the target, which is loaded."""
+        return Trial.of(self.program, loaded(self.shard.plan.target))
 
     def failing(self, kind: str, group: str, *more: Any) -> FailingProgram:
         """A finding on the program. `more` are the further fields of `FailingProgram`."""
@@ -190,14 +190,14 @@ class Part:
         still judged."""
         part = self
         try:
-            verdict = self._judged(locate=True)
+            verdict = self._judged(self.trial, locate=True)
             if not self.part:
                 self._count(verdict, result)
             if verdict.exhausted:
                 raise MemoryError
-            program, verdict = resolved(self.program, verdict, self.target, watch_steps(self.program, self.shard.hang))
-            part = replace(self, program=program)
-            return part.confirmed(verdict) if verdict.mismatches else None, verdict.unsupported
+            trial, verdict = resolved(self.trial, verdict, watch_steps(self.program, self.shard.hang))
+            part = replace(self, program=trial.program)
+            return part.confirmed(trial, verdict) if verdict.mismatches else None, verdict.unsupported
         except ProgramError as error:
             return part.failing(INVALID, f"invalid / {error}"), ""
         except (MemoryError, OSError, UserError):  # faults of the worker, the disk or the user, not of the program
@@ -213,12 +213,11 @@ class Part:
         """Context in which the worker's note holds the program."""
         return unit(json.dumps({"number": self.number, "part": self.part, "program": self.program.to_json()}))
 
-    def _judged(self, locate: bool) -> Verdict:
+    def _judged(self, trial: Trial, locate: bool) -> Verdict:
         """The verdict on the program, within its time limit. Each step is recorded before it runs."""
-        plan, watch = self.shard.plan, watch_steps(self.program, self.shard.hang)
-        target, baseline = self.target, counted(plan.kernels, plan.target)
+        plan, watch = self.shard.plan, watch_steps(trial.program, self.shard.hang)
         with self._noted():
-            return judge_program(self.program, target, locate=locate, watch=watch, baseline=baseline)
+            return judge_trial(trial, locate=locate, watch=watch, baseline=counted(plan.kernels, plan.target))
 
     def _count(self, verdict: Verdict, result: ShardResult) -> None:
         plan = self.shard.plan
@@ -234,20 +233,20 @@ class Part:
         if plan.record and judged and {*MEASURED} >= {m.oracle for m in verdict.mismatches}:
             result.counts[digest(self.program)] = judged
 
-    def confirmed(self, verdict: Verdict) -> FailingProgram:
+    def confirmed(self, trial: Trial, verdict: Verdict) -> FailingProgram:
         """The failure after a second run, or FLAKY if it does not repeat. The search for the bad step of a transformed
         function has run the program a second time. The second run is omitted if this process has already confirmed a
         failure of the same group. `LocalShrinker.confirm` checks it in another process before it is reported."""
         cause = cause_of(self.program, verdict)
-        group, step, target = str(signature(self.program, verdict)), verdict.bad_step, self.target
+        group, step = str(signature(self.program, verdict)), verdict.bad_step
         result = self.failing(FAIL, group, verdict.mismatches, step, cause.property, cause.op)
         with self._noted():
-            result = replace(result, layer=unexplained(target, self.program, verdict.mismatches)[1])
+            result = replace(result, layer=unexplained(trial, verdict.mismatches)[1])
         if verdict.vanished:
             return result.flaky()
-        again, key = step is not None and target.transforms_program, (self.shard.plan.target, group)
+        again, key = step is not None and trial.target.transforms_program, (self.shard.plan.target, group)
         if not again and key not in _Ran.confirmed:
-            if self._judged(locate=False).passed:
+            if self._judged(trial, locate=False).passed:
                 return result.flaky()
             _Ran.confirmed.add(key)
         return result

@@ -1,7 +1,7 @@
 """Investigation of a target: the probe, the dtypes, and one trial of every OpInfo and every program step.
 
 Defines `investigate` and `Investigation`. Only here may an exception mean that a feature is lacking, and only if the
-dispatcher's tables confirm it (`engine/trial.py`). A crash or a hang is a finding.
+dispatcher's tables confirm it (`engine/attempt.py`). A crash or a hang is a finding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.declare.profile import OPTIONS, Profile
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_steps
-from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.missing_ops import Attempt, Outcome
 from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
@@ -50,17 +50,17 @@ class Investigation:
     spec: str
     probe: Probe | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    trials: dict[tuple[str, str], Trial] = field(default_factory=dict)
+    trials: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     interrupted: int = 0
     """Number of the signal that ended it, or 0; trials not made by then are reported as "not tried"."""
 
-    def of(self, outcome: Outcome) -> list[Trial]:
+    def of(self, outcome: Outcome) -> list[Attempt]:
         """Return the trials with this outcome."""
         return [trial for trial in self.trials.values() if trial.outcome is outcome]
 
     def profile(self, environment: Mapping[str, str], memory: float, file: Path) -> Profile:
         """Return the profile with these results."""
-        by_operator: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
+        by_operator: dict[str, dict[str, list[Attempt]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
         for (kind, _), trial in self.trials.items():
             if trial.outcome is Outcome.LACKING:
                 by_operator[trial.operator][kind].append(trial)
@@ -119,7 +119,7 @@ def investigate(
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
             for one in todo[kind]:
-                result.trials[kind, one.name] = Trial(one.name, Outcome.UNTRIED, said=LATE)
+                result.trials[kind, one.name] = Attempt(one.name, Outcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
             _try(result, kind, trials(pool, todo[kind], max(left, 1.0)), console)
     except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def investigate(
     return result
 
 
-def _try(investigation: Investigation, kind: str, stream: Iterator[Trial], console: Console) -> None:
+def _try(investigation: Investigation, kind: str, stream: Iterator[Attempt], console: Console) -> None:
     """Record the trials as they end, and print the progress every ten seconds."""
     last = time.monotonic()
     for done, trial in enumerate(stream, 1):

@@ -17,6 +17,7 @@ from conformance.engine.target import Target
 from conformance.program.capture import Unwritable
 from conformance.program.model import Program
 from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
+from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
 from conformance.record.finding import ON_CPU, shown_by
 from conformance.record.result import Failure
@@ -69,10 +70,10 @@ class Minimizer:
         passes = [reduction for reduction in SAMPLE_PASSES if not (distinct and reduction is plainer_values)]
         return self._failure(self.trials.smallest(failing, TRIALS, passes))
 
-    def _matches(self, program: Program, verdict: Verdict) -> bool:
+    def _matches(self, trial: Trial, verdict: Verdict) -> bool:
         if verdict.unsupported:
             self.reason = f"the target does not take the program: {verdict.unsupported}"
-        return any(self._alike(program, mismatch) for mismatch in verdict.mismatches)
+        return any(self._alike(trial.program, mismatch) for mismatch in verdict.mismatches)
 
     def _alike(self, program: Program, mismatch: Mismatch) -> bool:
         other = self.failure
@@ -94,7 +95,7 @@ class Minimizer:
     def _failure(self, program: Program) -> Failure | str:
         case, failure, verdict = self.case, self.failure, Verdict()
         if failure.oracle not in DEATHS:
-            verdict = self.trials.judged(program, self.trials.progress.best, locate=True)
+            verdict = self.trials.judged(Trial.of(program, self.target), self.trials.progress.best, locate=True)
             first = next((mismatch for mismatch in verdict.mismatches if self._alike(program, mismatch)), None)
             if first is None:
                 return NOT_SHOWN

@@ -14,7 +14,7 @@ from rich.console import Console
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.program.steps import functions
-from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.missing_ops import Attempt, Outcome
 from conformance.run.execution_place import LOCAL
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
@@ -86,8 +86,8 @@ class TestTrials:
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
         """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
+        from conformance.engine.attempt import without_kernel
         from conformance.engine.loading import load_target
-        from conformance.engine.trial import without_kernel
 
         tiny = load_target("tiny")
         assert not without_kernel("aten::add.Tensor", tiny)
@@ -105,7 +105,7 @@ class TestTrials:
             # with a KeyError.
             (late,) = trials(pool, [task(spec, subject_of, "sum")], 60)
         assert tried["neg"].outcome is Outcome.WORKS and tried["neg"].seconds > 5
-        assert tried["tanh"] == Trial("tanh", Outcome.UNTRIED, said=LATE)
+        assert tried["tanh"] == Attempt("tanh", Outcome.UNTRIED, said=LATE)
         assert late.name == "sum" and late.outcome is Outcome.WORKS
 
     @pytest.mark.slow
@@ -138,11 +138,11 @@ class TestInvestigation:
     def test_one_entry_an_operator(self) -> None:
         """Ops that need the same operator share one entry; failures and deaths have none."""
         investigation = init.Investigation("device:odd,import=m,call=f", trials={
-            ("opinfos", "b"): Trial("b", Outcome.LACKING, "aten::x", "no", 50),
-            ("opinfos", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
-            ("steps", "a"): Trial("a", Outcome.LACKING, "aten::x", "no"),
-            ("steps", "c"): Trial("c", Outcome.FAILS, "aten::y", "no"),
-            ("steps", "d"): Trial("d", Outcome.DIED),
+            ("opinfos", "b"): Attempt("b", Outcome.LACKING, "aten::x", "no", 50),
+            ("opinfos", "a"): Attempt("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "a"): Attempt("a", Outcome.LACKING, "aten::x", "no"),
+            ("steps", "c"): Attempt("c", Outcome.FAILS, "aten::y", "no"),
+            ("steps", "d"): Attempt("d", Outcome.DIED),
         })  # fmt: skip
         profile = investigation.profile({"A": "1"}, 8, Path("p.toml"))
         scope = Scope(operator=("aten::x",), op=("a", "b"), step=("a",))

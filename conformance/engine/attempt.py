@@ -1,4 +1,4 @@
-"""One trial of a subject on a target: whether it works, lacks a kernel, or fails.
+"""One attempt to run a subject on a target: whether it works, lacks a kernel, or fails.
 
 Defines `attempt`. An exception alone never means "lacking". Three conditions must hold. The error says that something
 is not implemented. The operator to blame raises the same when called alone on the device, with the arguments of the
@@ -21,7 +21,7 @@ from conformance.engine.kernel_tables import Kernel, kernel_of, key_of
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
-from conformance.record.missing_ops import Outcome, Trial
+from conformance.record.missing_ops import Attempt, Outcome
 from conformance.standalone.moving import MARKER, map_leaves
 from conformance.standalone.observation import Raised, observe
 
@@ -30,12 +30,12 @@ NOT_IMPLEMENTED = re.compile(r"not implemented|unimplemented|no lowering|Could n
 LONGEST = 160
 
 
-def attempt(name: str, subject: Subject, target: Target) -> Trial:
-    """Run the subject once on torch CPU and then on the target. The subject's last step is the one on trial under this
+def attempt(name: str, subject: Subject, target: Target) -> Attempt:
+    """Run the subject once on torch CPU and then on the target. Its last step is the one that is tried, under this
     name."""
     begin = time.monotonic()
     outcome, operator, text = _attempt(subject, target)
-    return Trial(name, outcome, operator, text, time.monotonic() - begin)
+    return Attempt(name, outcome, operator, text, time.monotonic() - begin)
 
 
 def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
