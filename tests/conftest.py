@@ -10,12 +10,14 @@ import gc
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from conformance.record import versions
-from tests.patience import stretched
+from tests.patience import call_at_limit
 from tests.run_script import Standalone
 
 settings.register_profile("conformance", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,12 +41,11 @@ def sigint_heeded() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Stretch the time limit of each test on a slow or busy machine."""
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        seconds = marker.args[0] if marker else float(config.getini("timeout"))
-        item.add_marker(pytest.mark.timeout(stretched(seconds)), append=False)
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
+    """Let the time limit of a test count seconds of a quiet machine."""
+    item.cancel_timeout = call_at_limit(settings.timeout, lambda: pytest_timeout.timeout_timer(item, settings))
+    return True
 
 
 def pytest_collection_finish() -> None:
