@@ -21,7 +21,7 @@ from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
 from conformance.program.steps import snippets
 from conformance.program.steps.functions import TRANSFORMED
-from conformance.program.steps.op import DEFINED, Op, Step, StepError, decode, dtype_of, is_local
+from conformance.program.steps.op import Op, Step, StepError, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
 from conformance.standalone.modes import without_modes
@@ -269,7 +269,7 @@ def functions(
     `after`. They call a step that must raise through `attempt`."""
     scope: dict[str, Any] = {"torch": torch, "numpy": numpy, "device": str(device), "attempt": attempt}
     steps = [step for step in program.every_step if step.op != LOOP]
-    for name in {OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED}:
+    for name in {OPS[step.op].snippet for step in steps} - {""}:
         scope[name] = getattr(snippets, name)
     scope |= {name: getattr(snippets, name) for step in program.every_step for name in defined_by(step.under)}
     text = source(program) + caller(program)

@@ -34,7 +34,7 @@ from conformance.program.execute import ProgramSubject, RunningProgram, make_inp
 from conformance.program.model import Program
 from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
-from conformance.program.steps.states import STATES
+from conformance.program.steps.states import SEEDS, STATES
 from conformance.program.steps.table import OPS
 from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import Observation
@@ -47,7 +47,11 @@ class JudgedProgram(ProgramSubject):
     """A program with the terms under which it is judged. `exact` names the tensors that must agree to the bit."""
 
     exact: Collection[str] = ()
-    draws = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any(not {*SEEDS}.isdisjoint(step.under) for step in self.program.every_step)
 
     @property
     def terms(self) -> Terms:
@@ -74,10 +78,11 @@ class JudgedProgram(ProgramSubject):
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return the program's answer in float64, or None if float64 cannot arbitrate.
 
-        It cannot if bits differ that were only moved, since rounding never explains that. It also cannot if the inputs
+        It cannot if bits differ that were only moved, since rounding never explains that, or if random numbers are
+        drawn, which are others in float64. It also cannot if the inputs
         have no values in float64, or if a mismatched tensor changed on the CPU after the last step at which the float64
         run was valid."""
-        if any(mismatch.where in self.exact for mismatch in mismatches):
+        if self.draws or any(mismatch.where in self.exact for mismatch in mismatches):
             return None
         try:
             narrow, wide = truth_of(concerning(self.program, subjects_of(mismatches)))

@@ -17,8 +17,8 @@ from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.relations import RELATIONS, related, relation_of
 from conformance.program.shadow import reference
 from conformance.program.source import caller, source
-from conformance.program.steps.op import DEFINED, snippet_sources
 from conformance.program.steps.op import render as render_json
+from conformance.program.steps.op import snippet_sources
 from conformance.program.steps.states import defined_by, shown
 from conformance.program.steps.table import OPS
 from conformance.record.sentences import sentence
@@ -80,7 +80,7 @@ def script(
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
     steps = [step for step in program.every_step if step.op != LOOP]
-    used = dict.fromkeys(OPS[step.op].call or step.op for step in steps if OPS[step.op].form is DEFINED)
+    used = dict.fromkeys(name for step in steps if (name := OPS[step.op].snippet))
     used |= dict.fromkeys(name for step in program.every_step for name in defined_by(step.under))
     used |= dict.fromkeys(name for under in states for name in defined_by(under))
     raising = sum(step.raises is not None for step in program.steps)

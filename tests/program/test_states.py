@@ -298,7 +298,7 @@ class TestDrawing:
         """Formerly a step ran under autocast of CPU tensors. It changes nothing on a device, so `mm` was a finding."""
         assert not {name for one in drawn_with_states for step in one.steps for name in step.under} - {*OF_STEPS}
         whole = {name.partition(":")[0] for name in set(STATES) - set(OF_STEPS)}
-        assert whole == {"whole_autocast", "object"}
+        assert whole == {"whole_autocast", "object", "seed"}
 
     def test_each_step_of_the_family_is_drawn(self, drawn_with_states):
         """A row that is never drawn tests nothing."""

@@ -317,11 +317,23 @@ def _call(args: tuple[Json, ...], kwargs: Mapping[str, Json]) -> str:
 class Form:
     """A way to call torch: `run(name, args, kwargs)` runs the call, `show(name, args, kwargs)` prints it from JSON.
 
-    `least` is the number of positional arguments that the form needs."""
+    `least` is the number of positional arguments that the form needs. `around` is a function of `snippets` that makes
+    the call."""
 
     run: Callable[[str, list[Any], dict[str, Any]], Any]
     show: Callable[[str, tuple[Json, ...], Mapping[str, Json]], str]
     least: int = 0
+    around: str = ""
+
+
+def made_by(around: str, least: int = 0) -> Form:
+    """Return the form of calls that a function of `snippets` makes: `around(torch.name, ...)`."""
+    return Form(
+        lambda name, args, kwargs: getattr(snippets, around)(torch_function(name), *args, **kwargs),
+        lambda name, args, kwargs: f"{around}(torch.{name}, {_call(args, kwargs)})",
+        least,
+        around,
+    )
 
 
 METHOD = Form(
@@ -413,6 +425,11 @@ class Op:
     def least(self) -> int:
         """Number of positional arguments that a call needs, so that the shadow can check it before torch runs it."""
         return max(self.form.least, self.writes + 1 if isinstance(self.writes, int) else 0)
+
+    @property
+    def snippet(self) -> str:
+        """The function of `snippets` that the call needs; "" if it calls torch directly."""
+        return (self.call or self.name) if self.form is DEFINED else self.form.around
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call torch."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op, torch_function
+from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op, made_by, torch_function
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, is_operator
 
 FAMILY = "op_db"
@@ -40,6 +40,7 @@ KINDS = {
     "op_db.inplace": replace(METHOD_CALL, writes=0),
     "op_db.function.inplace": replace(CALL, writes=0),
     "op_db.attribute": replace(CALL, form=ATTRIBUTE),
+    "op_db.forward_over_backward": replace(CALL, form=made_by("forward_over_backward", 2), results=0),
 }
 """Rows by the form of the call and the kind of its result: one tensor, several, or a Python value."""
 
@@ -108,11 +109,23 @@ def row_of(name: str) -> Op:
     row = KINDS[kind]
     if not callable_as(call, row.form):
         raise KeyError(name)
-    return replace(row, name=name, call=call, fatal=FATAL.get(call))
+    fatal = FATAL.get(call.removeprefix("Tensor."))
+    if fatal is not None and row.form.around:  # the directions come before the operands of the call
+        fatal = functools.partial(_fatal_operands, fatal)
+    return replace(row, name=name, call=call, fatal=fatal)
+
+
+def _fatal_operands(
+    fatal: Callable[[list[Any], dict[str, Any]], bool], args: list[Any], kwargs: dict[str, Any]
+) -> bool:
+    """Return whether a call that a function of `snippets` makes has no reproducible answer, by its operands."""
+    return fatal(args[2:], kwargs)
 
 
 def callable_as(call: str, form: Form) -> bool:
     """Return whether torch has an operator of this name in this form."""
+    if form.around:
+        return has_function(call) or has_method(call.removeprefix("Tensor."), METHOD)
     return has_function(call) if form is FUNCTION else has_method(call, form)
 
 

@@ -31,6 +31,7 @@ class State:
       under a dispatch mode, or the default device belongs to another thread.
     - `compiled`: torch.compile traces it into a graph. The other states are for devices only.
     - `rounds`: the state selects a narrower dtype, so the float64 run makes the calls outside of it.
+    - `drawn`: drawn programs have it. The others are for calls that are not drawn.
     - `whole`: the state is for a whole function of CPU tensors. On another device it has no effect, or another one.
     """
 
@@ -43,6 +44,7 @@ class State:
     compiled: bool = False
     rounds: bool = False
     whole: bool = False
+    drawn: bool = True
 
 
 RECORDED = ("mul.recorded",)
@@ -61,6 +63,8 @@ STATES: dict[str, State] = {
     "default_dtype:float64": State("default_dtype(torch.float64)", DTYPED, "int64", rounds=True),
     "default_dtype:float16": State("default_dtype(torch.float16)", DTYPED, "int64", rounds=True),
     "default_dtype:bfloat16": State("default_dtype(torch.bfloat16)", DTYPED, "int64", rounds=True),
+    "seed:1234": State("seed(1234)", drawn=False),
+    "seed:42": State("seed(42)", drawn=False),
     "default_device": State("default_device(device)", (*PLACED, "new_tensors_lie")),
     "autocast:bfloat16": State(
         "torch.autocast(torch.device(device).type, torch.bfloat16)", CAST, only=CAST, rounds=True
@@ -79,8 +83,12 @@ STATES: dict[str, State] = {
 }
 """States by their name in a step's `under`. The part after a colon is the argument."""
 
-OF_STEPS = {name: state for name, state in STATES.items() if not state.whole}
-"""The states around a single step."""
+OF_STEPS = {name: state for name, state in STATES.items() if state.drawn and not state.whole}
+"""The states that are drawn around a single step."""
+
+SEEDS = ("seed:1234", "seed:42")
+"""States of a call that draws random numbers: the seed of op_db's samples, and the one that some entries set before
+their call."""
 
 
 def within(names: Sequence[str], device: torch.device | str, call: Callable[[], Any]) -> Any:

@@ -3,13 +3,15 @@
 Defines `program_of`, and `steps_of` and `results_of`, which drawing shares. An entry is often a wrapper around the
 user's call. So a call is written with a public name: a function, a method or an attribute. `program_of` runs both on
 torch CPU and accepts the program only if every observed fact agrees. A gradient variant has one more step for each
-differentiated result, and its cotangents are inputs.
+differentiated result; cotangents and tangents are inputs. A call that torch CPU refuses is a step that must raise, and
+one that draws random numbers has the entry's seed around it.
 
 A call that no program can hold has a reason (`Unwritable`), and runs only as a sample.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,22 +26,23 @@ from conformance.program.model import Program, ProgramError, fresh_names
 from conformance.program.shadow import reference as program_reference
 from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, tensor
 from conformance.program.steps.op_db import has_function, has_method
-from conformance.record.names import SPECIALS_BACKWARD
+from conformance.program.steps.states import SEEDS
+from conformance.record.names import ORACLES, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.judge import JudgedCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.variants import SampleCall, draws_numbers
 from conformance.standalone.moving import storage_key, tensors
-from conformance.standalone.observation import Observation, names_of
-from conformance.standalone.oracles import compare
+from conformance.standalone.observation import Observation, Raised, names_of
+from conformance.standalone.oracles import WHOLE, compare
 
 RESULT = "result"
 """Name of the single result of a call; several results are `result_0`, `result_1`, ..."""
 
-UNWRITTEN = {"error_inputs": "an input that must raise", "forward_over_backward": "a derivative in forward mode"}
-"""Variants that no step calls, with the reason."""
+BACKWARD, FORWARD_OVER_BACKWARD = ("backward", *SPECIALS_BACKWARD), "forward_over_backward"
 
-BACKWARD = ("backward", *SPECIALS_BACKWARD)
+STEP = "step 1"
+"""Name of the answer of the call's step, if it is no tensor."""
 
 
 def program_of(case: Case, call: SampleCall) -> Program:
@@ -52,31 +55,35 @@ def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
 
     Runs the call and the program on torch CPU. Raises Unwritable."""
     op = catalog.find(case)
-    if case.variant in UNWRITTEN:
-        raise Unwritable(UNWRITTEN[case.variant])
     if call.sample.process is not None:
         raise Unwritable("a result whose sign or phase is free")
-    if not catalog.has_value(op):
-        raise Unwritable("a result without a defined value")
     names = _Names(call)
     args, kwargs = names.arguments(call)
     run = Executor(reference()).run(call)
-    if run.last.error is not None:
-        raise Unwritable("a call that torch CPU refuses")
-    if draws_numbers(op, call.sample):
-        raise Unwritable("a call that draws random numbers")
-    results, ending = results_of(run.outcome)
+    seen, outcome, error = run.last, run.outcome, run.last.error
+    if error is not None and error.not_implemented:
+        raise Unwritable("a call that torch CPU does not implement")
+    if case.variant == FORWARD_OVER_BACKWARD and error is None:
+        outcome = [derivative for derivative in outcome if derivative is not None]
+        seen = replace(seen, others={} if outcome else {RESULT: outcome})
+    results, ending = results_of(outcome) if error is None else ({}, "")
+    known = names.of_observation(run.outcome, results, error)
+    draws = error is None and draws_numbers(op, call.sample)
+    derived = _derived_along(case, names, call) if error is None else ()
     backward = _backward(case, names, call, results)
     bare, reason = names.program(case, call), ""
-    for step in steps_of(op, case.variant, ending, args, kwargs):
-        program = bare.with_steps((replace(step, out=tuple(results)), *backward))
+    oracles = {*ORACLES} if catalog.has_value(op) else {*ORACLES} - {"value", "storage"}
+    forms = steps_of(op, case.variant, ending, (*derived, *args), kwargs)
+    for step, seed in itertools.product(forms, SEEDS if draws else ("",)):
+        under = (seed,) if seed else ()
+        step = replace(step, out=tuple(results), raises=error.kind if error else None, under=under)
+        program = bare.with_steps((step, *backward))
         try:
             answer = program_reference(program).observation
-        except (ProgramError, Broken) as error:
-            reason = reason or f"a program without a defined meaning: {_cause(str(error))}"
+        except (ProgramError, Broken) as broken:
+            reason = reason or f"a program without a defined meaning: {_cause(str(broken))}"
             continue
-        known = names.of_observation(run.outcome, results)
-        if not compare(_renamed(run.last, known, answer), answer):
+        if not compare(_renamed(seen, known, answer), answer, oracles=oracles):
             return replace(program, **_terms(case, call, known, answer)), known
         reason = reason or "a public function that answers differently from the entry"
     raise Unwritable(reason or "a call without a public name")
@@ -128,12 +135,15 @@ class _Names:
             raise Unwritable(str(error)) from error
         return Program(storages, inputs, note=f"{case.id}, sample {call.sample.index}")
 
-    def of_observation(self, outcome: Any, results: Collection[str]) -> dict[str, str]:
+    def of_observation(self, outcome: Any, results: Collection[str], error: Raised | None) -> dict[str, str]:
         """Return the program's names by the names in an observation of the call."""
         names = {name: self.known[id(leaf)] for name, leaf in self.places.items() if id(leaf) in self.known}
+        if error is not None:
+            return {**names, WHOLE: STEP}
         if results:
-            return names | dict(zip(names_of(outcome, RESULT), results, strict=True))
-        return names if outcome is None else {**names, RESULT: "step 1"}
+            tensors = (name for name, leaf in names_of(outcome, RESULT).items() if isinstance(leaf, torch.Tensor))
+            return names | dict(zip(tensors, results, strict=True))
+        return names if outcome is None else {**names, RESULT: STEP}
 
 
 def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
@@ -149,6 +159,15 @@ def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     if any(tensor.layout is not torch.strided for tensor in named.values()):
         raise Unwritable("a sparse result")
     return named, ending
+
+
+def _derived_along(case: Case, names: _Names, call: SampleCall) -> tuple[Json, ...]:
+    """Return the tangents and the cotangents of a derivative in forward mode, from the call's last run: two lists."""
+    if case.variant != FORWARD_OVER_BACKWARD:
+        return ()
+    count = sum(operand.requires_grad for operand in tensors(call.tree))
+    drawn = [tensor(names.name(direction)) for direction in call.draws.last]
+    return drawn[:count], drawn[count:]
 
 
 def _backward(case: Case, names: _Names, call: SampleCall, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
@@ -172,6 +191,13 @@ def steps_of(op: Any, variant: str, ending: str, args: tuple[Json, ...], kwargs:
             yield Step(f"op_db.inplace:{name}" if place else f"op_db.method{ending}:{name}", args, kwargs)
         if has_function(name):
             yield Step(f"op_db.function.inplace:{name}" if place else f"op_db{ending}:{name}", args, kwargs)
+    elif variant == FORWARD_OVER_BACKWARD:
+        name = op.name.removeprefix("torch.")
+        path = name if has_function(name) else f"Tensor.{name}"
+        if has_function(name) or has_method(name, METHOD):
+            yield Step(f"op_db.forward_over_backward:{path}", args, kwargs)
+            if len(args) > 3:
+                yield Step(f"op_db.forward_over_backward:{path}", (*args[:2], args[3], args[2], *args[4:]), kwargs)
     elif variant == "out":
         for step in _forms(op, "", args, kwargs):
             if step.op.startswith("op_db:"):
@@ -202,6 +228,7 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
         if name in names
     }
     others = {names[name]: other for name, other in seen.others.items() if names.get(name, "").startswith("step ")}
+    others |= {} if seen.error is None else {names[WHOLE]: seen.error}
     storages = {names[name]: storage for name, storage in seen.storages.items() if name in names}
     grads = {names[name]: grad for name, grad in seen.grads.items() if name in names}
     more = {name: tensor for name, tensor in program.tensors.items() if name not in tensors}
@@ -209,6 +236,7 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
         seen,
         tensors={**tensors, **more},
         others=others,
+        error=None,
         storages={**storages, **{name: program.storages[name] for name in more if name in program.storages}},
         grads=grads,
     )
@@ -225,6 +253,8 @@ def _terms(case: Case, call: SampleCall, names: Mapping[str, str], answer: Obser
     for beginning in terms.undefined:
         fact, _, root = beginning.rpartition(" ")
         undefined += [f"{fact} {name}" for old, name in names.items() if old.partition("[")[0] == root]
+    if WHOLE in names:  # PyTorch does not define the content of operands after a refused call
+        undefined = ["value of ", "storage of ", "version of "]
     return {
         "tolerance": {name: terms.tolerance[name] for name in sorted(dtypes & terms.tolerance.keys())},
         "rules": terms.rules,

@@ -17,6 +17,8 @@ from conformance.engine.target import Target
 from conformance.program.capture import Unwritable
 from conformance.program.model import Program
 from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
+from conformance.program.steps.op import snippet_sources
+from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
 from conformance.record.finding import ON_CPU, shown_by
@@ -30,7 +32,7 @@ from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS, SampleCall, Skip
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import own_part
+from conformance.standalone.script import bare, own_part
 from conformance.standalone.torch_compat import op_db_unseeded
 
 TRIALS, SECONDS = 250, 30.0
@@ -103,7 +105,9 @@ class Minimizer:
             verdict = replace(verdict, mismatches=(first, *rest))
         smaller = failure_of_program(case, self.target, failure, program, verdict)
         smaller = replace(smaller, cut=time.time() >= self.until)
-        short = len(own_part(smaller.script).splitlines()) <= LONGEST_LINES
+        helpers = snippet_sources(name for step in program.steps if (name := OPS[step.op].snippet))
+        lines = len(own_part(smaller.script).splitlines()) - sum(len(text.splitlines()) for text in map(bare, helpers))
+        short = lines <= LONGEST_LINES
         small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
         return smaller if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 

@@ -99,12 +99,22 @@ class TestPlanted:
         assert "result = torch.add(a, a, out=c)" in result.failures[0].script
         assert statement_about(result, alone(result.failures[0].script), 60.0) == SHOWS
 
+    def test_derivative_in_forward_mode(self, alone: Callable[[str], Ended]) -> None:
+        """The script has one helper function, and one number as the tangent, the cotangent and the operand."""
+        (result,) = results("exp", variants=["forward_over_backward"]).results
+        script = result.failures[0].script
+        assert "forward_over_backward(torch.exp, [a], [a], a)" in script and "op_db" not in own_part(script)
+        assert statement_about(result, alone(script), 60.0) == SHOWS
+
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
-        minimized = results("exp", variants=["forward_over_backward"])
-        reason = "it cannot be written as a program: a derivative in forward mode: 1"
-        assert minimized.notes == [f"0 of 1 failure minimized ({reason})"]
-        assert "op_db" in minimized.results[0].failures[0].script
+        case = Case("svd", "", "", "float32", "forward", "as_sampled")
+        failure = Failure("value", "result[0]", "1.0", "2.0", "1 of 4 elements differ", script="from op_db")
+        run = Run("planted", [case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))])
+        minimize.minimize(run, {case.id: case}, LIMITS)
+        reason = "it cannot be written as a program: a result whose sign or phase is free: 1"
+        assert run.notes == [f"0 of 1 failure minimized ({reason})"]
+        assert run.results[0].failures == (failure,)
 
     def test_time_of_a_limited_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run with a time limit and a failure ends its cases early, so that time is left to minimize."""

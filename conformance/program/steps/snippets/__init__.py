@@ -51,12 +51,13 @@ from conformance.program.steps.snippets.states import (
     in_vmap,
     new_tensors_lie,
     random_zeros,
+    seed,
     seeded,
     subnormals,
     threads,
     warned,
 )
-from conformance.program.steps.snippets.transforms import derived, transformed
+from conformance.program.steps.snippets.transforms import derived, forward_over_backward, transformed
 
 __all__ = [
     "OBJECTS",
@@ -75,6 +76,7 @@ __all__ = [
     "empty_filled",
     "exchange",
     "flush_denormal",
+    "forward_over_backward",
     "from_host_view",
     "function_mode",
     "generated",
@@ -97,6 +99,7 @@ __all__ = [
     "recorders",
     "resize_filled_",
     "same_base",
+    "seed",
     "seeded",
     "set_view_",
     "shares_memory",

@@ -25,6 +25,14 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def seed(number: int) -> Iterator[None]:
+    """Set the seed of every random generator; afterwards, the CPU's continues as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number)
+        yield
+
+
+@contextlib.contextmanager
 def default_device(device: Any) -> Iterator[None]:
     """Set the default device."""
     torch.set_default_device(device)
