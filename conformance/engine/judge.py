@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
 from conformance.engine import rules
+from conformance.engine.decompositions import without_free_choices
 from conformance.engine.executor import Execution, Subject
 from conformance.engine.loading import reference
 from conformance.engine.rounding import ARBITRATED, arbitrate
@@ -113,6 +114,8 @@ def judge(
     mismatches = compare(want, got, oracles=oracles, exact=terms.exact, tolerance=terms.tolerance)
     if mismatches and rules.of_rounding(terms.rules, want, got):
         mismatches = []
+    if mismatches and rules.CHOICE in terms.rules and want.error is None and got.error is None:
+        mismatches = without_free_choices(subject, mismatches, want, got)
     mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, mismatch, want, got, target)]
     mismatches, arbitrated = (
         _arbitrated(subject, expected, actual, target, mismatches) if mismatches else (mismatches, False)

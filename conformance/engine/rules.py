@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.engine.executor import Running, Transform
     from conformance.engine.judge import Judged
 
-FAULT, TIES, BY_NAN, GRADIENT, ZEROS, SPREAD, CANCELS, DIRECTION, SINGULAR, REPEATED = UNDEFINED
+FAULT, TIES, BY_NAN, GRADIENT, ZEROS, SPREAD, CANCELS, DIRECTION, SINGULAR, REPEATED, CHOICE = UNDEFINED
 
 SPECIAL, LARGE, SIGNED_ZEROS = "special values", "large values", "signed zeros"
 """Rules that follow from the values of the inputs. With special values, torch CPU's loops may disagree with each other.
@@ -261,5 +261,5 @@ RULES: dict[str, Callable[[Answers], torch.Tensor]] = {
 }
 """The rules by name, the cheapest first: each returns the elements at which torch CPU's answer decides nothing."""
 
-KNOWN = frozenset({*RULES, SIGNED_ZEROS})
+KNOWN = frozenset({*RULES, SIGNED_ZEROS, CHOICE})
 """The names that a subject may use."""

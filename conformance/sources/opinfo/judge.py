@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 from conformance.engine.executor import Execution, Running, Transform
 from conformance.engine.judge import OneAnswer, Terms
 from conformance.engine.rounding import Float64Reference, widened
-from conformance.engine.rules import Arguments
+from conformance.engine.rules import CHOICE, Arguments
 from conformance.engine.target import Target
-from conformance.record.names import CHANGED
+from conformance.record.names import CHANGED, DIFFERENTIATED, TIERS
 from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.plan import Case
+from conformance.sources.opinfo.sampling import Sample
 from conformance.sources.opinfo.variants import SampleCall, draws_numbers
 from conformance.standalone.moving import (
     MARKER,
@@ -36,6 +37,14 @@ from conformance.standalone.moving import (
 )
 from conformance.standalone.observation import Observation, observe
 from conformance.standalone.oracles import Mismatch, compare
+
+
+def process_of(case: Case, sample: Sample) -> Callable[[Any], Any] | None:
+    """Return OpInfo's conversion of a result whose sign or phase is free; None if there is none, or if the definition
+    of the result decides in its place. Gradients are taken of the converted result, and the definition knows none."""
+    usual = case.variant not in (*DIFFERENTIATED, *TIERS, *CHANGED)
+    return None if usual and CHOICE in undefined.rules_of(case) else sample.process
+
 
 RESULTS = ("result", "out")
 """Beginnings of the names of a call's results."""
@@ -66,7 +75,7 @@ class JudgedCall(OneAnswer):
             undefined=undefined_parts(case, self.call),
             # PyTorch does not define the content of an out= tensor after a refused call.
             oracles=frozenset({"error"}) if refused else None,
-            process=sample.process,
+            process=process_of(case, sample),
             message=(sample.error_regex or "") if refused else "",
         )
 

@@ -29,7 +29,7 @@ from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.states import SEEDS
 from conformance.record.names import ORACLES, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.judge import JudgedCall
+from conformance.sources.opinfo.judge import JudgedCall, process_of
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.variants import SampleCall, draws_numbers
 from conformance.standalone.moving import storage_key, tensors
@@ -55,7 +55,7 @@ def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
 
     Runs the call and the program on torch CPU. Raises Unwritable."""
     op = catalog.find(case)
-    if call.sample.process is not None:
+    if process_of(case, call.sample) is not None:
         raise Unwritable("a result whose sign or phase is free")
     names = _Names(call)
     args, kwargs = names.arguments(call)

@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 
 from conformance.declare.declaration import ANSWERS, UNDEFINED, Declaration, among, read
-from conformance.engine.rules import FAULT, LARGE, REPEATED, RULES, SIGNED_ZEROS, SINGULAR, SPECIAL, TIES, ZEROS
+from conformance.engine.rules import CHOICE, FAULT, LARGE, REPEATED, RULES, SIGNED_ZEROS, SINGULAR, SPECIAL, TIES, ZEROS
 from conformance.record.names import CHANGED, TIERS
 from conformance.sources.opinfo.plan import Case
 
@@ -53,11 +53,13 @@ def faulty(op: str, variant: str) -> bool:
 
 
 def rules_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the judge's rules for a case: the order of equal elements is open in every case, the other
-    parts with special values or changed arguments."""
-    if case.variant not in (*TIERS, *CHANGED):
-        return (TIES,) if declared(case, TIES) else ()
-    names = [SPECIAL, *(name for name in RULES if name in UNDEFINED and declared(case, name))]
+    """Return the names of the judge's rules for a case: the order of equal elements, and the choices of a
+    decomposition, are open in every case, the other parts with special values or changed arguments."""
+    special = case.variant in (*TIERS, *CHANGED)
+    names = [name for name in (*RULES, CHOICE) if name in UNDEFINED and declared(case, name)]
+    if not special:
+        return tuple(name for name in names if name in (TIES, CHOICE))
+    names = [SPECIAL, *names]
     names += [LARGE] if TIERS.get(case.variant) in LARGE_TIERS else []
     return (*names, *([SIGNED_ZEROS] if case.variant == "specials_zeros" and not declared(case, ZEROS) else []))
 
