@@ -105,7 +105,7 @@ def calls_of(key: Key, variant: str, dtype: str) -> tuple[SampleStep, ...]:
         warnings.simplefilter("ignore")
         try:
             drawn = list(
-                itertools.islice(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", SAMPLES), SAMPLES)
+                itertools.islice(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", None), SAMPLES)
             )
         except Exception:  # op_db's own samplers fail for some dtypes; other dtypes cover the op
             return ()

@@ -77,6 +77,33 @@ class TestSampling:
         for sample, theirs in zip(ours, op.sample_inputs("cpu", torch.float32), strict=False):
             torch.testing.assert_close((sample.input, sample.args), (theirs.input, theirs.args), rtol=0, atol=0)
 
+    @pytest.mark.parametrize(
+        ("name", "variant", "limit"),
+        [("linalg.svd", "forward", 20), ("svd", "backward", 4), ("searchsorted", "forward", 6)],
+    )
+    def test_at_most_half_are_empty(self, cpu: Any, name: str, variant: str, limit: int) -> None:
+        """Regression test: the first samples of these entries are empty, so their cases passed and compared nothing."""
+        import torch
+
+        from conformance.sources.opinfo.catalog import find
+        from conformance.sources.opinfo.sampling import samples
+        from conformance.standalone.moving import tensors
+
+        drawn = list(samples(find(case(name)), variant, torch.float32, "as_sampled", limit))
+        empty = [sample for sample in drawn if any(not tensor.numel() for tensor in tensors(sample.tree))]
+        assert (len(drawn), len(empty)) == (limit, limit // 2)
+        assert [sample.index for sample in drawn[: limit // 2]] == list(range(limit // 2))
+
+    def test_empty_samples_without_others_are_taken(self, cpu: Any) -> None:
+        """The empty ones come last if not enough others follow."""
+        import torch
+
+        from conformance.sources.opinfo.catalog import find
+        from conformance.sources.opinfo.sampling import samples
+
+        drawn = samples(find(case("sparse.sampled_addmm")), "backward", torch.float32, "as_sampled", 4)
+        assert [sample.index for sample in drawn] == [0, 1, 7, 2]
+
     @pytest.mark.parametrize("variant", ["forward", "reference_inputs", "error_inputs"])
     def test_no_test_is_looked_for(self, cpu: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """OpInfo's iterators do not inspect the stack. Regression test: they read the source of every frame to find a
