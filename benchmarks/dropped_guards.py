@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     target, until = load_target(args.target), time.monotonic() + 60 * args.minutes
-    drawing = Drawing(without=unsupported_steps(describe_target(args.target)), compiled=target.compiles)
+    drawing = Drawing(without=unsupported_steps(describe_target(args.target).facts), compiled=target.facts.compiles)
     shown: dict[str, tuple[int, str]] = {}
     faults, tried, seen = _faults(), 0, set[str]()
     for number in range(args.programs):
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not left or time.monotonic() > until:
             break
         program = drawing.numbered(args.seed, number)
-        if unsupported_reason(program, target):
+        if unsupported_reason(program, target.facts):
             continue
         program = with_calls(program, args.seed, number, target)
         changed = {change_of(program, at) for at in range(1, len(program.calls) + 1)} - UNGUARDED

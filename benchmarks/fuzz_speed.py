@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
     target = load_target(args.one)
-    drawing = Drawing(args.steps, without=unsupported_steps(target), compiled=target.compiles)
+    drawing = Drawing(args.steps, without=unsupported_steps(target.facts), compiled=target.facts.compiles)
     way = naively if args.naive else as_a_worker
     for number in range(WARM_UP):
         way(drawing.numbered(args.seed + 1, number), target)
@@ -130,11 +130,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     done = 0.0
     while done < 1:
         program = drawing.numbered(args.seed, number)
-        if target.transforms_program:
+        if target.facts.transforms_program:
             program = with_calls(program, args.seed, number, target)
         more_kernels, more_calls = way(program, target)
         kernels, calls = kernels + more_kernels, calls + more_calls
-        ran += not unsupported_reason(program, target)
+        ran += not unsupported_reason(program, target.facts)
         number += 1
         before, done = (
             done,
@@ -161,13 +161,13 @@ def as_a_worker(program: Program, target: Target) -> tuple[int, int]:
 
 def naively(program: Program, target: Target) -> tuple[int, int]:
     """Judge a program that is read after each step, and return its numbers of kernels and of judged calls."""
-    if unsupported_reason(program, target):
+    if unsupported_reason(program, target.facts):
         return 0, 0
     expected = reference(program)
     before = target.counters()
     actual = read_after_each_step(program, target)
     measured = growth(before, target.counters())
-    compare(expected.observation, actual, oracles=target.oracles, exact=expected.exact)
+    compare(expected.observation, actual, oracles=target.facts.oracles, exact=expected.exact)
     return measured.get("kernels") or 0, 1
 
 

@@ -34,8 +34,8 @@ WIDE = "10000"
 PUBLIC = ("conformance", "conformance.report", "conformance.backend.kernels", "conformance.backend")
 """Modules whose `__all__` is public."""
 
-CLASSES = ("conformance.engine.target.Target",)
-"""Classes that a user derives from; their public attributes are part of the page."""
+CLASSES = ("conformance.engine.target.Target", "conformance.engine.facts.TargetFacts")
+"""Classes that a user derives from, or makes; their public attributes are part of the page."""
 
 
 def help_of(module: str, name: str) -> str:

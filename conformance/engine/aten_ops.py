@@ -15,22 +15,7 @@ from typing import Any
 
 import torch
 
-from conformance.standalone.torch_compat import (
-    DRAWS_NUMBERS,
-    VALUE_DEPENDENT,
-    DispatchKey,
-    DispatchKeySet,
-    TorchDispatchMode,
-    run_kernel,
-)
-
-TAGGED: dict[str, Collection[torch.Tag]] = {
-    "an answer that depends on values": VALUE_DEPENDENT,
-    "random numbers": DRAWS_NUMBERS,
-    "a geometry that changes in place": (torch.Tag.inplace_view,),
-}
-"""Traits of programs and of op_db's samples that a target may declare as unsupported: torch CPU calls an operator with
-one of these tags."""
+from conformance.standalone.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode, run_kernel
 
 
 class AtenOps(TorchDispatchMode):

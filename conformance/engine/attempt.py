@@ -97,7 +97,7 @@ def confirmed(error: Raised, subject: Subject, target: Target) -> str:
 def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
     """Return the calls that raise in a run on the target, the outermost first. A compiled function calls no operators
     of the device, so it has none."""
-    if target.transforms_program:
+    if target.facts.transforms_program:
         return []
     with Calls() as calls, contextlib.suppress(UserError):
         Executor(target).run(subject)

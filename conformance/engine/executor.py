@@ -1,6 +1,6 @@
 """The executor: the only code that runs a subject on a target and applies the target's transform.
 
-Defines `Subject` (a drawn program, or one op_db sample), `Running` (a subject in progress), `OneCall` (one that is a
+Defines `Subject` (a program, or one op_db sample), `Running` (a subject in progress), `OneCall` (one that is a
 single call), `Execution` (the outcome of a run) and `Executor`. One place decides whether a target moves tensors,
 transforms functions or interprets metadata, for both kinds of subject. So no subject can be compared with itself: the
 executor rejects a transform that returns its function unchanged, and distinguishes samples that reached the compiler
@@ -33,6 +33,22 @@ time."""
 
 def no_watch(number: int, builds: bool) -> None:
     """Do nothing; the default of each `Watch`."""
+
+
+ZERO = torch.zeros(1)
+"""A number on the CPU, made before the modes of any target."""
+
+
+def is_lost(target: Target) -> bool:
+    """Whether the device of a target cannot hold a number any more. The first attempt may raise the error of an earlier
+    call, so a device is lost if two attempts fail. One that holds no values is never lost."""
+    if not target.facts.shows_values:
+        return False
+    for _ in range(2):
+        with contextlib.suppress(Exception), target.entered():
+            target.upload([ZERO])[0].cpu()
+            return False
+    return True
 
 
 _RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()
@@ -183,14 +199,14 @@ class Executor:
         """
         target = self.target
         target.reset_state()  # not between rehearsals, which teach the device the calls of the observed run
-        for _ in range(target.rehearsals):
+        for _ in range(target.facts.rehearsals):
             self._rehearse(subject, stepwise)
         seen: list[Observation] = []
         failed: int | None = 0
         outcome: Any = None
         inputs: Any = None
         news = _News(target)
-        captured = self._captured() if target.transforms_program else target.capture()
+        captured = self._captured() if target.facts.transforms_program else target.capture()
         capture: Any = None
         counters = target.counters()
         with contextlib.ExitStack() as stack:
@@ -203,7 +219,7 @@ class Executor:
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
                 inputs = moved(tree, target.send, target.device, kept)
                 failed = None
-                transform = self._transform(capture) if capture and target.transforms_program else None
+                transform = self._transform(capture) if capture and target.facts.transforms_program else None
                 running = subject.begin(inputs, target, transform)
                 for number in range(1, running.count + 1):
                     watch(number, news.of(running.signature(number)))
@@ -229,7 +245,7 @@ class Executor:
                 seen.append(Observation(error=Raised.of(error)))
         measured = growth(counters, target.counters())  # without the calls of the check below
         raised = seen[-1].error if seen else None
-        if raised is not None and target.device.type != "cpu" and target.is_lost():
+        if raised is not None and target.device.type != "cpu" and is_lost(target):
             raise DeviceLost(f"{raised.kind}: {raised.text}".partition("\n")[0])
         return Execution(tuple(seen), failed, capture, outcome, inputs, measured=measured)
 
@@ -284,8 +300,8 @@ class _News:
 
     def __init__(self, target: Target) -> None:
         self.run = _RUN.setdefault(target, set())
-        self.always = target.transforms_program or target.lazy
-        self.any = target.lazy
+        self.always = target.facts.transforms_program or target.facts.lazy
+        self.any = target.facts.lazy
 
     def of(self, signature: Hashable) -> bool:
         """Whether the target has not run this signature yet; records it as run."""

@@ -1,6 +1,6 @@
 """The judge: compares a subject's run with the reference and removes the differences that PyTorch allows.
 
-Defines `Terms`, `Judged` and `judge`. A drawn program and a sample of op_db are judged in the same way, on the terms
+Defines `Terms`, `Judged` and `judge`. A program and a sample of op_db are judged in the same way, on the terms
 that each of them states: tolerances, answers without a meaning, rules for special values, an answer in float64. Only
 this module applies the terms. They can remove or add mismatches; `oracles` alone defines "equal".
 """
@@ -161,7 +161,7 @@ def _undefined(subject: Judged, mismatch: Mismatch, want: Observation, got: Obse
         return True
     if mismatch.oracle not in ARBITRATED or "elements differ" not in mismatch.detail:
         return False
-    if "random" in target.lacks and subject.draws:
+    if "random" in target.facts.lacks and subject.draws:
         return True
     return bool(terms.rules) and rules.decides_nothing(subject, mismatch, want, got)
 

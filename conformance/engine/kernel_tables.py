@@ -66,7 +66,7 @@ def lacking(operators: Iterable[str], target: Target) -> str:
     """Return the first operator declared lacking that the device needs for these operators, as torch CPU calls them; ""
     without one. An operator needs itself. If the device registers no kernel for it, it also needs its out= form and its
     overrideable form."""
-    declared = frozenset(target.profile.operators if target.profile else ())
+    declared = frozenset(target.facts.profile.operators if target.facts.profile else ())
     key = key_of(target) if declared else None
     for operator in operators if declared else ():
         forms = [operator]

@@ -8,11 +8,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+from dataclasses import fields, replace
 
 import torch
 
 from conformance.declare import profile as profiles
+from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
+from conformance.engine.facts import TargetFacts
 from conformance.engine.target import Target
 from conformance.record.error_text import text_of
 from conformance.record.errors import TargetError
@@ -27,6 +30,13 @@ from conformance.record.names import (
 )
 
 ENTRY_POINTS = "conformance.targets"
+
+FORMER = {
+    **{fact.name: f"{fact.name}=..." for fact in fields(TargetFacts) if fact.name not in ("profile", "relations")},
+    "unsupported": "declarations=(unsupported(reason, step=...),)",
+    "draws_functions": "compiles=True",
+}
+"""Attributes that a target's class had before `facts`, each with the fact that replaces it."""
 
 
 def load_target(spec: str) -> Target:
@@ -96,19 +106,21 @@ def _profiled(spec: str, profile: Profile) -> Target:
     """Return the target that a profile names, with the profile's declarations applied."""
     profile.activate()
     target = describe_target(profile.spec)
+    facts = target.facts.without(profile.unsupported("feature"))
     if profile.dtypes is not None:
-        target.dtypes = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
-    target.declarations += profile.declarations
-    target.without(frozenset(profile.unsupported("feature")))
-    target.profile, target.probed, target.spec = profile, False, spec
+        held = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
+        facts = replace(facts, dtypes=held)
+    declarations = (*facts.declarations, *profile.declarations)
+    target.facts = replace(facts, declarations=declarations, profile=profile, probed=False)
+    target.spec = spec
     return target
 
 
 def _metamorphic(spec: str, target: Target) -> Target:
     """Return the target, judged by its answers to rewritten programs, whose strides and kernels differ."""
-    target.relations, target.spec = RELATIONS, spec
-    target.oracles &= RELATED_ORACLES
-    target.siblings = target.without_backend = ()
+    oracles = target.facts.oracles & RELATED_ORACLES
+    target.facts = replace(target.facts, relations=RELATIONS, oracles=oracles, siblings=(), without_backend=())
+    target.spec = spec
     return target
 
 
@@ -121,18 +133,32 @@ def _reason(error: Exception) -> str:
 
 
 def _check(spec: str, target: Target) -> None:
-    """Check the oracles and dtypes that a target declares, since a misspelt one would silently exclude something.
-    `program/unsupported.py` checks the names in `declarations`."""
-    if not callable(target.unsupported):
+    """Check the facts of a target, since a misspelt one would silently exclude something. `program/unsupported.py`
+    checks the names in `declarations`."""
+    for name, fact in FORMER.items():
+        if hasattr(target, name):
+            raise TargetError(
+                f"target {spec!r}: {name!r} is a former attribute: write facts = TargetFacts({fact}), "
+                "as docs/targets.md shows"
+            )
+    facts = target.facts
+    if not isinstance(facts, TargetFacts):
+        raise TargetError(f"target {spec!r} has the facts {facts!r}: write facts = TargetFacts(...)")
+    if type(target).transform is not Target.transform and not facts.transforms_program:
         raise TargetError(
-            f"target {spec!r}: 'unsupported' is a former form: write declarations = (unsupported(reason, step=...),), "
-            "as docs/targets.md shows"
+            f"target {spec!r} defines `transform`, which only runs with facts = TargetFacts(transforms_program=True): "
+            "torch CPU would be compared with itself"
         )
-    unknown = [oracle for oracle in target.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
-    if unknown or not target.oracles:
+    unfamiliar = sorted(facts.lacks - {*FEATURES})
+    if unfamiliar:
+        raise TargetError(
+            f"target {spec!r} lacks the unknown feature {unfamiliar[0]!r}: choose from {', '.join(FEATURES)}"
+        )
+    unknown = [oracle for oracle in facts.oracles if oracle not in (*ORACLES, SIGNIFICANT_STRIDE)]
+    if unknown or not facts.oracles:
         problem = f"the unknown oracle {unknown[0]!r}" if unknown else "no oracle, so nothing of it would be compared"
         raise TargetError(f"target {spec!r} names {problem}: choose from {', '.join((*ORACLES, SIGNIFICANT_STRIDE))}")
-    for dtype in target.dtypes or ():
+    for dtype in facts.dtypes or ():
         if not isinstance(dtype, torch.dtype):
             raise TargetError(
                 f"target {spec!r} holds the dtype {dtype!r}, which is no torch.dtype: write for example torch.float32"

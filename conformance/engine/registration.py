@@ -32,6 +32,11 @@ def options(target: str, argument: str, known: Collection[str], form: str) -> tu
     return name, settings
 
 
+def features_of(option: str) -> frozenset[str]:
+    """Return the features that the value of `without=` names, such as set_+views; `nothing` is none."""
+    return frozenset(option.split("+")) - {"nothing"}
+
+
 def setup(module: str, function: str, environment: Mapping[str, str]) -> str:
     """Return the lines of a script that set the environment variables, import the module and call its function."""
     lines = ["import os"] if environment else []

@@ -45,11 +45,11 @@ def culprit(trial: Trial, first: Mismatch) -> str:
     """Return the operator to blame for a difference of the program, such as `copy_`, and for a compiler its layer and
     part. Return "" if no single operator mends the program, and for other targets that transform programs."""
     target = trial.target
-    if target.relations:
+    if target.facts.relations:
         return ""  # torch CPU's answer would not be right for both programs
     if isinstance(target, Layered):
         return compiler_culprit(trial, first)
-    key = None if target.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
+    key = None if target.facts.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
     if key is None:
         return ""
     watching = _Replacing(target, key)

@@ -19,7 +19,7 @@ from conformance.program.metamorphic import judge_relations
 from conformance.program.model import Program, ProgramError, call_of
 from conformance.program.steps.op import StepError
 from conformance.program.trial import CpuFunction, Trial
-from conformance.program.unsupported import unsupported_reason
+from conformance.program.unsupported import unsupported_names, unsupported_reason
 from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, Verdict, judge_call, located, reached
 from conformance.record.measurements import RECOMPILED, Measurements
 from conformance.standalone.oracles import compare
@@ -102,9 +102,9 @@ def judge_trial(
     `Executor.run`). `baseline` has the counts of an earlier run by digest of the program and measure. Raises
     ProgramError if the program has no defined meaning on torch CPU."""
     program, target = trial.program, trial.target
-    if target.relations:
+    if target.facts.relations:
         return judge_relations(trial.of_call(0), locate=locate, watch=watch)
-    if not program.calls or not target.transforms_program:
+    if not program.calls or not target.facts.transforms_program:
         return judge_call(trial.of_call(0), locate=locate, watch=watch, baseline=baseline)
     reason = unsupported_call(program, target)
     if reason:
@@ -132,16 +132,16 @@ def judge_trial(
 
 def unsupported_call(program: Program, target: Target) -> str:
     """Return the reason why the target does not support one of the calls; "" if it supports all."""
-    states = target.unsupported("state")
+    states = unsupported_names(target.facts, "state")
     for number in range(len(program.calls) + 1):
         under = program.calls[number - 1].under if number else ()
-        if number and program.calls[number - 1].restarted and not target.saves_graphs:
+        if number and program.calls[number - 1].restarted and not target.facts.saves_graphs:
             return "a new process with saved graphs"
         for name in under:
             if {name, name.partition(":")[0]} & states:
                 return f"under {name}"
         inside = call_of(program, number).with_steps(program.steps)
-        reason = unsupported_reason(inside, target)
+        reason = unsupported_reason(inside, target.facts)
         if reason:
             return reason
     return ""
@@ -161,7 +161,7 @@ def _same_unwatched(trial: Trial) -> bool:
     expected = [call.end for call in trial.calls]
     seen = Executor(CpuFunction()).run(CallsSubject(trial.program), stepwise=True).observations
     return len(seen) == len(expected) + (len(expected) > 1) and not any(
-        compare(want.observation, got, oracles=CpuFunction.oracles, exact=want.exact)
+        compare(want.observation, got, oracles=CpuFunction.facts.oracles, exact=want.exact)
         for want, got in zip([*expected, expected[0]], seen, strict=False)
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from conformance.engine.executor import StepFailed, Transform, signature_of
+from conformance.engine.executor import StepFailed, Transform, is_lost, signature_of
 from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
@@ -124,7 +124,7 @@ class RunningProgram:
         """Return the observation of the current state. `target` is None for torch CPU."""
         results = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
         inputs = {name: self.env[name] for name in self.inputs}
-        versions = self.versions if target is None or "version" in target.oracles else None
+        versions = self.versions if target is None or "version" in target.facts.oracles else None
         return observe({**results, **self.answers}, inputs, target=target, versions=versions)
 
 
@@ -160,7 +160,7 @@ class SteppedProgram(RunningProgram):
             try:
                 self.target.synchronize()
             except Exception as error:
-                if self.target.is_lost():
+                if is_lost(self.target):
                     raise StepFailed(number, step.op) from error
                 self.answers[f"step {number}"] = Raised.of(error)
 

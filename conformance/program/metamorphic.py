@@ -64,12 +64,12 @@ def judge_relations(trial: Trial, *, locate: bool, watch: Watch) -> Verdict:
     With `locate`, search the step that breaks it. Raises ProgramError if the program has no defined meaning on torch
     CPU."""
     program, target = trial.program, trial.target
-    unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
+    unsupported = unsupported_reason(program, target.facts) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
     expected, compared = trial.cpu.end, False
     run, runs = None, _step_runs(program)
-    for name in target.relations:
+    for name in target.facts.relations:
         other = _applies(program, name, expected, runs)
         if other is None:
             continue
@@ -139,7 +139,7 @@ def _broken(trial: Trial, name: str, other: Related, run: Execution) -> tuple[li
         want, got = _without_other_strides(want, got), _without_other_strides(got, want)
     subject = RelatedProgram(trial.program, exact, expected.observation)
     mismatches = judge(
-        subject, Execution((want,)), replace(run, observations=(got,)), target, target.oracles
+        subject, Execution((want,)), replace(run, observations=(got,)), target, target.facts.oracles
     ).mismatches
     return [
         replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, BROKEN.format(name)))))

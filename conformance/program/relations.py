@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import torch
 
-from conformance.engine.aten_ops import TAGGED
 from conformance.program.model import Program
 from conformance.program.shadow import Shadow
 from conformance.program.steps.functions import TRANSFORMED
@@ -29,6 +28,7 @@ from conformance.program.unsupported import runs_tagged
 from conformance.record.names import RELATIONS as NAMES
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import storage_key, whole_storage
+from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 LAYOUT, BATCH, REPETITION, ORDER, UNUSED, DERIVATIVE = NAMES
 
@@ -128,7 +128,7 @@ def step_runs(program: Program) -> list[StepRun]:
     """Run the program on torch CPU, and return its steps with their operands and results; none if it draws random
     numbers, which depend on every other call, or calls an operator of `UNREPRODUCIBLE`."""
     called = {step.op.rpartition(":")[2] for step in program.steps}
-    if called & UNREPRODUCIBLE.keys() or runs_tagged(program, TAGGED["random numbers"]):
+    if called & UNREPRODUCIBLE.keys() or runs_tagged(program, DRAWS_NUMBERS):
         return []
     shadow, result = Shadow(program), list[StepRun]()
     for number, step in enumerate(program.steps, 1):

@@ -71,7 +71,7 @@ def script(
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
     marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
     `options` are further arguments of the comparison, as expressions."""
-    program = program if target.transforms_program else call_of(program, 0)
+    program = program if target.facts.transforms_program else call_of(program, 0)
     called, states = call_of(program, len(program.calls)), [call.under for call in program.calls]
     first = next(iter(mismatches), None)
     headline = sentence(first) if first else death or program.note or "A program of view and in-place steps."
@@ -84,20 +84,20 @@ def script(
     used |= dict.fromkeys(name for step in program.every_step for name in defined_by(step.under))
     used |= dict.fromkeys(name for under in states for name in defined_by(under))
     raising = sum(step.raises is not None for step in program.steps)
-    attempts = raising > 1 or target.transforms_program
+    attempts = raising > 1 or target.facts.transforms_program
     compiled = carried(("unwrapped",)) + ATTEMPT_COMPILED
-    attempt = [compiled if target.transforms_program else ATTEMPT] if raising and attempts else []
+    attempt = [compiled if target.facts.transforms_program else ATTEMPT] if raising and attempts else []
     own = any(input_.requires_grad for input_ in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
     inputs, make = make_inputs(called), functools.partial(_input_lines, target=target, own=own)
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
-    also = [] if target.transforms_program else [name for name in inputs if name in looked]
+    also = [] if target.facts.transforms_program else [name for name in inputs if name in looked]
     after = caller(program, mark=bad_step, attempts=attempts)
     text = source(program, mark=bad_step, attempts=attempts, also=also)
     other = related(program, relation) if relation else None
     if other is not None:
         text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)
-    more = [*_earlier_calls(program, make, target.on), *([after + CALLED] if after else [])]
+    more = [*_earlier_calls(program, make, target.facts.on), *([after + CALLED] if after else [])]
     bug = Bug(
         [
             *["import numpy"] * ("numpy." in text + after),
@@ -119,7 +119,7 @@ def script(
         answer = reference(called)
         exact = sorted(answer.observation.tensors if relation and RELATIONS[relation].bits else answer.exact)
     terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
-    options = {**judged(target.oracles, target.lacks), "exact": str(exact), **terms, **options}
+    options = {**judged(target.facts.oracles, target.facts.lacks), "exact": str(exact), **terms, **options}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])
 
@@ -131,11 +131,11 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
         input_lines,
         [(input_.name, inputs[input_.name]) for input_ in call.inputs if not input_.same],
         {storage_key(inputs[input_.name]): flats[input_.storage] for input_ in call.inputs if not input_.same},
-        stays=inputs if target.transforms_program and target.on == "cpu" else (),
+        stays=inputs if target.facts.transforms_program and target.facts.on == "cpu" else (),
         own=own,
     )
     try:
-        lines = make(lacks=target.lacks)
+        lines = make(lacks=target.facts.lacks)
     except NoSource:  # the program killed its worker before the inputs existed, or was saved for another device
         lines = make()
     lines += [f"{input_.name} = {input_.same}" for input_ in call.inputs if input_.same]

@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance.engine.executor import Execution, Executor, Watch, no_watch
 from conformance.engine.judge import Judgement, judge
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import JudgedProgram
 from conformance.program.model import Program, call_of
@@ -26,7 +26,8 @@ from conformance.standalone.oracles import compare
 class CpuFunction(Target):
     """Target that runs a program on torch CPU as one function, without a compiler."""
 
-    name, transforms_program = "cpu function", True
+    name = "cpu function"
+    facts = TargetFacts(transforms_program=True)
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function in a wrapper: the executor refuses a target that returns the function itself."""
@@ -65,7 +66,7 @@ class CpuAnswer:
         If the base of a view starts to require grad, torch updates the view when the view is inspected (see the
         findings). A step-by-step run inspects it after each step; a transformed function does not."""
         unwatched = Executor(CpuFunction()).run(ProgramSubject(self.program)).last
-        return not compare(self.end.observation, unwatched, oracles=CpuFunction.oracles, exact=self.end.exact)
+        return not compare(self.end.observation, unwatched, oracles=CpuFunction.facts.oracles, exact=self.end.exact)
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,6 @@ class Trial:
 
     def judge(self, actual: Observation) -> Judgement:
         """Return the differences of the target's answer to the first call, and whether float64 acquitted it."""
-        expected = self.cpu.end
-        subject = JudgedProgram(self.cpu.program, expected.exact)
-        return judge(
-            subject, Execution((expected.observation,)), Execution((actual,)), self.target, self.target.oracles
-        )
+        subject = JudgedProgram(self.cpu.program, self.cpu.end.exact)
+        want, got = (Execution((seen,)) for seen in (self.cpu.end.observation, actual))
+        return judge(subject, want, got, self.target, self.target.facts.oracles)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 
 from conformance.declare.declaration import unknown
-from conformance.engine.aten_ops import TAGGED, Operators, Tagged
+from conformance.declare.features import FEATURES
+from conformance.engine.aten_ops import Operators, Tagged
+from conformance.engine.facts import TargetFacts
 from conformance.engine.kernel_tables import lacking
-from conformance.engine.target import SPARSE, Target
+from conformance.engine.target import Target
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Program
 from conformance.program.steps.op import VIEW, Step, dtype_of, is_local
@@ -24,7 +26,8 @@ from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
-from conformance.record.names import VARIANTS
+from conformance.record.names import SPECIALS_BACKWARD, VARIANTS
+from conformance.standalone.torch_compat import DRAWS_NUMBERS, VALUE_DEPENDENT
 
 
 def runs_tagged(program: Program, tags: Collection[torch.Tag]) -> bool:
@@ -78,6 +81,20 @@ AVOIDED = WANTS_GRAD, WITH_OUT, SHARED, RAISES, WRITE_RAISES
 NO_KERNEL = "a dtype without a kernel"
 """Trait of a call in a dtype that torch CPU does not implement; another device may implement it."""
 
+SPARSE = "sparse"
+"""Trait of op_db's samples: a tensor that is not strided."""
+
+EAGER_ONLY = {"step": frozenset({"conversions", "dtypes"}), "trait": frozenset({NO_KERNEL})}
+"""Families and traits of calls whose answer PyTorch leaves to the device (`TargetFacts.follows_eager`)."""
+
+TAGGED: dict[str, Collection[torch.Tag]] = {
+    "an answer that depends on values": VALUE_DEPENDENT,
+    "random numbers": DRAWS_NUMBERS,
+    "a geometry that changes in place": (torch.Tag.inplace_view,),
+}
+"""Traits of programs and of op_db's samples that a target may declare as unsupported: torch CPU calls an operator with
+one of these tags."""
+
 TRAITS: dict[str, Callable[[Program], bool]] = {
     RAISES: lambda program: _has(program, RAISES),
     WRITE_RAISES: lambda program: _has(program, WRITE_RAISES),
@@ -111,25 +128,36 @@ KNOWN = {
 """The names of parts that a target may declare as unsupported, by key of a scope."""
 
 
-def unsupported_reason(program: Program, target: Target) -> str:
-    """Return the reason why the target does not support the program; "" if it does.
+def unsupported_names(facts: TargetFacts, key: str) -> frozenset[str]:
+    """Return the names of parts that a target does not support. `key` is a key of a scope: "step" (families included),
+    "state", "trait" or "variant" (of op_db)."""
+    scopes = (declaration.scope for declaration in facts.declarations if declaration.holds)
+    names: set[str] = {name for scope in scopes for name in getattr(scope, key)}
+    if key == "step":
+        names.update(*(FEATURES[feature].steps for feature in facts.lacks))
+    if key == "variant" and "backward" in names:
+        names.update(SPECIALS_BACKWARD)
+    if not facts.follows_eager:
+        names.update(EAGER_ONLY.get(key, ()))
+    return frozenset(names)
 
-    Raises TargetError if the target declares an unknown name as unsupported."""
-    _check(target)
-    steps, states, traits = (target.unsupported(key) for key in ("step", "state", "trait"))
+
+def unsupported_reason(program: Program, facts: TargetFacts) -> str:
+    """Return the reason why a target does not support the program; "" if it does."""
+    steps, states, traits = (unsupported_names(facts, key) for key in ("step", "state", "trait"))
     for step in program.every_step:
         for name in (step.op, OPS[step.op].family):
             if name in steps:
                 return name
     for name in (state for step in program.every_step for state in step.under):
         left_out = {name, name.partition(":")[0]} & states
-        if left_out or (target.transforms_program and not STATES[name].compiled):
+        if left_out or (facts.transforms_program and not STATES[name].compiled):
             return f"under {name}"
     for trait, has in TRAITS.items():
         if trait in traits and has(program):
             return trait
-    if target.dtypes is not None:
-        missing = [name for name in dtypes_of(program) if dtype_of(name) not in target.dtypes]
+    if facts.dtypes is not None:
+        missing = [name for name in dtypes_of(program) if dtype_of(name) not in facts.dtypes]
         return f"dtype {missing[0]}" if missing else ""
     return ""
 
@@ -138,7 +166,7 @@ def lacking_operator(program: Program, target: Target) -> str:
     """Return an operator that the program calls on torch CPU and that the target's profile declares missing, or "".
 
     Runs the program on the CPU if the profile declares missing operators."""
-    if target.profile is None or not target.profile.operators:
+    if target.facts.profile is None or not target.facts.profile.operators:
         return ""
     return lacking(operators_of(program, program.steps), target)
 
@@ -159,27 +187,26 @@ def dtypes_of(program: Program) -> list[str]:
     return [input_.dtype for input_ in program.inputs] + constants
 
 
-def unsupported_steps(target: Target) -> tuple[str, ...]:
+def unsupported_steps(facts: TargetFacts) -> tuple[str, ...]:
     """Return the families and steps to leave out of drawing: those that the target does not support, and the family of
-    states if it transforms programs, since few states can be in one. Raises TargetError for unknown names."""
-    _check(target)
-    return tuple(sorted(target.unsupported("step") | ({STATE} if target.transforms_program else set())))
+    states if it transforms programs, since few states can be in one."""
+    return tuple(sorted(unsupported_names(facts, "step") | ({STATE} if facts.transforms_program else set())))
 
 
-def unsupported_traits(target: Target) -> tuple[str, ...]:
-    """Return the traits that the target does not support and that drawing avoids. Raises TargetError for unknown
-    names."""
-    _check(target)
-    return tuple(sorted(target.unsupported("trait") & {*AVOIDED}))
+def unsupported_traits(facts: TargetFacts) -> tuple[str, ...]:
+    """Return the traits that the target does not support and that drawing avoids."""
+    return tuple(sorted(unsupported_names(facts, "trait") & {*AVOIDED}))
 
 
-def held(dtypes: tuple[str, ...], target: Target) -> tuple[str, ...]:
-    """Return the dtypes to draw for this target: those in its profile if there is one with dtypes, otherwise all."""
-    known = target.dtypes if target.profile is not None else None
+def held(dtypes: tuple[str, ...], facts: TargetFacts) -> tuple[str, ...]:
+    """Return the dtypes to draw for a target: those in its profile if there is one with dtypes, otherwise all."""
+    known = facts.dtypes if facts.profile is not None else None
     return tuple(name for name in dtypes if known is None or dtype_of(name) in known)
 
 
-def _check(target: Target) -> None:
-    problems = unknown(target.declarations, KNOWN)
+def check_declarations(target: Target) -> None:
+    """Raise TargetError if the target declares as unsupported a name that does not exist, and so would declare
+    nothing."""
+    problems = unknown(target.facts.declarations, KNOWN)
     if problems:
         raise TargetError(f"target {target.spec!r}, {problems[0].removesuffix('.')}")

@@ -122,11 +122,11 @@ def judge_call(
 ) -> Verdict:
     """Return the verdict on a program of one call; see `calls.judge_program`."""
     program, target, cpu = trial.program, trial.target, trial.cpu
-    unsupported = unsupported_reason(program, target) or lacking_operator(program, target)
+    unsupported = unsupported_reason(program, target.facts) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
     expected = cpu.end
-    if target.transforms_program and not cpu.same_unwatched:
+    if target.facts.transforms_program and not cpu.same_unwatched:
         return Verdict(unsupported=WATCHED)
     execution = trial.run(watch=watch)
     if execution.unavailable:
@@ -140,7 +140,7 @@ def judge_call(
         mismatches = [
             replace(mismatch, where=where) if mismatch.oracle == "error" else mismatch for mismatch in mismatches
         ]
-    counts_kernels = any(measure.name in MEASURED for measure in target.measures)
+    counts_kernels = any(measure.name in MEASURED for measure in target.facts.measures)
     measured = bounded(execution.measured, cpu.most_kernels if counts_kernels else None)
     before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
     mismatches += exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
@@ -152,7 +152,7 @@ def judge_call(
         arbitrated=arbitrated,
         sides=(expected.observation, actual),
     )
-    if verdict.passed and target.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
+    if verdict.passed and target.facts.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
         return _step_by_step(trial, verdict, watch)
     if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
         return verdict
@@ -162,7 +162,7 @@ def judge_call(
 def located(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
     """Return a failing verdict with the first bad step. Unless a missing error names it, the program runs again, so a
     failure may vanish."""
-    transforms = trial.target.transforms_program
+    transforms = trial.target.facts.transforms_program
     suspected = suspect(trial.program, verdict.mismatches)
     accepted = missing_error(suspected, verdict.mismatches) if transforms else None
     if accepted is not None:
@@ -263,7 +263,7 @@ def first_bad_step(
     The number is 0 if the inputs already differ. Return None if no step differs. If the target transforms functions,
     prefixes of the program are compiled as separate functions, first up to the suspected step. `known` is the mismatch
     of this first prefix, if it has run."""
-    if trial.target.transforms_program:
+    if trial.target.facts.transforms_program:
         wrong = first_bad_beginning(trial, watch, suspected, known)
         return wrong if wrong is None or wrong[0] > 1 else _wrong_inputs(trial, watch) or wrong
     return _wrong_inputs(trial, watch) or _first_wrong(trial, trial.run(stepwise=True, watch=watch).observations)
@@ -273,7 +273,7 @@ def _wrong_inputs(trial: Trial, watch: Watch) -> tuple[int, Mismatch] | None:
     """Return step 0 and a mismatch if the inputs differ before any step."""
     start = Trial.of(trial.program.with_steps(()), trial.target)
     sent = start.run(watch=watch).last
-    moved = compare(start.cpu.end.observation, sent, oracles=trial.target.oracles, exact=True)
+    moved = compare(start.cpu.end.observation, sent, oracles=trial.target.facts.oracles, exact=True)
     return (0, leading(moved)) if moved else None
 
 

@@ -90,7 +90,7 @@ def preloaded(target: str) -> tuple[str, ...]:
     from conformance.engine.loading import describe_target
 
     with contextlib.suppress(TargetError):
-        return describe_target(target).preload
+        return describe_target(target).facts.preload
     return ()
 
 

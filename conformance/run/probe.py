@@ -53,7 +53,7 @@ def resolve(
         return spec, None
     from conformance.engine.loading import describe_target
 
-    if not describe_target(spec).probed:
+    if not describe_target(spec).facts.probed:
         return spec, None
     with PlacedPool(place, spec, limits) as pool:
         probed = probe(pool, seconds)
@@ -98,11 +98,11 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
     from conformance.engine.probe import TRIALS, dtype_survives, trial
 
     target, declared, rows, dtypes = loaded(spec), frozenset[str](), [], []
-    if target.profile is not None:
-        target, unmade = _without_profile(target, target.profile)
+    if target.facts.profile is not None:
+        target, unmade = _without_profile(target, target.facts.profile)
         if unmade:
             return Probe(unmade=unmade)
-        declared = target.lacks
+        declared = target.facts.lacks
     for name in (*TRIALS, *(f"dtype {name}" for name in DTYPES)):
         if name in fatal:
             row = ProbedFeature(name, Answer.DIED, fatal[name])
@@ -115,7 +115,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
                 row = trial(target, name)
         rows.append(row)
         if name in FEATURES and row.answer is not Answer.YES:
-            target.without(frozenset({name}))
+            target.facts = target.facts.without({name})
     return Probe(tuple(rows), tuple(dtypes), declared)
 
 
@@ -124,9 +124,9 @@ def _without_profile(target: Target, profile: Profile) -> tuple[Target, str]:
     from conformance.engine.loading import describe_target
 
     plain, bare = describe_target(profile.spec), copy.copy(target)
-    bare.lacks = plain.lacks
-    if plain.transforms_program:
+    bare.facts = replace(bare.facts, lacks=plain.facts.lacks)
+    if plain.facts.transforms_program:
         return bare, "it transforms functions, and moves nothing to a device"
-    if not (plain.probed or profile.tried):
+    if not (plain.facts.probed or profile.tried):
         return bare, "its class says what it lacks"
-    return bare, "" if plain.shows_values else "its tensors hold no values"
+    return bare, "" if plain.facts.shows_values else "its tensors hold no values"

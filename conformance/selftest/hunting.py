@@ -86,7 +86,7 @@ class PlantedFaults(MeasuredCases):
         if unknown:
             known = nearest(unknown[0], EVERY) or f": choose from {', '.join(EVERY)}"
             raise TargetError(f"there is no fault {unknown[0]!r}{known}")
-        drawing = Drawing(biased=not args.plain, without=unsupported_steps(describe_target(args.target)))
+        drawing = Drawing(biased=not args.plain, without=unsupported_steps(describe_target(args.target).facts))
         names = args.fault or list(EVERY)
         words = [*args.fault, f"seed {args.seed}", f"{args.programs} programs", *["without bias"] * args.plain]
         return [PlantedFault(name, drawing, args.seed, args.programs) for name in names], words

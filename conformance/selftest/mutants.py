@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ class MutantTarget(Target):
             hint = nearest(fault, EVERY) or f": choose from {', '.join((*EVERY, NOTHING))}"
             raise TargetError(f"there is no fault {fault!r}{hint}")
         self.beneath = describe_target(beneath or "cpu")
-        if self.beneath.transforms_program or not self.beneath.exposes_storages:
+        if self.beneath.facts.transforms_program or not self.beneath.facts.exposes_storages:
             raise TargetError(
                 f"a fault cannot be planted in {beneath!r}: only in a device that runs step by step and "
                 "shows its storages"
@@ -93,8 +93,14 @@ class MutantTarget(Target):
         chosen = EVERY.get(fault, NO_FAULT)
         self.spec = f"mutant:{argument}"
         self.mode = PlantedAbove(chosen) if chosen.level == FUNCTION else Planted(chosen)
-        self.oracles = self.beneath.oracles - {"version"}
-        self.dtypes, self.declarations = self.beneath.dtypes, self.beneath.declarations
+        facts = self.beneath.facts
+        self.facts = replace(
+            self.facts,
+            oracles=facts.oracles - {"version"},
+            dtypes=facts.dtypes,
+            declarations=facts.declarations,
+            lacks=facts.lacks,
+        )
         self.upload, self.download = self.beneath.upload, self.beneath.download  # type: ignore[method-assign]
 
     def prepare(self) -> None:
@@ -163,7 +169,7 @@ def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str 
     result = Hunt()
     for number in range(programs):
         trial = _drawn(drawing, seed, number)
-        if unsupported_reason(trial.program, sound):
+        if unsupported_reason(trial.program, sound.facts):
             continue
         result.tried += 1
         found = differences(trial.on(target))

@@ -62,11 +62,11 @@ def shows(names: Mapping[str, Any], spec: str, part: str = "") -> int:
         if part:
             assert isinstance(target, Layered)  # the index names parts of compilers only
             stack.enter_context(target.switched_off(*part_named(part)))
-        other = target.transform(program) if target.transforms_program else program
+        other = target.transform(program) if target.facts.transforms_program else program
         inputs = _calls(names)
         if target.device.type != "cpu":
             inputs = [[tensor.to(target.device) for tensor in row] for row in inputs]
-        return _code(_same(seen, _answers(other, inputs, names), values="value" in target.oracles))
+        return _code(_same(seen, _answers(other, inputs, names), values="value" in target.facts.oracles))
 
 
 def _code(same: bool) -> int:

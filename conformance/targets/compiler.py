@@ -14,14 +14,15 @@ import copy
 import importlib.metadata
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from conformance.declare.declaration import Declaration, unsupported
+from conformance.declare.declaration import unsupported
 from conformance.engine.layers import SETTING
-from conformance.engine.registration import opened, options, register, setup
-from conformance.engine.target import Capture, Target
+from conformance.engine.registration import features_of, opened, options, register, setup
+from conformance.engine.target import Capture, Target, TargetFacts
 from conformance.record.error_text import text_of
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE, nearest
@@ -59,6 +60,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 FORM = "compile:NAME[,import=MODULE][,call=FUNCTION][,dynamic=yes|auto][,device=NAME]"
 
+ON_DEVICE = (unsupported("the device does not follow autocast of CPU tensors", state="whole_autocast"),)
+"""What is unsupported, too, if the tensors of a function are not on the CPU."""
+
 DYNAMIC = {"no": False, "yes": True, "auto": None}
 """torch.compile's `dynamic` by the option's value; with "auto", a further call with another shape makes sizes
 dynamic."""
@@ -71,20 +75,23 @@ class CompileTarget(Target):
     """
 
     name = "compile"
-    transforms_program = compiles = True
-    oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
-    # Programs may have `backward` and steps that raise: one compiled function ends there and the next begins.
-    declarations: tuple[Declaration, ...] = (
-        unsupported("a functional graph has no bases and addresses of views", step="same_base"),
-        unsupported(
-            "a functional graph cannot replace a storage or read its gaps",
-            step=("set_data", "set_view_", "resize_filled_", "empty_filled"),
-        ),
-        unsupported("state of Python between calls is not part of a graph", step="state"),
-        unsupported(
-            "a compiled function is one node of the autograd graph, which supports only one backward pass",
-            trait="a second backward",
-            variant="forward_over_backward",
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE},
+        transforms_program=True,
+        compiles=True,
+        # Programs may have `backward` and steps that raise: one compiled function ends there and the next begins.
+        declarations=(
+            unsupported("a functional graph has no bases and addresses of views", step="same_base"),
+            unsupported(
+                "a functional graph cannot replace a storage or read its gaps",
+                step=("set_data", "set_view_", "resize_filled_", "empty_filled"),
+            ),
+            unsupported("state of Python between calls is not part of a graph", step="state"),
+            unsupported(
+                "a compiled function is one node of the autograd graph, which supports only one backward pass",
+                trait="a second backward",
+                variant="forward_over_backward",
+            ),
         ),
     )
 
@@ -96,26 +103,25 @@ class CompileTarget(Target):
             raise TargetError(f"target 'compile:{argument}' is not understood: write {FORM}")
         self.module, self.function = settings.get("import", ""), settings.get("call", "")
         self.dynamic = DYNAMIC[dynamic]
-        self.on = settings.get("device", "cpu")
-        self.draws_functions = self.on == "cpu"
-        self.probed = self.on != "cpu" and "without" not in settings
-        if self.on != "cpu":
-            self.declarations += (
-                unsupported("the device does not follow autocast of CPU tensors", state="whole_autocast"),
-            )
-        self.without(frozenset(settings.get("without", "nothing").split("+")) - {"nothing"})
+        on = settings.get("device", "cpu")
         self._seen = Capture()
         every = LAYERS[: LAYERS.index(self.backend)] if self.backend in LAYERS else LAYERS
         kept = [f",{key}={value}" for key, value in settings.items() if key in ("dynamic", "device", "without")]
-        kept += [f",import={self.module}"] * (self.on != "cpu" and bool(self.module))
-        self.siblings = tuple(f"compile:{name}{''.join(kept)}" for name in every)
-        self.without_backend = () if self.of_torch else self.siblings
-        self.follows_eager = self.of_torch
-
-    @property
-    def preload(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Inductor, which takes four seconds to import and to look up the CPU's instructions."""
-        return (f"{torch_compat.__name__}:load_inductor",) if self.backend == "inductor" and self.on == "cpu" else ()
+        kept += [f",import={self.module}"] * (on != "cpu" and bool(self.module))
+        siblings = tuple(f"compile:{name}{''.join(kept)}" for name in every)
+        inductor = self.backend == "inductor"
+        self.facts = replace(
+            self.facts.without(features_of(settings.get("without", "nothing"))),
+            declarations=self.facts.declarations + (ON_DEVICE if on != "cpu" else ()),
+            on=on,
+            probed=on != "cpu" and "without" not in settings,
+            follows_eager=self.of_torch,
+            saves_graphs=inductor,  # with the graphs of AOTAutograd
+            # It takes four seconds to import Inductor, and to look up the CPU's instructions.
+            preload=(f"{torch_compat.__name__}:load_inductor",) if inductor and on == "cpu" else (),
+            siblings=siblings,
+            without_backend=() if self.of_torch else siblings,
+        )
 
     @property
     def of_torch(self) -> bool:
@@ -128,8 +134,8 @@ class CompileTarget(Target):
     def prepare(self) -> None:
         """Register the backend, find it, and compile one function with it. Raises TargetError."""
         register(self.module, self.function, f"the backend {self.backend!r}")
-        spec = f"compile:{self.backend},device={self.on}"
-        self.device = opened(self.on, self.module, self.function, spec)
+        spec = f"compile:{self.backend},device={self.facts.on}"
+        self.device = opened(self.facts.on, self.module, self.function, spec)
         torch_compat.quiet_dynamo()
         known = torch_compat.backend_names()
         if self.backend not in known:
@@ -208,6 +214,7 @@ class CompileTarget(Target):
     def _ending_with(self, backend: str) -> CompileTarget:
         """Return this target with another backend."""
         shorter = copy.copy(self)
+        shorter.facts = replace(self.facts, saves_graphs=False)
         shorter.backend, shorter._compile = backend, torch_compat.compiler_backend(backend)
         return shorter
 
@@ -236,11 +243,6 @@ class CompileTarget(Target):
         with torch_compat.compiler_settings(changed), torch_compat.bisected(skips):
             yield
 
-    @property
-    def saves_graphs(self) -> bool:  # type: ignore[override]
-        """Inductor, with the graphs of AOTAutograd."""
-        return self.backend == "inductor"
-
     def saving_graphs(self) -> contextlib.AbstractContextManager[None]:
         """Save the compiled graphs, and load those that were saved in this context."""
         return torch_compat.saved_graphs()
@@ -257,13 +259,13 @@ class CompileTarget(Target):
 
     def script(self) -> str:
         """Return the code that registers the backend, if any, and defines the transform."""
-        lines = setup(self.module, self.function, self.profile.environment if self.profile else {})
+        lines = setup(self.module, self.function, self.facts.profile.environment if self.facts.profile else {})
         if self.backend == "inductor":
             lines += "import torch._functorch.config, torch._inductor.config\n\n"
             lines += "torch._inductor.config.fallback_random = True\n"
             lines += "# no graphs of earlier processes\n"
             lines += "torch._functorch.config.enable_autograd_cache = torch._inductor.config.fx_graph_cache = False\n"
-        lines += f"ON = {self.on!r}\n" * (self.on != "cpu")
+        lines += f"ON = {self.facts.on!r}\n" * (self.facts.on != "cpu")
         return lines + (
             f"DEVICE, transform = {self.backend!r}, torch.compile(backend={self.backend!r}, dynamic={self.dynamic})\n"
             "torch._logging.set_logs(all=50)  # no log lines"

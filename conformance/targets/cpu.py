@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from conformance.declare.features import FEATURES
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES
 from conformance.standalone.torch_compat import TorchDispatchMode
@@ -24,8 +24,8 @@ METHODS = {"storages": "untyped_storage", "data_ptr": "data_ptr"}
 
 
 class CpuTarget(Target):
-    name, of_pytorch = "cpu", "torch CPU"
-    oracles = frozenset(ORACLES)
+    name = "cpu"
+    facts = TargetFacts(oracles=frozenset(ORACLES), of_pytorch="torch CPU")
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class CpuTarget(Target):
             )
         if argument:
             self.spec = f"cpu:{argument}"
-            self.without(frozenset(names.split("+")))
+            self.facts = self.facts.without(names.split("+"))
 
     def synchronize(self) -> None:
         """Do nothing: CPU ops are synchronous."""
@@ -54,13 +54,13 @@ class CpuTarget(Target):
 
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:
-        if not self.lacks:
+        if not self.facts.lacks:
             yield
             return
         with contextlib.ExitStack() as stack:
-            for name in self.lacks & {*METHODS}:
+            for name in self.facts.lacks & {*METHODS}:
                 stack.enter_context(mock.patch.object(torch.Tensor, METHODS[name], _refuse(name)))
-            stack.enter_context(_Refusing({call for name in self.lacks for call in FEATURES[name].operators}))
+            stack.enter_context(_Refusing({call for name in self.facts.lacks for call in FEATURES[name].operators}))
             yield
 
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import SPARSE, Capture, Target
+from conformance.engine.target import Capture, Target, TargetFacts
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone import torch_compat
 from conformance.standalone.script import carried
@@ -19,9 +19,12 @@ from conformance.standalone.transforms import DecompositionMode
 class DecompositionsTarget(Target):
     """Torch CPU with the core ATen decompositions in place of the operators' own kernels."""
 
-    name, of_pytorch = "decompositions", "decompositions"
-    oracles = frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE}
-    declarations = (unsupported("the decompositions read strides, which sparse tensors do not have", trait=SPARSE),)
+    name = "decompositions"
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES) - {"version", "stride"} | {SIGNIFICANT_STRIDE},
+        declarations=(unsupported("the decompositions read strides, which sparse tensors lack", trait="sparse"),),
+        of_pytorch="decompositions",
+    )
 
     def prepare(self) -> None:
         """Load the table."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
-from conformance.engine.registration import opened, options, register, setup
-from conformance.engine.target import Target
+from conformance.engine.registration import features_of, opened, options, register, setup
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.modes import take_modes
@@ -31,8 +32,7 @@ class DeviceTarget(Target):
     """
 
     name = "device"
-    oracles = frozenset(ORACLES) - {"stride"} | {SIGNIFICANT_STRIDE}
-    probed = True
+    facts = TargetFacts(oracles=frozenset(ORACLES) - {"stride"} | {SIGNIFICANT_STRIDE}, probed=True)
 
     def __init__(self, argument: str = "") -> None:
         super().__init__()
@@ -41,10 +41,9 @@ class DeviceTarget(Target):
         if self.function and not self.module:
             raise TargetError(f"target 'device:{argument}' is not understood: call= needs import=MODULE; write {FORM}")
         self.spec = f"device:{argument}"
-        self.lazy = self.device_name.partition(":")[0] in LAZY
+        self.facts = replace(self.facts, lazy=self.device_name.partition(":")[0] in LAZY)
         if "without" in settings:
-            self.without(frozenset(settings["without"].split("+")) - {"nothing"})
-            self.probed = False
+            self.facts = replace(self.facts.without(features_of(settings["without"])), probed=False)
         self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def prepare(self) -> None:
@@ -64,6 +63,6 @@ class DeviceTarget(Target):
     def script(self) -> str:
         """Return the code that registers the device, if any, and its name."""
         return (
-            setup(self.module, self.function, self.profile.environment if self.profile else {})
+            setup(self.module, self.function, self.facts.profile.environment if self.facts.profile else {})
             + f"DEVICE = {self.device_name!r}"
         )

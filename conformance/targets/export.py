@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import SPARSE, TransformingTarget
+from conformance.engine.target import TargetFacts, TransformingTarget
 from conformance.record.names import ORACLES
 from conformance.standalone.script import carried
 from conformance.standalone.transforms import exported
@@ -22,24 +22,30 @@ class ExportTarget(TransformingTarget):
     """Target that exports each function, and runs the exported program after it was saved and loaded."""
 
     name = "export"
-    oracles = frozenset(ORACLES) - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity", "storage"}
-    declarations = (
-        unsupported("torch.export has strided tensors only", trait=SPARSE),
-        unsupported("the gradients have no graph", variant="forward_over_backward"),
-        unsupported("torch's messages state what export has replaced", variant="error_inputs"),
-        unsupported(
-            "a step of autograd is no part of an exported program",
-            step=("requires_grad_", "backward", "data"),
-            trait="a backward inside",
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES)
+        - {"kernels", "version", "alias", "storage_offset", "stride", "contiguity", "storage"},
+        transforms_program=True,
+        declarations=(
+            unsupported("torch.export has strided tensors only", trait="sparse"),
+            unsupported("the gradients have no graph", variant="forward_over_backward"),
+            unsupported("torch's messages state what export has replaced", variant="error_inputs"),
+            unsupported(
+                "a step of autograd is no part of an exported program",
+                step=("requires_grad_", "backward", "data"),
+                trait="a backward inside",
+            ),
+            unsupported(
+                "the exported program takes each input as memory of its own", trait="inputs that share a storage"
+            ),
+            unsupported("a call that raises in the trace stays in the exported program", trait="a step that raises"),
+            unsupported(
+                "torch documents that export refuses sizes and answers that depend on values",
+                trait="an answer that depends on values",
+            ),
+            unsupported("an exported program has no storages", step=("empty_filled", "metadata in place", "state")),
+            unsupported("answers in Python belong to the trace", step="questions"),
         ),
-        unsupported("the exported program takes each input as memory of its own", trait="inputs that share a storage"),
-        unsupported("a call that raises in the trace stays in the exported program", trait="a step that raises"),
-        unsupported(
-            "torch documents that export refuses sizes and answers that depend on values",
-            trait="an answer that depends on values",
-        ),
-        unsupported("an exported program has no storages", step=("empty_filled", "metadata in place", "state")),
-        unsupported("answers in Python belong to the trace", step="questions"),
     )
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:

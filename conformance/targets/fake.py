@@ -9,18 +9,21 @@ from typing import Any
 import torch
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.standalone import torch_compat
 from conformance.standalone.moving import map_tensors, storage_key
 from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
 
 
 class FakeTarget(Target):
-    name, of_pytorch = "fake", "meta and fake tensors"
-    oracles = METADATA
-    declarations = (
-        *NEEDS_VALUES,
-        unsupported("a mode is local to its thread: tensors that another thread creates are not fake", state="thread"),
+    name = "fake"
+    facts = TargetFacts(
+        oracles=METADATA,
+        declarations=(
+            *NEEDS_VALUES,
+            unsupported("a mode is local to its thread: tensors of another thread are not fake", state="thread"),
+        ),
+        of_pytorch="meta and fake tensors",
     )
 
     def prepare(self) -> None:

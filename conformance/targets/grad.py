@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.declare.declaration import Declaration, unsupported
-from conformance.engine.target import SPARSE, TransformingTarget
+from conformance.declare.declaration import unsupported
+from conformance.engine.target import TargetFacts, TransformingTarget
 from conformance.record.names import ORACLES
 from conformance.standalone.script import carried
 from conformance.standalone.transforms import by_vjp, differentiated
@@ -19,23 +19,26 @@ class GradTarget(TransformingTarget):
     """Target whose gradients come from `torch.func.vjp`."""
 
     name = "grad"
-    differentiates = True
     derive = staticmethod(by_vjp)
-    oracles = frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity", "storage"}
-    declarations: tuple[Declaration, ...] = (
-        unsupported("a sparse tensor has no elements to differentiate along", trait=SPARSE),
-        unsupported("the gradients have no graph", variant="forward_over_backward"),
-        unsupported(
-            "torch documents that out= has no derivative", step="out=", trait="a call with out=", variant="out"
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES) - {"version", "alias", "storage_offset", "stride", "contiguity", "storage"},
+        transforms_program=True,
+        differentiates=True,
+        declarations=(
+            unsupported("a sparse tensor has no elements to differentiate along", trait="sparse"),
+            unsupported("the gradients have no graph", variant="forward_over_backward"),
+            unsupported(
+                "torch documents that out= has no derivative", step="out=", trait="a call with out=", variant="out"
+            ),
+            unsupported("copies of the inputs share no storage", trait="inputs that share a storage"),
+            unsupported(
+                "a step of autograd belongs to the transform",
+                step=("requires_grad_", "data"),
+                trait=("a backward inside", "a write that raises"),
+            ),
+            unsupported("the transform has no storages", step=("empty_filled", "metadata in place", "state")),
+            unsupported("torch documents that Python answers under the transform are plain", step="questions"),
         ),
-        unsupported("copies of the inputs share no storage", trait="inputs that share a storage"),
-        unsupported(
-            "a step of autograd belongs to the transform",
-            step=("requires_grad_", "data"),
-            trait=("a backward inside", "a write that raises"),
-        ),
-        unsupported("the transform has no storages", step=("empty_filled", "metadata in place", "state")),
-        unsupported("torch documents that Python answers under the transform are plain", step="questions"),
     )
 
     def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conformance.declare.declaration import unsupported
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.standalone.transforms import by_jvp
@@ -13,11 +15,15 @@ class JvpTarget(GradTarget):
 
     name = "jvp"
     derive = staticmethod(by_jvp)
-    declarations = (
-        *GradTarget.declarations,
-        unsupported(
-            "a derivative in one direction multiplies the other elements by 0, which gives nan for an infinite factor",
-            trait="values that are not finite",
-            variant=tuple(SPECIALS_BACKWARD),
+    facts = replace(
+        GradTarget.facts,
+        declarations=(
+            *GradTarget.facts.declarations,
+            unsupported(
+                "a derivative in one direction multiplies the other elements by 0, which gives nan for an infinite "
+                "factor",
+                trait="values that are not finite",
+                variant=tuple(SPECIALS_BACKWARD),
+            ),
         ),
     )

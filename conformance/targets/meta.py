@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.moving import map_tensors, storage_key
 
@@ -54,10 +54,9 @@ NEEDS_VALUES = (
 
 
 class MetaTarget(Target):
-    name, of_pytorch = "meta", "meta and fake tensors"
-    oracles = METADATA
-    declarations = NEEDS_VALUES
+    name = "meta"
     device = torch.device("meta")
+    facts = TargetFacts(oracles=METADATA, declarations=NEEDS_VALUES, of_pytorch="meta and fake tensors")
 
     def fetch(self, tree: Any) -> Any:
         """Return stand-ins filled with zeros on the CPU: same geometry, same aliasing."""
@@ -65,10 +64,6 @@ class MetaTarget(Target):
 
     def synchronize(self) -> None:
         """Do nothing: the meta device runs nothing."""
-
-    def is_lost(self) -> bool:
-        """No error makes the meta device unusable, and it holds no number for a check."""
-        return False
 
 
 def stand_ins(tree: Any) -> Any:

@@ -12,12 +12,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.errors import TargetError
 from conformance.record.measurements import CALLS, KERNELS, SCHEDULED
 from conformance.record.names import ORACLES
@@ -39,9 +40,7 @@ def require_llvm() -> None:
 
 class TinyTarget(Target):
     name = "tiny"
-    oracles = frozenset(ORACLES)
-    measures = (KERNELS, *CALLS, SCHEDULED)
-    lazy = True
+    facts = TargetFacts(oracles=frozenset(ORACLES), measures=(KERNELS, *CALLS, SCHEDULED), lazy=True)
     backend: Any
 
     def __init__(self, argument: str = "") -> None:
@@ -54,9 +53,10 @@ class TinyTarget(Target):
                 f"or {REPLAYED}"
             )
         if self.replayed:
-            self.rehearsals, self.siblings = 3, ("tiny",)
-            return
-        self.siblings = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
+            self.facts = replace(self.facts, rehearsals=3, siblings=("tiny",))
+        else:
+            others = tuple(f"tiny:{name}" for name in RENDERERS if name != (self.renderer or "CLANG"))
+            self.facts = replace(self.facts, siblings=others)
 
     def prepare(self) -> None:
         """Choose the renderer and import `conformance.backend`, which registers the device. Raises TargetError."""
@@ -113,7 +113,7 @@ class TinyTarget(Target):
         counted by operator."""
         stats = self.backend.stats()
         totals = {name: sum(stats[name].values()) for name in ("native", "decomposed")}
-        return {**{measure.name: stats[measure.name] for measure in self.measures}, **totals}
+        return {**{measure.name: stats[measure.name] for measure in self.facts.measures}, **totals}
 
     def environment(self) -> dict[str, str]:
         """Return versions of torch and tinygrad, and the tinygrad device that computes, which may differ from

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import conformance
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import Target
+from conformance.engine.registration import features_of
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.errors import TargetError
 from conformance.record.names import ORACLES
 
@@ -63,26 +65,32 @@ def choose_compiler() -> None:
 
 class TinygradUpstreamTarget(Target):
     name = "tinygrad-upstream"
-    lazy = True
-    probed = True
-    oracles = frozenset(ORACLES)
-    dtypes = frozenset(
-        {
-            torch.float32,
-            torch.float64,
-            torch.float16,
-            torch.bool,
-            torch.uint8,
-            torch.int8,
-            torch.int16,
-            torch.int32,
-            torch.int64,
-        }
-    )
-    declarations = (
-        unsupported("it has no complex numbers", step=("view_as_complex", "view_as_real")),
-        unsupported("its tensors cannot change their storage or graph", step=("set_data", "detach_", "is_contiguous")),
-        unsupported("no kernel: PyTorch says \"Could not run 'aten::...' from the 'tiny' backend\"", step=NOT_WRITTEN),
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES),
+        dtypes=frozenset(
+            {
+                torch.float32,
+                torch.float64,
+                torch.float16,
+                torch.bool,
+                torch.uint8,
+                torch.int8,
+                torch.int16,
+                torch.int32,
+                torch.int64,
+            }
+        ),
+        declarations=(
+            unsupported("it has no complex numbers", step=("view_as_complex", "view_as_real")),
+            unsupported(
+                "its tensors cannot change their storage or graph", step=("set_data", "detach_", "is_contiguous")
+            ),
+            unsupported(
+                "no kernel: PyTorch says \"Could not run 'aten::...' from the 'tiny' backend\"", step=NOT_WRITTEN
+            ),
+        ),
+        probed=True,
+        lazy=True,
     )
 
     def __init__(self, argument: str = "") -> None:
@@ -93,8 +101,7 @@ class TinygradUpstreamTarget(Target):
         self.checkout = Path(path).expanduser().resolve()
         self.spec = f"{self.name}:{argument}"
         if without:
-            self.without(frozenset(without.split("+")) - {"nothing"})
-            self.probed = False
+            self.facts = replace(self.facts.without(features_of(without)), probed=False)
 
     def prepare(self) -> None:
         """Import the backend and tinygrad from the checkout. Raises TargetError."""

@@ -16,7 +16,7 @@ from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.declare.profile import Profile
 from conformance.engine.loading import describe_target, load_target
 from conformance.program.steps.table import OPS
-from conformance.program.unsupported import unsupported_steps
+from conformance.program.unsupported import check_declarations, unsupported_steps
 from conformance.record.errors import TargetError
 
 PLAIN = """[target]
@@ -126,7 +126,7 @@ class TestRead:
         assert old in PLAIN
         written.write_text(PLAIN.replace(old, new))
         with pytest.raises(TargetError) as caught:
-            unsupported_steps(describe_target(str(written)))
+            check_declarations(describe_target(str(written)))
         assert said in str(caught.value)
         assert str(written) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -139,14 +139,14 @@ class TestTarget:
     def test_it_is_the_device_without_what_it_lacks(self, written: Path) -> None:
         """Features, dtypes and steps come from the profile, and no probe runs."""
         target = load_target(str(written))
-        assert target.device.type == "cpu" and target.spec == str(written) and not target.probed
+        assert target.device.type == "cpu" and target.spec == str(written) and not target.facts.probed
         assert (
-            target.lacks == {"set_"}
-            and target.dtypes
-            and not target.dtypes & {torch.float16, torch.bfloat16}
-            and torch.bool in target.dtypes
+            target.facts.lacks == {"set_"}
+            and target.facts.dtypes
+            and not target.facts.dtypes & {torch.float16, torch.bfloat16}
+            and torch.bool in target.facts.dtypes
         )
-        assert {"neg", "neg_", "set_view_"} <= {*unsupported_steps(target)} and "abs" in OPS
+        assert {"neg", "neg_", "set_view_"} <= {*unsupported_steps(target.facts)} and "abs" in OPS
         assert torch.equal(target.send(torch.ones(3)[1:]), torch.ones(2))
         assert target.script() == "import os\nos.environ['CONFORMANCE_ODD'] = '1'\nDEVICE = 'cpu'"
 

@@ -8,13 +8,14 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from conformance.engine.executor import Executor, StepFailed
+from conformance.engine.executor import Executor, StepFailed, is_lost
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
 from conformance.program.calls import judge_program, unsupported_call
@@ -178,9 +179,9 @@ class TestWatch:
     @pytest.mark.parametrize(("spec", "lazy"), [("tiny", True), ("device:xla", True), ("device:cpu", False)])
     def test_a_lazy_device_builds_every_time(self, spec: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lazy device fuses whole programs and compiles when their results are observed."""
-        assert describe_target(spec).lazy is lazy
+        assert describe_target(spec).facts.lazy is lazy
         target = load_target("cpu")
-        monkeypatch.setattr(target, "lazy", lazy, raising=False)
+        target.facts = replace(target.facts, lazy=lazy)
         self.progress(target)
         assert self.progress(target) == [(0, lazy), (1, lazy), (2, lazy), (2, False)]
 
@@ -266,12 +267,12 @@ class TestCompileOnADevice:
     def test_it_is_probed_like_a_device(self) -> None:
         """A probe must find the features of a device; it runs none for the CPU. Each layer uses the same device."""
         target = describe_target(self.SPEC)
-        assert (target.probed, target.compiles, target.draws_functions) == (True, True, False)
-        assert target.siblings == ("compile:eager,device=tiny,import=conformance.backend",)
+        assert (target.facts.probed, target.facts.compiles, target.facts.on) == (True, True, "tiny")
+        assert target.facts.siblings == ("compile:eager,device=tiny,import=conformance.backend",)
         known = describe_target(f"{self.SPEC},without=random+version")
-        assert (known.probed, known.lacks) == (False, {"random", "version"})
-        assert "version" not in known.oracles
-        assert not describe_target("compile:aot_eager").probed
+        assert (known.facts.probed, known.facts.lacks) == (False, {"random", "version"})
+        assert "version" not in known.facts.oracles
+        assert not describe_target("compile:aot_eager").facts.probed
 
     def test_the_function_runs_there(self) -> None:
         """The compiled function receives tensors of the device. The judge compares its result and the tensor that a
@@ -357,9 +358,9 @@ class TestModes:
             return upload(flats)
 
         target.upload = noting  # type: ignore[method-assign]
-        assert not target.is_lost()
+        assert not is_lost(target)
         with target.entered():
-            assert not target.is_lost()
+            assert not is_lost(target)
         assert entered == [True, True]
 
 
@@ -378,7 +379,7 @@ class TestLostDevice:
 
         monkeypatch.setattr(target, "active", fails)
         monkeypatch.setattr(target, "counters", lambda: [order.append("counters"), counters()][1])
-        monkeypatch.setattr(target, "is_lost", lambda: [order.append("check"), False][1])
+        monkeypatch.setattr("conformance.engine.executor.is_lost", lambda target: [order.append("check"), False][1])
         assert Executor(target).run(ProgramSubject(PROGRAM)).last.error is not None
         assert order == ["counters", "counters", "check"]
 
@@ -404,7 +405,7 @@ class TestLostDevice:
             raise RuntimeError("device-side assert")
 
         monkeypatch.setattr(target, "synchronize", late)
-        monkeypatch.setattr(target, "is_lost", lambda: lost)
+        monkeypatch.setattr("conformance.program.execute.is_lost", lambda target: lost)
         running = SteppedProgram(self.REFUSED, make_inputs(self.REFUSED), target)
         running.advance(1)  # the CPU refuses this call at once, so there is no need to wait
         assert "invalid for input" in running.answers["step 1"].text

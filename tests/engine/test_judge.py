@@ -43,7 +43,7 @@ def judged(subject: Judged, name: str, changed: Any, target: Target | None = Non
     seen = run.last.tensors
     other = replace(run.last, tensors={**seen, name: replace(seen[name], **changed(seen[name]))})
     target = target or reference()
-    return judge(subject, run, Execution((other,)), target, target.oracles).mismatches
+    return judge(subject, run, Execution((other,)), target, target.facts.oracles).mismatches
 
 
 def flipped(seen: Seen) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ def test_errors_come_first() -> None:
     unwritten = replace(run.last.tensors["a"], requires_grad=True)
     error = Executor(reference()).run(ProgramSubject(replace(subject.program, steps=(BROKEN,)))).last.error
     actual = Execution((Observation({"a": unwritten}, error=error),))
-    mismatches = judge(subject, run, actual, reference(), reference().oracles).mismatches
+    mismatches = judge(subject, run, actual, reference(), reference().facts.oracles).mismatches
     assert mismatches[0].oracle == "error" and len(mismatches) > 1
 
 

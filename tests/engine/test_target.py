@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conformance.declare.declaration import unsupported
 from conformance.engine.aten_ops import AtenOps
 from conformance.engine.loading import describe_target, load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.model import read_program
 from conformance.program.steps.op import Step
+from conformance.program.unsupported import unsupported_names
 from conformance.record.errors import TargetError
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.fuzzing.command import main
@@ -31,22 +32,32 @@ def own_targets(tmp_path, monkeypatch) -> str:
     """A module of unsuitable target classes, each with a different fault."""
     (tmp_path / "own_targets.py").write_text(
         textwrap.dedent("""
+        from dataclasses import replace
         from conformance.declare.declaration import unsupported
+        from conformance.engine.target import TargetFacts
         from conformance.targets.cpu import CpuTarget
 
         class Unready(CpuTarget):
             def prepare(self): raise RuntimeError("no driver\\nand more")
 
         class Plain:
-            def __init__(self, argument): self.oracles = {"value"}
+            def __init__(self, argument): self.facts = None
 
         def function(argument): return CpuTarget(argument)
 
-        class Misspelt(CpuTarget): oracles = frozenset({"vlaue"})
-        class Blind(CpuTarget): oracles = frozenset()
-        class Wordy(CpuTarget): dtypes = frozenset({"float32"})
-        class Careless(CpuTarget): declarations = (unsupported("so", step="autogard"),)
+        class Misspelt(CpuTarget): facts = TargetFacts(oracles=frozenset({"vlaue"}))
+        class Blind(CpuTarget): facts = TargetFacts(oracles=frozenset())
+        class Wordy(CpuTarget): facts = TargetFacts(dtypes=frozenset({"float32"}))
+        class Careless(CpuTarget): facts = TargetFacts(declarations=(unsupported("so", step="autogard"),))
         class Former(CpuTarget): unsupported = frozenset({"autograd"})
+        class Older(CpuTarget):
+            def __init__(self, argument):
+                super().__init__(argument)
+                self.lazy = True
+        class Listed(CpuTarget): facts = {"lazy": True}
+        class Idle(CpuTarget):
+            def transform(self, function): return lambda *inputs: function(*inputs)
+        class Featureless(CpuTarget): facts = TargetFacts(lacks=frozenset({"storage"}))
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -191,10 +202,24 @@ class TestLoadTarget:
             said = capsys.readouterr().err
             assert f"target {spec!r}, its class: unknown step 'autogard'; did you mean autograd" in said
 
-    def test_the_former_form_is_refused(self, own_targets):
-        """A set of names would declare nothing."""
-        with pytest.raises(TargetError, match=r"'unsupported' is a former form: write declarations = \(unsupported\("):
-            load_target(own_targets + "Former")
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("Former", r"'unsupported' is .* write facts = TargetFacts\(declarations=\(unsupported\(reason, step=..."),
+            ("Older", r"'lazy' is a former attribute: write facts = TargetFacts\(lazy=...\), as docs/targets.md shows"),
+            ("Listed", r"has the facts {'lazy': True}: write facts = TargetFacts\("),
+            ("Idle", r"defines `transform`, which only runs with facts = TargetFacts\(transforms_program=True\)"),
+            ("Featureless", "lacks the unknown feature 'storage': choose from storages"),
+        ],
+    )
+    def test_facts_that_would_be_ignored_are_refused(self, name, message, own_targets, capsys):
+        """A fact outside of `facts`, as classes had it formerly, and a transform without its fact would be ignored. So
+        a command ends with exit code 2 and the form to write."""
+        with pytest.raises(TargetError, match=message) as caught:
+            load_target(own_targets + name)
+        assert "\n" not in str(caught.value)
+        assert main(["--target", own_targets + name, "--programs", "2"]) == 2
+        assert str(caught.value) in capsys.readouterr().err
 
     def test_the_targets_of_other_packages_are_named(self, monkeypatch):
         """The error for an unknown target lists installed targets of other packages. Regression test: it listed
@@ -232,16 +257,16 @@ class Forward(Target):
 
     name = "forward"
 
-    declarations = (unsupported("no autograd", step="backward", variant="backward"),)
+    facts = TargetFacts(declarations=(unsupported("no autograd", step="backward", variant="backward"),))
 
 
 def test_variants_that_are_left_out() -> None:
     """A device without the variant `backward` has none of the gradient variants. `functionalize` excludes the step
     only, because op_db computes gradients outside the function. Regression test: the variant was excluded, too."""
-    assert Forward().unsupported_variants == {"backward", *SPECIALS_BACKWARD}
+    assert unsupported_names(Forward.facts, "variant") == {"backward", *SPECIALS_BACKWARD}
     for spec, left_out in {
         "functionalize": {"forward_over_backward"},
         "compile:aot_eager": {"forward_over_backward"},
         "meta": {"forward_over_backward", "error_inputs", "refused_index", "refused_device"},
     }.items():
-        assert describe_target(spec).unsupported_variants == left_out
+        assert unsupported_names(describe_target(spec).facts, "variant") == left_out

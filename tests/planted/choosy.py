@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conformance.declare.declaration import unsupported
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.selftest.mutants import MutantTarget
 
 
@@ -14,11 +16,12 @@ class Choosy(MutantTarget):
     def __init__(self, argument: str = "") -> None:
         super().__init__("transpose is stale")
         self.spec = "class:tests.planted.choosy.Choosy"
-        self.declarations = (unsupported("so", trait=("an input that requires grad", "inputs that share a storage")),)
+        traits = ("an input that requires grad", "inputs that share a storage")
+        self.facts = replace(self.facts, declarations=(unsupported("so", trait=traits),))
 
 
 class Refusing(Target):
     """torch CPU that supports no dtype."""
 
     name = "refusing"
-    dtypes = frozenset()
+    facts = TargetFacts(dtypes=frozenset())

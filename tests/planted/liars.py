@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.backends.registry import list_backends, register_backend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.steps.layouts import geometry
 from conformance.selftest.faults import WRITES, Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
@@ -152,7 +152,8 @@ class Poisoned(MutantTarget):
 
 
 class _Transform(Target):
-    name, transforms_program = "lying transform", True
+    name = "lying transform"
+    facts = TargetFacts(transforms_program=True)
 
     def script(self) -> str:
         name = type(self).__name__

@@ -54,7 +54,8 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
         import contextlib
         from torch.utils._python_dispatch import TorchDispatchMode
         from conformance.declare.declaration import unsupported
-        from conformance.engine.target import ORACLES, Target
+        from conformance.engine.target import Target, TargetFacts
+        from conformance.record.names import ORACLES
 
         class Copies(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -64,10 +65,12 @@ def test_a_detach_that_copies_is_found_without_storages(tmp_path, monkeypatch):
 
         class Hiding(Target):
             name = "hiding"
-            lacks = frozenset({"storages", "set_", "data_ptr", "strides", "version"})
-            oracles = frozenset(ORACLES)
-            declarations = (
-                unsupported("so", step="autograd", trait=("a step that raises", "an input that requires grad")),
+            facts = TargetFacts(
+                lacks=frozenset({"storages", "set_", "data_ptr", "strides", "version"}),
+                oracles=frozenset(ORACLES),
+                declarations=(
+                    unsupported("so", step="autograd", trait=("a step that raises", "an input that requires grad")),
+                ),
             )
 
             @contextlib.contextmanager

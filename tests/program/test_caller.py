@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.execute import functions
 from conformance.program.model import Input, Program, ProgramError, Storage
@@ -37,7 +37,8 @@ LOCAL = Program(
 class ReturnsItsInput(Target):
     """Transform that returns its input in place of an equal result."""
 
-    name, transforms_program = "returns its input", True
+    name = "returns its input"
+    facts = TargetFacts(transforms_program=True)
 
     def transform(self, function):
         def transformed(*inputs):
@@ -79,7 +80,7 @@ class TestCaller:
     def test_a_result_that_is_the_input_is_found(self, standalone, tmp_path):
         """A target that returns its input passes until the caller writes the result; the script shows that too."""
         target = ReturnsItsInput()
-        target.oracles = frozenset({"value", "storage"})
+        target.facts = replace(target.facts, oracles=frozenset({"value", "storage"}))
         assert judge_program(NEUTRAL.with_steps(NEUTRAL.steps[:1]), target).passed
         verdict = judge_program(NEUTRAL, target)
         assert verdict.bad_step == 2
@@ -94,7 +95,7 @@ class TestCaller:
     def test_a_smaller_program_still_has_its_caller(self):
         """The reducer keeps the calls of the caller apart."""
         target = ReturnsItsInput()
-        target.oracles = frozenset({"value", "storage"})
+        target.facts = replace(target.facts, oracles=frozenset({"value", "storage"}))
         longer = NEUTRAL.with_steps(
             (
                 Step("neg", (tensor("a"),), out=("c",)),
@@ -121,8 +122,8 @@ class TestCaller:
         """`functionalize` does not promise that results share memory, so a caller's write to a view is excluded."""
         target = load_target("functionalize")
         view = NEUTRAL.with_steps((Step("t", (tensor("a"),), out=("b",)), NEUTRAL.steps[1]))
-        assert unsupported_reason(view, target) == "a caller that writes shared memory"
-        assert not unsupported_reason(NEUTRAL, target)
+        assert unsupported_reason(view, target.facts) == "a caller that writes shared memory"
+        assert not unsupported_reason(NEUTRAL, target.facts)
 
 
 class TestLocalResults:

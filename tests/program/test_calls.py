@@ -65,7 +65,7 @@ class Stale(FunctionalizeTarget):
 class SavesGraphs(FunctionalizeTarget):
     """Functionalize with answers that are saved for later processes by a key of the shapes, which lacks the values."""
 
-    saves_graphs = True
+    facts = replace(FunctionalizeTarget.facts, saves_graphs=True)
     saved: dict[Any, Any] | None = None
 
     @contextmanager
@@ -303,7 +303,7 @@ class TestReducing:
 
     @pytest.mark.parametrize("target", [SavesGraphs(), Stale(lambda *inputs: inputs[1:1])])
     def test_a_restart_stays_only_if_it_is_needed(self, target: FunctionalizeTarget) -> None:
-        target.saves_graphs = True  # type: ignore[attr-defined]
+        target.facts = replace(target.facts, saves_graphs=True)
 
         def fails(program: Program) -> bool:
             return bool(judge_program(program, target, locate=False).call)

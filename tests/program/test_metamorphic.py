@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
@@ -229,7 +229,8 @@ class Lying(MutantTarget):
         super().__init__("nothing")
         lie = LIES[name]
         self.mode = Planted(Fault(lie.ops, lie.act, name))
-        self.relations, self.oracles = relations, self.oracles & names.RELATED_ORACLES
+        oracles = self.facts.oracles & names.RELATED_ORACLES
+        self.facts = replace(self.facts, relations=relations, oracles=oracles)
         self.prepare()
 
 
@@ -328,8 +329,8 @@ class TestSpec:
     def test_a_target_within(self):
         """The spec names a target that it judges. Strides are not compared, and torch CPU is not asked."""
         target = load_target("metamorphic:decompositions")
-        assert target.relations == names.RELATIONS and target.spec == "metamorphic:decompositions"
-        assert "stride" not in target.oracles and not target.siblings
+        assert target.facts.relations == names.RELATIONS and target.spec == "metamorphic:decompositions"
+        assert "stride" not in target.facts.oracles and not target.facts.siblings
         with pytest.raises(TargetError, match="unknown target 'wrong'"):
             load_target("metamorphic:wrong")
 

@@ -11,7 +11,7 @@ import torch
 
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject
 from conformance.program.model import Input, Program, ProgramError, Storage, connected, dump, read_program
@@ -265,7 +265,8 @@ class TestVerdict:
         assert bound is not None
 
         class Counting(CpuTarget):
-            measures, total, each = (KERNELS,), 0, bound
+            facts = replace(CpuTarget.facts, measures=(KERNELS,))
+            total, each = 0, bound
 
             def counters(self) -> dict[str, int]:
                 self.total += self.each
@@ -345,7 +346,8 @@ class TestScript:
         tolerance was marked, and the picture was a comment."""
 
         class Wrong(Target):
-            name, transforms_program = "wrong", True
+            name = "wrong"
+            facts = TargetFacts(transforms_program=True)
 
             def script(self):
                 return (

@@ -44,7 +44,8 @@ class Scripted(Target):
 
     def __init__(self, text: str, oracles: frozenset[str] | None = None) -> None:
         super().__init__()
-        self.text, self.oracles = text, oracles or self.oracles
+        self.text = text
+        self.facts = replace(self.facts, oracles=oracles or self.facts.oracles)
 
     def script(self) -> str:
         return self.text
@@ -190,7 +191,7 @@ class TestShows:
             "class Forgetting(Planted):\n    def __enter__(self): self.memory.clear(); return super().__enter__()\n"
             f"DEVICE, MODE = 'cpu', Forgetting(FAULTS[{fault!r}])"
         )
-        text = script(small, Scripted(planted, mutant.oracles), verdict.mismatches, bad_step=verdict.bad_step)
+        text = script(small, Scripted(planted, mutant.facts.oracles), verdict.mismatches, bad_step=verdict.bad_step)
         self.differs(text)
         assert exit_code(text) == 1
 

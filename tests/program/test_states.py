@@ -3,6 +3,8 @@ reduction."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -178,7 +180,7 @@ class TestScript:
                 continue
             expected = reference(drawn)
             ran = Executor(CpuFunction()).run(ProgramSubject(drawn)).last
-            assert not compare(expected.observation, ran, oracles=CpuFunction.oracles - {"version"})
+            assert not compare(expected.observation, ran, oracles=CpuFunction.facts.oracles - {"version"})
             compared += 1
         assert compared > 15
 
@@ -232,17 +234,17 @@ class TestJudging:
         """Compilers get only the states that a graph can record; the others are for devices."""
         target = describe_target("aot_eager")
         recorded = Step("neg", (A,), out=("b",), under=("no_grad",))
-        assert unsupported_reason(program(recorded), target) == ""
+        assert unsupported_reason(program(recorded), target.facts) == ""
         threaded = Step("neg", (A,), out=("b",), under=("no_grad", "thread"))
-        assert unsupported_reason(program(threaded), target) == "under thread"
+        assert unsupported_reason(program(threaded), target.facts) == "under thread"
 
     def test_a_target_may_leave_a_state_out(self):
         """A target may exclude a state with or without its argument."""
         target = describe_target("cpu")
         threaded = program(Step("neg", (A,), out=("b",), under=("threads:2",)))
         for name in ("threads", "threads:2"):
-            target.declarations = (unsupported("so", state=name),)
-            assert unsupported_reason(threaded, target) == "under threads:2"
+            target.facts = replace(target.facts, declarations=(unsupported("so", state=name),))
+            assert unsupported_reason(threaded, target.facts) == "under threads:2"
 
     def test_a_stale_answer_is_found_in_the_program_that_taught_it(self):
         """The program runs the op under another default dtype, and then under the usual one."""

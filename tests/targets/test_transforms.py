@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from conformance.engine.executor import Executor
 from conformance.engine.loading import load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.execute import ProgramSubject, functions
 from conformance.program.model import Input, Program, Storage, dump
@@ -90,7 +91,8 @@ VIEWS_OF_NOTHING = Program(
 class Negating(Target):
     """A faulty transform: it negates the last result."""
 
-    name, transforms_program = "negating", True
+    name = "negating"
+    facts = TargetFacts(transforms_program=True)
 
     def transform(self, function):
         def wrong(*inputs):
@@ -202,7 +204,7 @@ class TestWhole:
         Regression test: a script with `from_host_view` lacked a function that it calls."""
         target, ran = load_target(spec), 0
         for number in range(40):
-            program = Drawing(without=unsupported_steps(target)).numbered(31, number)
+            program = Drawing(without=unsupported_steps(target.facts)).numbered(31, number)
             verdict = judge_program(program, target, locate=False)
             if verdict.unsupported:
                 continue
@@ -220,7 +222,8 @@ class TestWhole:
 class Forgiving(Target):
     """A faulty transform: a step that must raise does not."""
 
-    name, transforms_program = "forgiving", True
+    name = "forgiving"
+    facts = TargetFacts(transforms_program=True)
 
     def transform(self, function):
         def call(*inputs):
@@ -236,7 +239,8 @@ class Forgiving(Target):
 class Forgetful(Target):
     """A faulty transform: gradients are twice their right value."""
 
-    name, transforms_program = "forgetful", True
+    name = "forgetful"
+    facts = TargetFacts(transforms_program=True)
 
     def transform(self, function):
         def wrong(*inputs):
@@ -295,7 +299,7 @@ class TestErrorsAndGradients:
     def test_drawn_programs_with_gradients_run(self):
         """Compilers get programs of the family `autograd`, which agree."""
         target = load_target("aot_eager")
-        drawing = Drawing(steps=(4, 8), only=("autograd",), without=unsupported_steps(target))
+        drawing = Drawing(steps=(4, 8), only=("autograd",), without=unsupported_steps(target.facts))
         ops = set()
         for number in (3, 13, 14, 17, 19, 20):
             program = drawing.numbered(9, number)
@@ -351,7 +355,7 @@ class TestTargets:
         )
         monkeypatch.undo()
         want = reference(WRITE_THROUGH_A_VIEW.with_steps(WRITE_THROUGH_A_VIEW.steps[:1])).observation
-        assert {"shape", "stride"} <= {mismatch.oracle for mismatch in compare(want, got, oracles=target.oracles)}
+        assert {"shape", "stride"} <= {mismatch.oracle for mismatch in compare(want, got, oracles=target.facts.oracles)}
 
     def test_inductor_without_a_compiler_is_one_sentence(self, monkeypatch):
         """The error names the missing compiler and the remedy."""
@@ -386,7 +390,7 @@ class TestLeftOut:
     def test_a_program_is_left_out_by_the_targets_own_words(self, spec, program, reason):
         """The target's declaration decides without a run, and the verdict is neither a pass nor a failure."""
         target = load_target(spec)
-        assert unsupported_reason(program, target) == reason
+        assert unsupported_reason(program, target.facts) == reason
         if reason:
             verdict = judge_program(program, target)
             assert not verdict.passed
@@ -395,13 +399,13 @@ class TestLeftOut:
     def test_inputs_that_share_a_storage(self):
         """functionalize assumes that its inputs are independent tensors."""
         program = Program(STORAGES, (A, Input("b", 0, "float32", (1,), (1,))))
-        assert unsupported_reason(program, load_target("functionalize")) == "inputs that share a storage"
+        assert unsupported_reason(program, load_target("functionalize").facts) == "inputs that share a storage"
 
     def test_a_dtype_that_the_target_cannot_hold(self):
         """A target declares its dtypes too."""
         target = load_target("cpu")
-        target.dtypes = frozenset({torch.int64})
-        assert unsupported_reason(WRITE_THROUGH_A_VIEW, target) == "dtype float32"
+        target.facts = replace(target.facts, dtypes=frozenset({torch.int64}))
+        assert unsupported_reason(WRITE_THROUGH_A_VIEW, target.facts) == "dtype float32"
 
     @pytest.mark.parametrize(
         ("args", "reason"),
@@ -415,15 +419,15 @@ class TestLeftOut:
         """A constant on the CPU may have any dtype. Regression test: a conversion to an unsupported dtype was a
         failure."""
         target = load_target("cpu")
-        target.dtypes = frozenset({torch.float32})
+        target.facts = replace(target.facts, dtypes=frozenset({torch.float32}))
         loop = Step("loop", times=2, body=(Step("to", tuple(args), out=("b",)),))
         for step in (Step("to", tuple(args), out=("b",)), loop):
-            assert unsupported_reason(Program(STORAGES, (A,), (step,)), target) == reason
+            assert unsupported_reason(Program(STORAGES, (A,), (step,)), target.facts) == reason
 
     def test_what_is_left_out_is_not_drawn(self):
         """Unsupported families and steps restrict the drawing; traits cannot."""
-        assert "questions" in unsupported_steps(load_target("meta"))
-        assert "a write that raises" not in unsupported_steps(load_target("meta"))
+        assert "questions" in unsupported_steps(load_target("meta").facts)
+        assert "a write that raises" not in unsupported_steps(load_target("meta").facts)
 
     def test_a_replay_of_it_says_so(self, tmp_path, capsys):
         """A replay of a program that the target excludes compares nothing and exits with 2."""

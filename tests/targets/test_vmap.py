@@ -93,9 +93,9 @@ class TestDeclarations:
         """Drawing avoids most unsupported programs. Regression test: more than half of the programs did not run, nor
         did nineteen of twenty with op_db's entries."""
         target = load_target("vmap")
-        drawing = Drawing(without=unsupported_steps(target), traits=unsupported_traits(target))
+        drawing = Drawing(without=unsupported_steps(target.facts), traits=unsupported_traits(target.facts))
         for numbers in range(0, 80, 4), range(60):
-            runs = [not unsupported_reason(drawing.numbered(5, number), target) for number in numbers]
+            runs = [not unsupported_reason(drawing.numbered(5, number), target.facts) for number in numbers]
             assert sum(runs) > len(runs) / 2
 
 

@@ -35,7 +35,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     used, or has no values to measure.
     """
     under_test = loaded(target)
-    if not under_test.shows_values:
+    if not under_test.facts.shows_values:
         raise TargetError(
             f"target {target!r} has no values whose errors could be measured: choose one that computes, such as "
             "device:NAME or compile:NAME"
@@ -45,7 +45,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
 
 def environment_of(under_test: Target) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Return the target's environment, and the dtypes that it holds (None: all)."""
-    held = under_test.dtypes
+    held = under_test.facts.dtypes
     # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
     environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
     return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)

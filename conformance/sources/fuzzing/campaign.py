@@ -129,7 +129,7 @@ class Campaign:
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
             with ThreadShrinker(workers, threads, plan.trials) as ahead:
                 self._shrink_all(ahead, ahead, 2 * threads)
-        for relative in describe_target(self.plan.target).siblings:
+        for relative in describe_target(self.plan.target).facts.siblings:
             if not self._late():
                 self._compare(relative)
 
@@ -208,7 +208,7 @@ class Campaign:
         """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty if a step of the
         target is not one op, because the target is lazy or transforms programs."""
         target = describe_target(self.plan.target)
-        if target.lazy or target.transforms_program:
+        if target.facts.lazy or target.facts.transforms_program:
             return {}
         hung = [group for group in self.distinct() if group.finding.kind == TIMEOUT]
         hangs = {group.finding.op: len(group.numbers) for group in hung}
@@ -483,7 +483,7 @@ class Campaign:
         rows.append(Shortfall(FINDINGS, len(late) + sum(group.cut for group in shrunk), len(late) + len(shrunk)))
         # A finding that was not tried without the backend counts as one of the backend, so its outcome depends on it.
         tried = [group for group in self.groups if group.finding.program.inputs]
-        for relative in describe_target(plan.target).siblings:
+        for relative in describe_target(plan.target).facts.siblings:
             missing = sum(relative not in group.elsewhere for group in tried)
             rows.append(Shortfall(f"findings on {relative}", missing, len(tried)))
         return [row for row in rows if row.missing or (not row.planned and row.what == programs)]

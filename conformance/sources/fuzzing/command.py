@@ -16,7 +16,7 @@ from conformance.declare import expectations
 from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import FAMILIES, FAMILY_OF
-from conformance.program.unsupported import KNOWN, held, unsupported_steps, unsupported_traits
+from conformance.program.unsupported import KNOWN, check_declarations, held, unsupported_steps, unsupported_traits
 from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
@@ -173,7 +173,9 @@ def instead(args: argparse.Namespace) -> int | None:
 def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
     """Return the plan that the options describe. Raises UserError for options that contradict each other."""
     target = describe_target(spec)
-    declared = unsupported_steps(target)
+    check_declarations(target)
+    facts = target.facts
+    declared = unsupported_steps(facts)
     for names, known in ((args.only, FAMILIES), (args.without, KNOWN["step"])):
         for name in {*names} - {*known}:
             hint = nearest(name, known) or f": choose from {', '.join(FAMILIES)}"
@@ -192,10 +194,10 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
             args.steps,
             tuple(args.only),
             (*args.without, *declared),
-            held(dtypes, target),
-            lacking=target.profile.operators if target.profile else (),
-            compiled=target.draws_functions,
-            traits=unsupported_traits(target),
+            held(dtypes, facts),
+            lacking=facts.profile.operators if facts.profile else (),
+            compiled=facts.compiles and facts.on == "cpu",  # the factories of whole functions name no device
+            traits=unsupported_traits(facts),
         ),
         args.jobs,
         Path(args.reports),

@@ -52,11 +52,12 @@ def with_calls(program: Program, seed: int, number: int, target: Target) -> Prog
     turn, rest = divmod(number, CHANGED_EVERY)
     changed = None
     if rest == CHANGED_EVERY - 1:
-        names = [name for name, change in CHANGES.items() if target.compiles or not change.guarded]
+        names = [name for name, change in CHANGES.items() if target.facts.compiles or not change.guarded]
         order = random.Random(f"{seed}:topics:{turn // len(names)}").sample(names, len(names))
         at = turn % len(names)
         changed = next(filter(None, (_changed(program, name, rng, target) for name in order[at:] + order[:at])), None)
-    if changed is not None and target.saves_graphs and random.Random(f"{seed}:restart:{number}").random() < RESTARTED:
+    saves_graphs = target.facts.saves_graphs
+    if changed is not None and saves_graphs and random.Random(f"{seed}:restart:{number}").random() < RESTARTED:
         changed = replace(changed, calls=tuple(replace(call, restarted=True) for call in changed.calls))
     base, calls = (program, []) if changed is None else (replace(changed, calls=()), [*changed.calls])
     for call in usable:

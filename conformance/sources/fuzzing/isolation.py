@@ -126,7 +126,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         finding = before(DRAWING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         program, part = Program.from_json(unit["program"]), int(unit["part"])
-        if step and worker.described(shard.plan.target).transforms_program:  # the whole program is one step
+        if step and worker.described(shard.plan.target).facts.transforms_program:  # the whole program is one step
             step = len(program.steps)
         finding = ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:

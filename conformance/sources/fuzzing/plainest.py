@@ -29,7 +29,7 @@ MOST_BEFORE = 4
 
 def subject_of(target: Target, name: str) -> ProgramSubject | str:
     """The program of the step of this name, or the reason why there is none."""
-    held = {dtype_name(dtype) for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
+    held = {dtype_name(dtype) for dtype in target.facts.dtypes} if target.facts.dtypes is not None else {*DTYPES}
     program = program_with(name, [dtype for dtype in dict.fromkeys(DTYPES) if dtype in held])
     if program is None:
         return "no program of it could be drawn in the dtypes that the device holds"

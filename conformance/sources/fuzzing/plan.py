@@ -98,11 +98,11 @@ class Plan:
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
         target = describe_target(self.target)
-        if self.drawing.dtypes != held(DTYPES, target):
+        if self.drawing.dtypes != held(DTYPES, target.facts):
             words += ["--dtype", ",".join(self.drawing.dtypes)]
         if self.part != (1, 1):
             words += ["--shard", "{}/{}".format(*self.part)]
-        declared = unsupported_steps(target)
+        declared = unsupported_steps(target.facts)
         for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
             words += [word for name in names if name not in declared for word in (option, name)]
         return words

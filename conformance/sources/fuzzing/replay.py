@@ -19,6 +19,7 @@ from conformance.declare.declaration import FINDINGS, check, read, refuse
 from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError, dump, read_program
 from conformance.program.script import script
+from conformance.program.unsupported import check_declarations
 from conformance.record.files import write_atomic
 from conformance.record.finding import INVALID
 from conformance.record.result import Outcome
@@ -69,6 +70,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
     spec, kernels, place = args.target, kernels_of(args), ExecutionPlace(starting=args.starting, tell=log)
+    check_declarations(describe_target(spec))
     with OwnedFolder() as notes, Workers(spec, limits, place=place) as workers:
         workers.load()
 

@@ -221,7 +221,7 @@ def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result
         upstream=upstream_of(group.finding, plan_target) if group.shrunk else "",
         signatures=tuple(sorted(group.found_as - {group.finding.group})),
     )
-    layers = plan_target.without_backend
+    layers = plan_target.facts.without_backend
     layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
     layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
@@ -235,7 +235,7 @@ def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
     """The evidence that decides whether a finding is a reported bug of PyTorch; None if its cause is unknown, or lies
     in no part of PyTorch, or if its program is long. A program that ended its process is not run."""
     layer, part = layer_and_part(finding.culprit)
-    layer = layer if layer in COMPILER_LAYERS else target.of_pytorch
+    layer = layer if layer in COMPILER_LAYERS else target.facts.of_pytorch
     if not (layer and finding.property and finding.program.inputs) or len(finding.program.steps) > MOST_STEPS:
         return None
     runs = finding.kind in (FAIL, FLAKY)

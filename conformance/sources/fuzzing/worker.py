@@ -29,6 +29,7 @@ from conformance.program.model import Program, ProgramError, digest, read_progra
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
 from conformance.program.trial import Trial
+from conformance.program.unsupported import unsupported_names
 from conformance.program.verdict import Verdict, signature
 from conformance.record import simple_values
 from conformance.record.error_text import text_of
@@ -226,7 +227,7 @@ class Part:
         if plan.recorded:
             result.model_calls[str(self.number)] = verdict.unsupported
         result.arbitrated += verdict.arbitrated
-        if described(plan.target).transforms_program:
+        if described(plan.target).facts.transforms_program:
             result.calls += verdict.calls or (not verdict.unsupported)
         result.recorded += verdict.recorded
         judged = {name: count for name, count in verdict.measured.counts.items() if name in MEASURED}
@@ -244,7 +245,7 @@ class Part:
             result = replace(result, layer=unexplained(trial, verdict.mismatches)[1])
         if verdict.vanished:
             return result.flaky()
-        again, key = step is not None and trial.target.transforms_program, (self.shard.plan.target, group)
+        again, key = step is not None and trial.target.facts.transforms_program, (self.shard.plan.target, group)
         if not again and key not in _Ran.confirmed:
             if self._judged(trial, locate=False).passed:
                 return result.flaky()
@@ -267,12 +268,14 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
         from conformance.sources.fuzzing import arguments  # imports op_db, which takes seconds
 
         source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
-        program = arguments.extended(program, source, target.unsupported("trait"), tally)
-    if target.differentiates:
+        program = arguments.extended(program, source, unsupported_names(target.facts, "trait"), tally)
+    if target.facts.differentiates:
         return with_gradient(program)
-    if target.transforms_program and shard.plan.calls:
+    if target.facts.transforms_program and shard.plan.calls:
         return with_calls(program, shard.plan.seed, number, target)
-    return program if target.exposes_storages else with_alias_probes(program, target.unsupported("step"))
+    if target.facts.exposes_storages:
+        return program
+    return with_alias_probes(program, unsupported_names(target.facts, "step"))
 
 
 def recorded_program(plan: Plan, number: int) -> Program:

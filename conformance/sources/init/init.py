@@ -21,7 +21,7 @@ from conformance.declare.probed import Probe
 from conformance.declare.profile import OPTIONS, Profile
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import OPS
-from conformance.program.unsupported import unsupported_steps
+from conformance.program.unsupported import check_declarations, unsupported_steps
 from conformance.record.missing_ops import Attempt, Outcome
 from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
@@ -106,7 +106,9 @@ def investigate(
     """
     begin = time.monotonic()
     full, probe = resolve(spec, limits, place)
-    declared = {*unsupported_steps(describe_target(full))}
+    target = describe_target(full)
+    check_declarations(target)
+    declared = {*unsupported_steps(target.facts)}
     declared |= {step for name in (probe.lacks if probe else ()) for step in FEATURES[name].steps}
     result = Investigation(spec, probe)
     pool = PlacedPool(place, full, limits, jobs, [of_step.__name__, of_opinfo.__name__, *MODULES])

@@ -548,7 +548,7 @@ COMPILERS: Mapping[str, str] = {
 def compiled(trial: Examination, call: DrawnCall, check: str) -> Iterator[Found]:
     """Compare the operator with itself under the compiler of a check."""
     function, target = trial.operator.function, target_of(COMPILERS[check])
-    oracles = (target.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
+    oracles = (target.facts.oracles - {"grad", "storage_offset", "contiguity"}) | {"storage"}
     derivable = trial.operator.derivable and not trial.operator.written
     for around in (plainly, differentiated) if derivable else (plainly,):
         want = trial.actual(call, None, around)

@@ -17,15 +17,16 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from conformance.engine.aten_ops import TAGGED, AtenOps, Operators, Tagged
+from conformance.engine.aten_ops import AtenOps, Operators, Tagged
 from conformance.engine.executor import Execution, Executor, Watch
 from conformance.engine.judge import bounded, exceeding, judge
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.loading import reference
 from conformance.engine.rules import LaidOut
-from conformance.engine.target import SPARSE, Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
+from conformance.program.unsupported import SPARSE, TAGGED, unsupported_names
 from conformance.record.errors import UserError
 from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, Measurements
@@ -69,7 +70,7 @@ def run_case(
     begin = time.perf_counter()
     running = RunningCase(case, target, note)
     # A compiler must see the op and not a wrapper that sets a seed; each run of a call sets the seed anyway.
-    unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    unseeded = op_db_unseeded() if target.facts.transforms_program else contextlib.nullcontext()
     with warnings.catch_warnings(), unseeded:
         warnings.simplefilter("ignore")
         try:
@@ -93,14 +94,14 @@ class RunningCase:
         self.compared = self.arbitrated = self.failed = self.excused = 0
         self.skipped = Counter[str]()
         self.failures: dict[str, Failure] = {}
-        self.measured = Measurements({measure.name: 0 for measure in target.measures})
+        self.measured = Measurements({measure.name: 0 for measure in target.facts.measures})
         self.worst: dict[str, tuple[int, SampleCall]] = {}
         """By measure, the call with the largest excess over its bound, and that excess."""
 
     def run(self, skipped: Collection[int], together: bool) -> None:
         """Run the samples; see `run_case`. Raises errors of the harness itself."""
         case, drawn = self.case, False
-        most = batch.MOST_CALLS if together and self.target.compiles and case.variant not in batch.APART else 1
+        most = batch.MOST_CALLS if together and self.target.facts.compiles and case.variant not in batch.APART else 1
         waiting: list[tuple[SampleCall, Execution]] = []
         for sample in samples(self.op, case.variant, self.dtype, case.layout, case.samples):
             if sample.index in skipped:
@@ -188,7 +189,7 @@ class RunningCase:
         if reason:
             self.skip(reason, excused=True)
             return None
-        if self.target.relations:
+        if self.target.facts.relations:
             self._judge_by_relations(call)
             return None
         self.note(call.sample.index, "CPU", origin=call.sample.origin)
@@ -226,7 +227,7 @@ class RunningCase:
             def right(at: int, actual: Execution) -> bool:
                 call, expected = pairs[at]
                 subject = JudgedCall(self.case, call)
-                mismatches, arbitrated = judge(subject, expected, actual, self.target, self.target.oracles)
+                mismatches, arbitrated = judge(subject, expected, actual, self.target, self.target.facts.oracles)
                 return not (mismatches or arbitrated)
 
             def watch(number: int, builds: bool) -> None:
@@ -248,7 +249,7 @@ class RunningCase:
         if (error is None) == (actual.last.error is None):
             self._measure(call, expected, actual)
         # PyTorch does not define the content of operands after a refused call.
-        oracles = {"error"} if case.variant in CHANGED and error is not None else target.oracles
+        oracles = {"error"} if case.variant in CHANGED and error is not None else target.facts.oracles
         mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
         mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
         if mismatches and self.fault:
@@ -284,7 +285,7 @@ class RunningCase:
     def _judge_by_relations(self, call: SampleCall) -> None:
         """Judge a call by the target's relations, as a program."""
         case, target, watch = self.case, self.target, self._watch(call)
-        watch(0, target.transforms_program)
+        watch(0, target.facts.transforms_program)
         if self._broken_by_layout(call, watch):
             return None
         try:
@@ -338,20 +339,21 @@ def _left_out(case: Case, call: SampleCall, expected: Execution) -> tuple[str, b
 def _undeclared(target: Target, call: SampleCall) -> str:
     """Return the declaration that exempts the target from this call, or the empty string if there is none."""
     inputs = tensors(call.tree)
-    if SPARSE in target.unsupported("trait") and any(tensor.layout is not torch.strided for tensor in inputs):
+    traits = unsupported_names(target.facts, "trait")
+    if SPARSE in traits and any(tensor.layout is not torch.strided for tensor in inputs):
         return "the target declares that it does not support sparse tensors"
-    held = target.dtypes
+    held = target.facts.dtypes
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in inputs if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
-    if target.profile is not None and target.profile.operators:
+    if target.facts.profile is not None and target.facts.profile.operators:
         operator = lacking(_under(Operators(), call).names, target)
         if operator:
             return f"the target's profile declares that it lacks {operator}"
-    for trait in target.unsupported("trait") & {*TAGGED}:
+    for trait in traits & {*TAGGED}:
         if _under(Tagged(TAGGED[trait]), call, _Inside).seen:
             return f"the target declares that it does not support {trait}"
-    if not target.shows_values and depends_on_values(call):
+    if not target.facts.shows_values and depends_on_values(call):
         return "its metadata depends on values, which the target does not have"
     return ""
 
@@ -393,7 +395,7 @@ class _Watched(Target):
 class _Inside(_Watched):
     """Torch CPU with a dispatch mode around the function under test only, not around the drawing of cotangents."""
 
-    transforms_program = True
+    facts = TargetFacts(transforms_program=True)
 
     def active(self) -> Any:
         """Return a context that does nothing."""

@@ -33,8 +33,9 @@ def call_of(target: Target, name: str) -> SampleCall | str:
     from conformance.sources.opinfo.variants import VARIANTS, Skip
 
     (entry,) = (entry for entry in catalog.entries() if entry.name == name)
-    held = {str(dtype).removeprefix("torch.") for dtype in target.dtypes} if target.dtypes is not None else {*DTYPES}
-    dtype = next((dtype for dtype in DTYPES if dtype in entry.dtypes and dtype in held), None)
+    held = target.facts.dtypes
+    known = [dtype for dtype in DTYPES if held is None or getattr(torch, dtype) in held]
+    dtype = next((dtype for dtype in known if dtype in entry.dtypes), None)
     if dtype is None:
         return "the device holds none of its dtypes"
     op = catalog.find(Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled"))

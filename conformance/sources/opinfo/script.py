@@ -91,7 +91,7 @@ def standalone(
         mismatches = [mismatch] if mismatch is not None else []
         return program_script(program, target, mismatches, [f"Case {program.note}", *notes], None, finding)
     options = {
-        **judged(terms.oracles or target.oracles - {"version"}, target.lacks),
+        **judged(terms.oracles or target.facts.oracles - {"version"}, target.facts.lacks),
         "undefined": str((*terms.undefined, "value of result") if own_process else terms.undefined),
         "tolerance": str({name: terms.tolerance[name] for name in [case.dtype] if name in terms.tolerance}),
     }
@@ -107,7 +107,7 @@ def standalone(
         notes=[textwrap.shorten(finding, 500), *notes],
         options=options,
         out=_out_lines(tree["out"], target) if "out" in tree else [],
-        lacks=target.lacks,
+        lacks=target.facts.lacks,
         stays=stays,
         processed=own_process,
         plain=case.layout == "as_sampled" and not stays and _plain(sample.tree),
@@ -142,4 +142,4 @@ def _plain(tree: dict[str, Any]) -> bool:
 def _out_lines(out: Any, target: Target) -> list[str]:
     outs = [(f"out_{number}", tensor) for number, tensor in enumerate(tensors(out))]
     names = ", ".join(name for name, _ in outs)
-    return [*input_lines(outs, lacks=target.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]
+    return [*input_lines(outs, lacks=target.facts.lacks), names if isinstance(out, torch.Tensor) else f"({names},)"]

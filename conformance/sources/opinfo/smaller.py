@@ -62,7 +62,7 @@ class Minimizer:
                 return f"it cannot be written as a program: {reason}"
             if self.failure.where == ON_CPU:  # the reference ends its process, so no smaller program can be judged
                 return self._failure(programs[0])
-            if self.trials.hangs and not (self.target.lazy or self.target.transforms_program):
+            if self.trials.hangs and not (self.target.facts.lazy or self.target.facts.transforms_program):
                 # A hang would take the time for kernels too, and only some devices build kernels for long.
                 self.trials.hang = {"", *(step.op for program in programs for step in program.steps)}
             failing = next(filter(self.trials.fails, programs), None)
@@ -129,7 +129,7 @@ def programs_of(case: Case, failure: Failure, target: Target, checked: bool = Tr
 def _calls(case: Case, index: int, target: Target) -> Iterator[SampleCall]:
     """Yield the calls of the case's sample of this index."""
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
-    unseeded = op_db_unseeded() if target.transforms_program else contextlib.nullcontext()
+    unseeded = op_db_unseeded() if target.facts.transforms_program else contextlib.nullcontext()
     with unseeded, contextlib.suppress(Skip):
         for sample in samples(op, case.variant, dtype, case.layout, None):
             if sample.index == index:

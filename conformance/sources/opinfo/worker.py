@@ -33,8 +33,11 @@ def catalog(
     up in a script, the features that it lacks, its `without_backend`, and its measures. Raises
     TargetError, also if the target cannot show one of `variants`, which the user named.
     """
+    from conformance.program.unsupported import check_declarations, unsupported_names
+
     under_test = loaded(target)
-    left_out = under_test.unsupported_variants
+    check_declarations(under_test)
+    left_out = unsupported_names(under_test.facts, "variant")
     refused = [variant for variant in VARIANTS if variant in variants and variant in left_out]
     if refused:
         left = ",".join(variant for variant in VARIANTS if variant not in left_out)
@@ -47,7 +50,8 @@ def catalog(
 
     facts = {**environment(target), "seed": f"{seeding.SEED}"}
     shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
-    return shown, facts, under_test.script(), under_test.lacks, under_test.without_backend, under_test.measures
+    stated = under_test.facts
+    return shown, facts, under_test.script(), stated.lacks, stated.without_backend, stated.measures
 
 
 def run(target: str, case: Case, skipped: Collection[int] = (), together: bool = True) -> tuple[Result, float]:

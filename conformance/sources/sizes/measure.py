@@ -42,7 +42,7 @@ class Sized:
         self.arguments.clear()
         program = built(self.case.row, self.case.scale, target.device)[0]
         program = transform(program) if transform else program
-        target.can_be_waited_for()  # tested before the call, whose own errors may come from a later wait
+        target.synchronize()  # the first wait may hide an error, which must not be the call's own
 
         def call() -> None:
             backward = self.case.variant == "backward"

@@ -28,7 +28,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     used or has no values to compare, or if peak memory cannot be measured on this machine.
     """
     under_test = loaded(target)
-    if not under_test.shows_values:
+    if not under_test.facts.shows_values:
         raise TargetError(
             f"target {target!r} computes nothing, so it takes no memory: choose one that computes, such as device:NAME "
             "or compile:NAME"

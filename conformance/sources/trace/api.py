@@ -243,6 +243,6 @@ def trace(
 def device_target(spec: str) -> Target:
     """Return the prepared target of a spec. Raises UsageError if it has no device, and TargetError."""
     target = loaded(spec)
-    if target.transforms_program or not target.shows_values:
+    if target.facts.transforms_program or not target.facts.shows_values:
         raise UsageError(f"--target {spec} has no device whose operators can be traced: give device:NAME or tiny")
     return target

@@ -5,6 +5,7 @@ Defines `TracedCall`. The device has run the call in the user's script; torch CP
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from conformance.engine.executor import Execution
 from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.rounding import Float64Reference, small_faults, widened
 from conformance.engine.rules import LARGE, TIES, Arguments
-from conformance.engine.target import Target
+from conformance.engine.target import Target, copy_to_host
 from conformance.sources.trace.references import REFERENCES, WORKSPACE
 from conformance.standalone.moving import (
     copied_to_host,
@@ -145,7 +146,7 @@ class TracedCall(CopiedCall):
 
     def oracles(self, target: Target) -> Collection[str]:
         """See `CopiedCall.oracles`. Only the metadata of views, and of random or undefined results, is compared."""
-        return target.oracles - UNSEEN - (VALUES if self.is_view or self.free_content else set())
+        return target.facts.oracles - UNSEEN - (VALUES if self.is_view or self.free_content else set())
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
         """See `CopiedCall.widened_by`."""
@@ -260,14 +261,9 @@ def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target
 
 def fetched(tree: Tree, target: Target) -> Tree:
     """Return the tree on the CPU, with one copy per storage, whatever devices its tensors are on."""
-    if target.lacks and not target.reads_storages:
+    if not target.facts.reads_storages:
         return map_tensors(tree, lambda tensor: tensor.detach().cpu().clone())
-
-    def move(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        own = iter(target.download([flat for flat in flats if flat.device.type == target.device.type]))
-        return [next(own) if flat.device.type == target.device.type else copied_to_host([flat])[0] for flat in flats]
-
-    return rebuild(tree, move, flatten=target.flatten)
+    return rebuild(tree, functools.partial(copy_to_host, target), flatten=target.flatten)
 
 
 def _empty_like(tree: Tree) -> Tree:

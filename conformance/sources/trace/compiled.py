@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from conformance.engine.aten_ops import TAGGED, Tagged
+from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Execution
 from conformance.engine.judge import Terms
 from conformance.engine.loading import reference
@@ -36,7 +36,7 @@ from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_o
 from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.torch_compat import compile_wrappers
+from conformance.standalone.torch_compat import DRAWS_NUMBERS, compile_wrappers
 
 JUDGED = frozenset(ORACLES) - {"kernels", "version", "grad", "stride", "contiguity"} | {SIGNIFICANT_STRIDE}
 """Oracles of a compiled graph. A compiler may choose strides of dimensions of length 1."""
@@ -87,7 +87,7 @@ class GraphCall(CopiedCall):
     def by_cpu(self) -> Execution:
         """Return the graph's answer in eager torch CPU."""
         args, cotangents = rebuild((self.args, self.cotangents), copied_to_host)
-        random = Tagged(TAGGED["random numbers"])
+        random = Tagged(DRAWS_NUMBERS)
         try:
             with torch.random.fork_rng(devices=[]), random:
                 result = self._run(self.graph, args, cotangents)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -218,9 +218,9 @@ def loaded(spec: str) -> Target:
     """Return the prepared target of a spec, with the features that its device lacks for reading tensors. Raises
     TargetError."""
     target = load_target(spec)
-    if target.probed:
-        target.without(frozenset(name for name in NEEDED if trial(target, name).answer is not Answer.YES))
-        target.probed = False
+    if target.facts.probed:
+        lacking = [name for name in NEEDED if trial(target, name).answer is not Answer.YES]
+        target.facts = replace(target.facts.without(lacking), probed=False)
     return target
 
 

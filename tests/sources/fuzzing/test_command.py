@@ -176,8 +176,9 @@ class TestBadUsage:
         only, and all of them passed."""
         (tmp_path / "quiet_target.py").write_text(
             "from conformance.declare.declaration import unsupported\n"
+            "from dataclasses import replace\n"
             "from conformance.targets.cpu import CpuTarget\n\n\nclass Quiet(CpuTarget):\n"
-            "    declarations = (unsupported('so', step='questions'),)\n"
+            "    facts = replace(CpuTarget.facts, declarations=(unsupported('so', step='questions'),))\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
         words = ("--target", "class:quiet_target.Quiet", "--programs", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.engine.loading import describe_target, load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.script import script
 from conformance.program.shadow import reference
@@ -218,7 +219,8 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
 class Compiler(Target):
     """A compiler on torch CPU with a fault; without one, it changes nothing."""
 
-    name, transforms_program, compiles, follows_eager = "faulty compiler", True, True, True
+    name = "faulty compiler"
+    facts = TargetFacts(transforms_program=True, compiles=True, follows_eager=True)
 
     def __init__(self, fault: Callable[..., object] | None = None) -> None:
         super().__init__()
@@ -251,7 +253,8 @@ def of_topic(topic: str) -> Iterator[int]:
 
 def fails(target: Target, drawing: Drawing, number: int) -> bool:
     program = drawing.numbered(0, number)
-    return not unsupported_reason(program, target) and bool(judge_program(program, target, locate=False).mismatches)
+    unsupported = unsupported_reason(program, target.facts)
+    return not unsupported and bool(judge_program(program, target, locate=False).mismatches)
 
 
 class TestDrawing:
@@ -301,10 +304,11 @@ class TestDrawing:
     def test_calls_that_another_compiler_may_answer_differently(self):
         """A compiler of another project need not follow torch CPU in conversions and missing kernels."""
         other = Compiler()
-        other.follows_eager = False
-        assert {*unsupported_steps(other)} == {"conversions", "dtypes", "state"}  # no target that transforms has states
+        other.facts = replace(other.facts, follows_eager=False)
+        left_out = {*unsupported_steps(other.facts)}
+        assert left_out == {"conversions", "dtypes", "state"}  # no target that transforms has states
         assert {"conversions", "dtypes"} <= {*functions.NAMES}
-        assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager"))}
+        assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager").facts)}
 
     def test_a_script_records_what_a_method_appends(self, standalone, tmp_path):
         """The script of a program with side effects needs torch only."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.engine.loading import describe_target, load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import change_of, has_meaning, judge_program
 from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.script import script
@@ -29,14 +29,14 @@ COUNT = 6 * len(CHANGES)
 
 @pytest.fixture(scope="module")
 def drawn() -> list[tuple[Program, Program]]:
-    drawing = Drawing(without=unsupported_steps(TARGET))
+    drawing = Drawing(without=unsupported_steps(TARGET.facts))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = [(number, drawing.numbered(0, number)) for number in range(COUNT)]
         return [
             (program, with_calls(program, 0, n, TARGET))
             for n, program in programs
-            if not unsupported_reason(program, TARGET)
+            if not unsupported_reason(program, TARGET.facts)
         ]
 
 
@@ -146,7 +146,8 @@ def test_a_missing_guard_of_an_object_is_found(standalone, tmp_path) -> None:
     kept = {"attribute": (lambda: value, snippets.OBJECTS["attribute"][1])}
 
     class Stale(Target):
-        name, transforms_program, compiles = "stale", True, True
+        name = "stale"
+        facts = TargetFacts(transforms_program=True, compiles=True)
 
         def transform(self, function):
             def call(*inputs):

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.program.calls import judge_program
 from conformance.program.model import Program
 from conformance.program.steps.hazards import CELLS, FUNCTION_STEPS, NAME, NEEDS, PER_FUNCTION
@@ -131,8 +131,8 @@ class _Mode(TorchDispatchMode):
 class Faulty(Target):
     """Transform with a fault in its operators, compared by values and storages."""
 
-    name, transforms_program = "faulty", True
-    oracles = frozenset({"value", "storage", "error"})
+    name = "faulty"
+    facts = TargetFacts(transforms_program=True, oracles=frozenset({"value", "storage", "error"}))
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class Faulty(Target):
 class ReturnsCopies(Target):
     """Transform that returns a copy in place of each view, or each input that equals a result in place of it."""
 
-    name, transforms_program = "returns copies", True
-    oracles = frozenset({"value", "storage", "error", "structure"})
+    name = "returns copies"
+    facts = TargetFacts(transforms_program=True, oracles=frozenset({"value", "storage", "error", "structure"}))
 
     def __init__(self, returned: Callable[[torch.Tensor, tuple[torch.Tensor, ...]], torch.Tensor]) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class ReturnsCopies(Target):
 class DropsClones(Target):
     """Transform without the clones that `drops` selects, given the counts of reads by memory and the returned ones."""
 
-    name, transforms_program = "drops clones", True
-    oracles = frozenset({"value", "storage", "error"})
+    name = "drops clones"
+    facts = TargetFacts(transforms_program=True, oracles=frozenset({"value", "storage", "error"}))
 
     def __init__(self, drops: Callable[..., bool]) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def first_found(target: Target, compiled: bool = False) -> int | None:
     """Number of the first program of hazards, among the first `PROGRAMS` of seed 0, that fails."""
     for number in range(HAZARDS.turns[0], PROGRAMS, PERIOD):
         program = Drawing(compiled=compiled).numbered(0, number)
-        if not unsupported_reason(program, target) and judge_program(program, target, locate=False).mismatches:
+        if not unsupported_reason(program, target.facts) and judge_program(program, target, locate=False).mismatches:
             return number
     return None
 

@@ -75,18 +75,20 @@ def targets(tmp_path, monkeypatch) -> str:
                 return call.first if call.first.numel() > 3 else os.abort()
 
         class Unjudged(MutantTarget):
+            stated = MutantTarget.facts
+
             def __init__(self, argument=""):
                 super().__init__("zero_ clears the storage")
 
             @property
-            def oracles(self):
+            def facts(self):
                 if {"_judged", "shrink"} & {frame.function for frame in inspect.stack()}:
                     raise RuntimeError("no verdict")
-                return self.judged
+                return self.stated
 
-            @oracles.setter
-            def oracles(self, judged):
-                self.judged = judged
+            @facts.setter
+            def facts(self, stated):
+                self.stated = stated
 
         class Once(Ending):
             def act(self, call):
@@ -190,7 +192,7 @@ class TestDeaths:
         assert fuzz_result(tmp_path)["programs"] == 8
         [one] = findings(tmp_path)
         assert (one["kind"], one["signature"], one["count"]) == ("HARNESS", "harness / RuntimeError: no verdict", 8)
-        assert "in oracles" in one["mismatch"].detail
+        assert "in facts" in one["mismatch"].detail
 
 
 class TestParts:

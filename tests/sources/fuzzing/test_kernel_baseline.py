@@ -12,6 +12,7 @@ from conformance.engine.loading import describe_target, load_target
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, digest, dump, read_program
 from conformance.program.steps.op import Step, tensor
+from conformance.program.unsupported import unsupported_names
 from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
@@ -38,13 +39,14 @@ def wasteful(tmp_path, monkeypatch) -> str:
     """Spec of a `tiny` target that runs one kernel too many."""
     (tmp_path / "wasteful.py").write_text(
         textwrap.dedent("""
+        from dataclasses import replace
         import torch
         from conformance.targets.tiny import TinyTarget
 
         class Wasteful(TinyTarget):
             def __init__(self, argument=""):
                 super().__init__(argument)
-                self.siblings = ()
+                self.facts = replace(self.facts, siblings=())
 
             def download(self, flats):
                 torch.arange(3.).to(self.device).add(1).cpu()
@@ -95,7 +97,7 @@ class TestFile:
         conformance.fuzz --programs 300 --corpus conformance/program/corpus --record-kernels` regenerates it."""
         known = read_baseline(TRACKED, "tiny")
         programs = [read_program(path) for path in CORPUS.glob("*.json")]
-        traits = describe_target("tiny").unsupported("trait")
+        traits = unsupported_names(describe_target("tiny").facts, "trait")
         for number in range(20):
             source = random.Random(f"0:{number}:arguments").randint
             programs.append(arguments.extended(Drawing().numbered(0, number), source, traits, Tally()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from conformance.engine.facts import TargetFacts
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
@@ -122,7 +124,7 @@ class TestFindings:
         running = planned(tmp_path)
         running.groups[0].shrunk = True
         monkeypatch.setattr(
-            campaign, "describe_target", lambda spec: type("Spec", (), {"siblings": ("compile:eager",)})
+            campaign, "describe_target", lambda spec: SimpleNamespace(facts=TargetFacts(siblings=("compile:eager",)))
         )
         assert running.shortfalls() == [Shortfall("findings on compile:eager", 1, 1)]
         running.groups[0].elsewhere["compile:eager"] = "agrees"

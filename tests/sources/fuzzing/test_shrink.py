@@ -16,18 +16,20 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
         from conformance.selftest.mutants import MutantTarget
 
         class Odd(MutantTarget):
+            stated = MutantTarget.facts
+
             def __init__(self, argument=""):
                 super().__init__("transpose is stale")
 
             @property
-            def oracles(self):
+            def facts(self):
                 if any(frame.function == "shrink" for frame in inspect.stack()):
                     raise RuntimeError("an odd program")
-                return self.judged
+                return self.stated
 
-            @oracles.setter
-            def oracles(self, judged):
-                self.judged = judged
+            @facts.setter
+            def facts(self, stated):
+                self.stated = stated
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -31,9 +31,9 @@ PLANTED = ROOT / "tests" / "planted"
 class TestRenderers:
     def test_relatives_are_the_others(self):
         """The siblings of `tiny` are the other renderers."""
-        assert describe_target("tiny").siblings == ("tiny:X86", "tiny:LLVM", "tiny:PYTHON")
-        assert describe_target("tiny:X86").siblings == ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON")
-        assert describe_target("tiny:replayed").siblings == ("tiny",)
+        assert describe_target("tiny").facts.siblings == ("tiny:X86", "tiny:LLVM", "tiny:PYTHON")
+        assert describe_target("tiny:X86").facts.siblings == ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON")
+        assert describe_target("tiny:replayed").facts.siblings == ("tiny",)
 
     def test_an_unknown_renderer_is_one_sentence(self, tmp_path, capsys):
         """An unknown renderer gives exit code 2 and the list of renderers."""
@@ -55,9 +55,11 @@ class TestRenderers:
         """The saved finding records the answer of each sibling. Regression test: a sibling whose process ended while it
         loaded counted as one that crashes in the program."""
         (tmp_path / "related.py").write_text(
-            "from conformance.selftest.mutants import MutantTarget\n\n\n"
+            "from conformance.engine.target import TargetFacts\n"
+            "from conformance.selftest.mutants import MutantTarget\n\n"
+            "OTHERS = 'cpu', 'mutant:flip forgets the last dim', 'mutant:nonsense', 'class:tasks.Dies'\n\n\n"
             "class Faulty(MutantTarget):\n"
-            "    siblings = ('cpu', 'mutant:flip forgets the last dim', 'mutant:nonsense', 'class:tasks.Dies')\n\n"
+            "    facts = TargetFacts(siblings=OTHERS)\n\n"
             "    def __init__(self, argument=''):\n"
             "        super().__init__('flip forgets the last dim')\n"
         )

@@ -93,8 +93,8 @@ class TestSiblings:
     def test_of_torch_nothing_is_excused(self, spec: str, siblings: tuple[str, ...], excused: bool) -> None:
         """Findings of torch's own backends are never excused; only the layer is named."""
         target = describe_target(spec)
-        assert target.siblings == siblings
-        assert target.without_backend == (siblings if excused else ())
+        assert target.facts.siblings == siblings
+        assert target.facts.without_backend == (siblings if excused else ())
 
 
 class TestRun:

@@ -117,7 +117,7 @@ class TestRandom:
         """Random values are judged only if the target does not lack `random`; dtypes, sizes and strides are always
         judged."""
         target = type(cpu)()
-        target.without(lacks)
+        target.facts = target.facts.without(lacks)
         target.active = OwnGenerator
         assert run_case(target, name, variant).outcome is (Outcome.PASS if lacks else Outcome.FAIL)
 
@@ -125,7 +125,7 @@ class TestRandom:
     def test_others_are_judged(self, cpu: Any, variant: str) -> None:
         """The judge compares the values of deterministic ops."""
         target = type(cpu)()
-        target.without(frozenset({"random"}))
+        target.facts = target.facts.without({"random"})
         target.active = OwnGenerator
         assert run_case(target, "sin", variant).outcome is Outcome.FAIL
         assert run_case(target, "exp", variant).outcome is Outcome.PASS
@@ -227,7 +227,7 @@ class TestSkip:
 
     def test_what_the_target_declares_is_skipped(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A dtype that the target declares as unsupported is a skip, and no failure."""
-        monkeypatch.setattr(cpu, "dtypes", frozenset())
+        monkeypatch.setattr(cpu, "facts", replace(cpu.facts, dtypes=frozenset()))
         assert run_case(cpu, "sin").outcome is Outcome.SKIP
 
     def test_undeclared_skip_fails(self, cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

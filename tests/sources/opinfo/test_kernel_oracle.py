@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.engine.loading import load_target
-from conformance.engine.target import Target
+from conformance.engine.target import Target, TargetFacts
 from conformance.record.measurements import KERNELS, Measurements
 from conformance.record.result import Outcome, Result
 from conformance.sources.opinfo.case import run_case
@@ -16,7 +16,8 @@ from conformance.sources.opinfo.plan import Case
 class Counting(Target):
     """Torch CPU with a configurable kernel count for each call."""
 
-    name, measures = "counting", (KERNELS,)
+    name = "counting"
+    facts = TargetFacts(measures=(KERNELS,))
     each = total = 0
 
     def counters(self) -> dict[str, int]:
@@ -66,7 +67,7 @@ class TestBound:
         """The count is recorded but not judged for error inputs, and for other measures."""
         counting.each = 100
         assert run_case(exp("error_inputs", "gather"), counting).outcome is Outcome.PASS
-        monkeypatch.setattr(Counting, "measures", ())
+        monkeypatch.setattr(Counting, "facts", TargetFacts())
         counters = Counting.counters
         monkeypatch.setattr(Counting, "counters", lambda self: {"graphs": counters(self)["kernels"]})
         result = run_case(exp(), counting)
