@@ -22,7 +22,7 @@ from conformance.program.steps.op import StepError
 from conformance.program.trial import Trial
 from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.program.verdict import UNAVAILABLE, Verdict, leading
-from conformance.standalone.observation import Observation
+from conformance.standalone.observation import Observation, Seen
 from conformance.standalone.oracles import Mismatch
 
 UNRELATED = "a program to which no relation applies"
@@ -147,15 +147,15 @@ def _broken(trial: Trial, name: str, other: Related, run: Execution) -> tuple[li
     ], want
 
 
+def _place_of(tensor: Seen) -> tuple[tuple[int, ...], int]:
+    return tensor.metadata["stride"], tensor.metadata["storage_offset"]
+
+
 def _without_other_strides(seen: Observation, other: Observation) -> Observation:
     """Return the observation without the storages of tensors that have other strides on the other side: an out= tensor
     that was resized."""
-    placed = {name: (tensor.stride, tensor.storage_offset) for name, tensor in other.tensors.items()}
-    moved = {
-        tensor.alias
-        for name, tensor in seen.tensors.items()
-        if placed.get(name) != (tensor.stride, tensor.storage_offset)
-    }
+    placed = {name: _place_of(tensor) for name, tensor in other.tensors.items()}
+    moved = {tensor.alias for name, tensor in seen.tensors.items() if placed.get(name) != _place_of(tensor)}
     return replace(seen, storages={name: storage for name, storage in seen.storages.items() if name not in moved})
 
 

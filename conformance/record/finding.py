@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from conformance.record.names import MEASURED
+from conformance.record.names import MEASURED, METADATA
 
 FAIL, FLAKY, INVALID, HARNESS = "FAIL", "FLAKY", "INVALID", "HARNESS"
 CRASH, TIMEOUT, MEMORY = "CRASH", "TIMEOUT", "MEMORY"
@@ -54,7 +54,7 @@ PROPERTIES = (*(name for row in SEVERITY for name in row), *MEASURED)
 
 _OF_ORACLE = {
     **dict.fromkeys(("alias", "storage", "version"), "aliasing"),
-    **dict.fromkeys(("structure", "dtype", "shape", "stride", "storage_offset", "contiguity"), "metadata"),
+    **dict.fromkeys(("structure", *METADATA), "metadata"),
     "grad": "value",
     "message": "wording",
 }

@@ -30,20 +30,9 @@ BUILTIN = {
 }
 """Built-in targets, by the word before the colon of a spec, and the paths of their classes."""
 
-ORACLES = (
-    "structure",
-    "dtype",
-    "shape",
-    "stride",
-    "storage_offset",
-    "contiguity",
-    "alias",
-    "value",
-    "storage",
-    "error",
-    "grad",
-    "version",
-)
+METADATA = ("dtype", "shape", "stride", "storage_offset", "contiguity")
+"""The oracles that compare one fact of a tensor each, which `standalone/observation.py` reads."""
+ORACLES = ("structure", *METADATA, "alias", "value", "storage", "error", "grad", "version")
 SIGNIFICANT_STRIDE = "significant_stride"
 """Replaces `stride` for targets that follow PyTorch's own rule (pytorch#77553): strides of dimensions of length 1 and
 of tensors without elements have no meaning. The storage offset of a tensor without elements follows from such strides

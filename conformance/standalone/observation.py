@@ -50,22 +50,60 @@ class Raised:
         return "NotImplementedError" in self.ancestors
 
 
+def contiguity(tensor: torch.Tensor) -> str:
+    """Return layout flags as words: the flags that torch derives from the geometry, the lazy conj and neg bits, and
+    "inference". A tensor without elements has no memory format; the oracle `stride` compares its strides."""
+    dims = tensor.dim() if tensor.numel() else 0
+    flags = {
+        "contiguous": tensor.is_contiguous(),
+        "channels_last": dims == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
+        "channels_last_3d": dims == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
+        "conj": tensor.is_conj(),
+        "neg": tensor.is_neg(),
+        "inference": tensor.is_inference(),
+    }
+    return " ".join(word for word, holds in flags.items() if holds) or "strided"
+
+
+FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dtype": lambda tensor: tensor.dtype,
+    "shape": lambda tensor: tuple(tensor.shape),
+    "stride": lambda tensor: tuple(tensor.stride()),
+    "storage_offset": lambda tensor: int(tensor.storage_offset()),
+    "contiguity": contiguity,
+}
+"""How to read each fact of `record.names.METADATA` from a tensor, on either side and in a script."""
+
+
+def metadata_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the facts of a tensor by the oracle that compares them."""
+    return {oracle: read(tensor) for oracle, read in FACTS.items()}
+
+
 @dataclass(frozen=True)
 class Seen:
-    """One tensor on the host. `value` is detached and has the original's geometry. `alias` is the name of the first
-    tensor with the same storage. `version` counts in-place writes since the start passed to `observe`; None without a
-    start. `device` is the type of the original's device."""
+    """One tensor on the host. `value` is detached and has the original's geometry, and `metadata` has its facts by
+    oracle. `alias` is the name of the first tensor with the same storage. `version` counts in-place writes since the
+    start passed to `observe`; None without a start. `device` is the type of the original's device."""
 
     value: torch.Tensor
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    storage_offset: int
-    contiguity: str
+    metadata: Mapping[str, Any]
     alias: str
     requires_grad: bool
     version: int | None
     device: str = "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The original's dtype."""
+        dtype: torch.dtype = self.metadata["dtype"]
+        return dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The original's shape."""
+        shape: tuple[int, ...] = self.metadata["shape"]
+        return shape
 
 
 @dataclass(frozen=True)
@@ -178,11 +216,7 @@ def _seen(
         host = fetched[name].detach()
         seen[name] = Seen(
             host,
-            tensor.dtype,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()),
-            contiguity(tensor),
+            metadata_of(tensor),
             alias,
             tensor.requires_grad,
             version_of(tensor) - versions[id(tensor)] if versions and id(tensor) in versions else None,
@@ -196,18 +230,3 @@ def _seen(
 def _flat(host: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return whole_storage(host)
-
-
-def contiguity(tensor: torch.Tensor) -> str:
-    """Return layout flags as words: the flags that torch derives from the geometry, the lazy conj and neg bits, and
-    "inference". A tensor without elements has no memory format; the oracle `stride` compares its strides."""
-    dims = tensor.dim() if tensor.numel() else 0
-    flags = {
-        "contiguous": tensor.is_contiguous(),
-        "channels_last": dims == 4 and tensor.is_contiguous(memory_format=torch.channels_last),
-        "channels_last_3d": dims == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d),
-        "conj": tensor.is_conj(),
-        "neg": tensor.is_neg(),
-        "inference": tensor.is_inference(),
-    }
-    return " ".join(word for word, holds in flags.items() if holds) or "strided"

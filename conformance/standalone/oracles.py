@@ -40,8 +40,6 @@ DETAIL = {
     "grad": "requires_grad",
 }
 PLAIN = (bool, int, str, tuple, torch.dtype)
-METADATA = ("dtype", "shape", "stride", "storage_offset", "contiguity", "alias", "version")
-"""Oracles that are attributes of `Seen`."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,8 @@ def facts_of(seen: Observation) -> Facts:
     facts: Facts = {} if seen.error is None else {("error", WHOLE): seen.error}
     for name, tensor in seen.tensors.items():
         facts["structure", name] = "Tensor"
-        facts |= {(oracle, name): getattr(tensor, oracle) for oracle in METADATA}
+        facts |= {(oracle, name): fact for oracle, fact in tensor.metadata.items()}
+        facts["alias", name], facts["version", name] = tensor.alias, tensor.version
         facts["value", name], facts["grad", name] = tensor.value, tensor.requires_grad
     for name, answer in seen.others.items():
         facts |= plain_facts(name, answer)

@@ -17,7 +17,7 @@ import torch
 
 from conformance.standalone.modes import without_modes
 from conformance.standalone.moving import whole_storage
-from conformance.standalone.observation import LATER_JVP, Raised, contiguity, names_of
+from conformance.standalone.observation import LATER_JVP, Raised, metadata_of, names_of
 from conformance.standalone.oracles import WHOLE, Facts, Mismatch, Tolerance, differences, plain_facts
 from conformance.standalone.torch_compat import leave_forward_ad, raising_inner
 
@@ -93,11 +93,7 @@ def tensor_facts(tensor: torch.Tensor, name: str, first: str, before: int | None
     storage, and `before` the version counter of an input at the start."""
     return {
         ("structure", name): "Tensor",
-        ("dtype", name): tensor.dtype,
-        ("shape", name): tuple(tensor.shape),
-        ("stride", name): tuple(tensor.stride()),
-        ("storage_offset", name): int(tensor.storage_offset()),
-        ("contiguity", name): contiguity(tensor),
+        **{(oracle, name): fact for oracle, fact in metadata_of(tensor).items()},
         ("alias", name): first,
         ("version", name): None if before is None else tensor._version - before,
         ("grad", name): tensor.requires_grad,

@@ -12,13 +12,13 @@ from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target, TargetFacts
 from conformance.standalone import torch_compat
 from conformance.standalone.moving import map_tensors, storage_key
-from conformance.targets.meta import METADATA, NEEDS_VALUES, stand_ins
+from conformance.targets.meta import NEEDS_NO_VALUES, NEEDS_VALUES, stand_ins
 
 
 class FakeTarget(Target):
     name = "fake"
     facts = TargetFacts(
-        oracles=METADATA,
+        oracles=NEEDS_NO_VALUES,
         declarations=(
             *NEEDS_VALUES,
             unsupported("a mode is local to its thread: tensors of another thread are not fake", state="thread"),

@@ -11,7 +11,7 @@ from conformance.engine.target import Target, TargetFacts
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.standalone.moving import map_tensors, storage_key
 
-METADATA = frozenset(ORACLES) - {"version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
+NEEDS_NO_VALUES = frozenset(ORACLES) - {"version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
 """Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""
 
 NEEDS_VALUES = (
@@ -56,7 +56,7 @@ NEEDS_VALUES = (
 class MetaTarget(Target):
     name = "meta"
     device = torch.device("meta")
-    facts = TargetFacts(oracles=METADATA, declarations=NEEDS_VALUES, of_pytorch="meta and fake tensors")
+    facts = TargetFacts(oracles=NEEDS_NO_VALUES, declarations=NEEDS_VALUES, of_pytorch="meta and fake tensors")
 
     def fetch(self, tree: Any) -> Any:
         """Return stand-ins filled with zeros on the CPU: same geometry, same aliasing."""

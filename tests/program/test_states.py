@@ -220,7 +220,7 @@ class TestJudging:
     def test_whether_autograd_will_record_is_seen(self):
         """An inference tensor differs in this fact only."""
         tensors = reference(program(Step("neg", (A,), out=("b",), under=("inference_mode",)))).observation.tensors
-        assert ["inference" in tensors[name].contiguity for name in "ab"] == [False, True]
+        assert ["inference" in tensors[name].metadata["contiguity"] for name in "ab"] == [False, True]
 
     def test_counting_changes_nothing(self):
         """Counting aten ops does not change an observed run. Regression test: under the counting mode, such a view did

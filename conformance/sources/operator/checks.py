@@ -233,7 +233,7 @@ def _in_one_dtype(want: Observation, got: Observation, call: DrawnCall) -> tuple
 
     def converted(seen: Observation) -> Observation:
         cast = {
-            name: replace(tensor, value=tensor.value.to(coarse), dtype=coarse)
+            name: replace(tensor, value=tensor.value.to(coarse), metadata={**tensor.metadata, "dtype": coarse})
             for name, tensor in seen.tensors.items()
             if of_result(name) and tensor.dtype.is_floating_point and tensor.dtype in dtypes
         }

@@ -105,7 +105,11 @@ def _shown(mismatch: Mismatch, expected: Observation, actual: Observation, toler
         rows = _rows(expected.storages[mismatch.where], actual.storages[mismatch.where])
     geometry = mismatch.oracle in ("shape", "stride", "storage_offset", "contiguity")
     layouts = {
-        name: {"size": list(seen.shape), "stride": list(seen.stride), "offset": seen.storage_offset}
+        name: {
+            "size": list(seen.shape),
+            "stride": list(seen.metadata["stride"]),
+            "offset": seen.metadata["storage_offset"],
+        }
         for name, seen in (("expected", want), ("actual", got))
         if geometry and seen is not None
     }

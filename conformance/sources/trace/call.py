@@ -28,7 +28,7 @@ from conformance.standalone.moving import (
     tensors,
     whole_storage,
 )
-from conformance.standalone.observation import Observation, Raised, Seen, contiguity, names_of, tensors_by_name
+from conformance.standalone.observation import Observation, Raised, Seen, metadata_of, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
@@ -220,8 +220,7 @@ def observed(
             storages.setdefault(alias, whole_storage(value))
         if name in inputs and name.partition("[")[0] not in written:
             continue
-        geometry = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
-        seen[name] = Seen(value, tensor.dtype, *geometry, contiguity(tensor), alias, False, None, tensor.device.type)
+        seen[name] = Seen(value, metadata_of(tensor), alias, False, None, tensor.device.type)
     others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
     return Observation(seen, others, storages)
 
