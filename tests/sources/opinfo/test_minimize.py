@@ -108,7 +108,7 @@ class TestPlanted:
 
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
-        case = Case("svd", "", "", "float32", "forward", "as_sampled")
+        case = Case("lu_unpack", "", "", "float32", "forward", "as_sampled")
         failure = Failure("value", "result[0]", "1.0", "2.0", "1 of 4 elements differ", script="from op_db")
         run = Run("planted", [case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure,))])
         minimize.minimize(run, {case.id: case}, LIMITS)
