@@ -53,9 +53,6 @@ def called(program, given):
 """
 """Definition that runs a program and then the calls of its caller."""
 
-OWN_TENSORS = {"metadata in place", "autograd", "questions", "errors", "state"}
-"""Families of steps whose results differ between a plain tensor and a view of a hidden base."""
-
 
 def script(
     program: Program,
@@ -87,8 +84,7 @@ def script(
     attempts = raising > 1 or target.facts.transforms_program
     compiled = carried(("unwrapped",)) + ATTEMPT_COMPILED
     attempt = [compiled if target.facts.transforms_program else ATTEMPT] if raising and attempts else []
-    own = any(input_.requires_grad for input_ in program.inputs) or any(OPS[s.op].family in OWN_TENSORS for s in steps)
-    inputs, make = make_inputs(called), functools.partial(_input_lines, target=target, own=own)
+    inputs, make = make_inputs(called), functools.partial(_input_lines, target=target)
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.facts.transforms_program else [name for name in inputs if name in looked]
@@ -124,7 +120,7 @@ def script(
     return render(bug, target.script(), about, first, options, [*everything, *notes])
 
 
-def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
+def _input_lines(call: Program, target: Target) -> list[str]:
     """Return the lines that make the inputs of a call and return them and the Python arguments by name."""
     inputs, flats = make_inputs(call), [storage.make() for storage in call.storages]
     make = functools.partial(
@@ -132,7 +128,6 @@ def _input_lines(call: Program, target: Target, own: bool) -> list[str]:
         [(input_.name, inputs[input_.name]) for input_ in call.inputs if not input_.same],
         {storage_key(inputs[input_.name]): flats[input_.storage] for input_ in call.inputs if not input_.same},
         stays=inputs if target.facts.transforms_program and target.facts.on == "cpu" else (),
-        own=own,
     )
     try:
         lines = make(lacks=target.facts.lacks)

@@ -196,14 +196,13 @@ def input_lines(
     flats: Mapping[int, torch.Tensor] | None = None,
     *,
     stays: Collection[str] = (),
-    own: bool = False,
     lacks: Collection[str] = (),
     longest: int | None = None,
 ) -> list[str]:
     """Return the lines that make these CPU tensors on the device `device`, each storage once. Tensors in `stays` stay
-    on the CPU. `flats` maps a storage's identity to its 1-d tensor, if the dtype is known. With `own`, or if several
-    share a storage, each is an independent tensor, as the harness makes them, and no view to autograd. `lacks` are the
-    features that the device lacks. Raises NoSource, also if storages have more than `longest` elements."""
+    on the CPU. `flats` maps a storage's identity to its 1-d tensor, if the dtype is known. None of the tensors is a
+    view, as in the harness: autograd, and a compiler, treat a view of a base differently. `lacks` are the features that
+    the device lacks. Raises NoSource, also if storages have more than `longest` elements."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
         groups.setdefault(storage_id(tensor.untyped_storage()), []).append((name, tensor))
@@ -224,7 +223,7 @@ def input_lines(
             lines.append(f"s{number} = {root}{move}")
             root, move = f"s{number}", ""
         for name, tensor in group:
-            text = _on(flat, tensor, root, move, own or len(group) > 1, missing)
+            text = _on(flat, tensor, root, move, missing)
             lines.append(f"{name} = {text}{'.requires_grad_()' if tensor.requires_grad else ''}")
     return lines
 
@@ -249,12 +248,12 @@ def _flat(group: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (cells,), (1,))
 
 
-def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: bool, lacks: Collection[str]) -> str:
+def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, lacks: Collection[str]) -> str:
     size, stride, offset = tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
     if flat.dim() == 0:
         return root + move
-    base = f"torch.empty(0, dtype={tensor.dtype}, device=device)"
-    laid_over = f"{base}.set_({root}{move}.untyped_storage(), {offset}, {size}, {stride})"
+    base, apart = f"torch.empty(0, dtype={tensor.dtype}, device=device)", ".detach()" if "data" in lacks else ".data"
+    laid_over = f"{base}.set_({root}{move}.untyped_storage(), {offset}, {size}, {stride}){apart}"
     if {"storages", "set_"} & {*lacks}:
         laid_over = ""
     try:
@@ -266,13 +265,13 @@ def _on(flat: torch.Tensor, tensor: torch.Tensor, root: str, move: str, own: boo
         if laid_over:
             return laid_over
         if move and isinstance(error, NoSource) and 0 in size:  # an empty tensor shares no memory
-            return _on(flat, tensor, root, "", own, ()) + move
+            return _on(flat, tensor, root, "", ()) + move
         raise NoSource(str(error)) from error
     root += move + ("" if tensor.dtype is flat.dtype else f".view({tensor.dtype})")
     if root.startswith(("torch.zeros(", "torch.ones(")) and view == f".view({_plain(size)})":
         return root.replace(f"({flat.numel()}", f"({_plain(size)}", 1)
-    apart = ".detach()" if "data" in lacks else ".data"
-    return root + view + (apart if own and (view or not root.startswith(("torch.", "("))) else "")
+    is_new = root.startswith(("torch.", "(")) and not view and tensor.dtype is flat.dtype
+    return root + view + ("" if is_new else apart)
 
 
 def _is_itself(value: complex) -> bool:
