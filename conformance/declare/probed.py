@@ -15,6 +15,9 @@ from conformance.declare.features import FEATURES
 UNENDED = "the probe did not end"
 """First words of `Probe.unmade` if the time for the probe was over."""
 
+UNTRIED_DTYPES = frozenset({"float4_e2m1fn_x2"})
+"""Dtypes that the probe does not try and therefore never finds, since torch converts nothing to them."""
+
 
 class Answer(StrEnum):
     """The answer of a trial."""

@@ -20,10 +20,11 @@ from typing import Any
 from conformance.declare import declaration
 from conformance.declare.declaration import FORMER, PARTS_OF_TARGET, Declaration, check, quoted, refuse
 from conformance.declare.features import FEATURES
-from conformance.declare.probed import Probe
+from conformance.declare.probed import UNTRIED_DTYPES, Probe
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import MissingOperator, ranked
 from conformance.record.names import BUILTIN, DTYPES, METAMORPHIC, nearest, without_features, without_relations
+from conformance.record.result import Outcome
 from conformance.record.usage import usage_of
 
 NAME = "conformance.toml"
@@ -37,6 +38,16 @@ OPTIONS = ("import", "call", "dynamic")
 LIMITS = ("seconds", "compiling", "memory")
 KEYS = {"target": ("kind", "name", *OPTIONS), "limits": LIMITS}
 """The keys of a table; the keys of [environment] are names of variables."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A part of a target that is not as the profile says, for example `feature unfold`. It is XPASS if it is declared
+    unsupported and works, and FAIL if it is not declared and lacks or is wrong."""
+
+    part: str
+    outcome: Outcome
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -96,41 +107,38 @@ class Profile:
         """The unsupported features and dtypes, which a probe tries."""
         return (*self.unsupported("feature"), *self.unsupported("dtype"))
 
-    def contradicted(self, seen: Probe | None) -> tuple[dict[str, str], list[str]]:
-        """Compare the declarations of features and dtypes with a probe of the device. A wrong one silently costs
-        oracles and steps, so it is as strict as that of an operator.
+    def contradicted(self, seen: Probe | None) -> tuple[list[Contradiction], list[str]]:
+        """Compare the declarations of features and dtypes with a probe of the device. Returns the contradictions, each
+        with the line to change, and sentences on declarations that were not probed.
 
-        The first result maps `feature NAME` or `dtype NAME` to a sentence with the line to change: it is declared
-        unsupported, and works. The second lists sentences on missing features and dtypes that are not declared, which
-        only make programs fail, and on declarations that were not probed."""
+        Both directions fail a run. A feature that is declared and works silently costs oracles and steps. One that is
+        wrong and not declared need not make any program fail: three cases of `abs` passed on a device whose `unfold`
+        returned a copy."""
         if seen is None:
-            return {}, []
+            return [], []
         if seen.unmade:
             names = ", ".join(self.tried)
-            return {}, [f"{names}: declared in {self.file} and not tried: {seen.unmade}."] if names else []
-        works = {"feature": FEATURES.keys() - seen.lacks, "dtype": {*seen.dtypes}}
-        there = {
-            f"{key} {name}": f"declared lacking, and works: {self.remedy(key, name)}"
-            for key, names in works.items()
-            for name in self.unsupported(key)
-            if name in names
-        }
-        missing = {
-            f"feature {row.name!r}": f"{row.answer}{f' ({row.detail})' if row.detail else ''}"
+            return [], [f"{names}: declared in {self.file} and not tried: {seen.unmade}."] if names else []
+        found = []
+        for key, works in ("feature", FEATURES.keys() - seen.lacks), ("dtype", {*seen.dtypes}):
+            for name in self.unsupported(key):
+                if name in works:
+                    reason = f"declared lacking, and works: {self.remedy(key, name)}"
+                    found.append(Contradiction(f"{key} {name}", Outcome.XPASS, reason))
+        wrong = {
+            ("feature", row.name): f"{row.answer}{f' ({row.detail})' if row.detail else ''}"
             for row in seen.rows
             if row.name in seen.lacks - {*self.tried, *seen.declared}
         }
-        if held := self.dtypes:
-            missing |= {
-                f"dtype {name!r}": "that its values do not survive the way to the device and back"
-                for name in held
-                if name not in seen.dtypes
-            }
-        return there, [
-            f"{self.file} does not declare the {what} unsupported, and the probe's answer is {answer}: mend the "
-            "device, or declare it"
-            for what, answer in missing.items()
-        ]
+        for name in sorted({*(self.dtypes or ())} - {*seen.dtypes} - UNTRIED_DTYPES):
+            wrong["dtype", name] = "that its values do not survive the way to the device and back"
+        for (key, name), answer in wrong.items():
+            reason = (
+                f"{self.file} does not declare the {key} {name!r} unsupported, and the probe's answer is {answer}: "
+                "mend the device, or declare it"
+            )
+            found.append(Contradiction(f"{key} {name}", Outcome.FAIL, reason))
+        return found, []
 
     def table(
         self,

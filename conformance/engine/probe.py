@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.declare.probed import Answer, ProbedFeature
+from conformance.declare.probed import UNTRIED_DTYPES, Answer, ProbedFeature
 from conformance.engine.target import Target
 from conformance.record.error_text import text_of
 from conformance.standalone.torch_compat import add_to_list, storage_id, version_of
@@ -245,12 +245,10 @@ def trial(target: Target, name: str) -> ProbedFeature:
 def dtype_survives(target: Target, name: str) -> bool:
     """Whether values of this dtype survive a round trip to the device unchanged."""
     dtype = getattr(torch, name, None)
-    if dtype is None:
+    if dtype is None or name in UNTRIED_DTYPES:
         return False
     try:
-        here = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1], dtype=torch.uint8).to(dtype) if "float4" not in name else None
-        if here is None:
-            return False
+        here = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1], dtype=torch.uint8).to(dtype)
         with target.entered():
             there = target.upload([here])[0]
             back = there.cpu()

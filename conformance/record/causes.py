@@ -78,10 +78,12 @@ def pattern_of_result(result: Result) -> str:
 
 
 def causes_of(results: Iterable[Result]) -> list[Cause]:
-    """The causes of these results, the worst first. Results without a failure, such as an XPASS, have no cause."""
+    """The causes of these results, the worst first. Results that no program and no sample showed have no cause: an
+    XPASS, and a part of the target that is not as its profile says."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         wanted = result.outcome in BROKEN or result.outcome is Outcome.FLAKY
+        wanted = wanted and (result.finding is None or result.finding.count > 0)
         if wanted and (pattern := pattern_of_result(result)):
             groups.setdefault(pattern, []).append(result)
     causes = [Cause(pattern, tuple(sorted(members, key=_size))) for pattern, members in groups.items()]

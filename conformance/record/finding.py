@@ -90,9 +90,10 @@ class Finding:
 
     The cause is `property` and `op`, from the first wrong step of the smallest program. Both are empty if the cause is
     unknown. `signature` is the signature of the smallest program; `signatures` belong to the other programs. `count` is
-    the number of programs that showed the finding, 0 for a declared finding that did not show. `first` is the smallest
-    number of a drawn program, and `saved` are the names of saved programs. `program` is the number of the smallest
-    program and `steps` its length. `elsewhere` gives the outcome on each sibling target, which tells whose bug it is.
+    the number of programs that showed the finding: 0 for a declared finding that did not show, and for a part of the
+    target that is not as its profile says. `first` is the smallest number of a drawn program, and `saved` are the names
+    of saved programs. `program` is the number of the smallest program and `steps` its length. `elsewhere` gives the
+    outcome on each sibling target, which tells whose bug it is.
     `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
     there is none. `pattern` is the form that the finding shares with findings of other operators (`patterns.py`).
     `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides

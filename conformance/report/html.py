@@ -320,8 +320,10 @@ def _coverage(drawn: ProgramStats) -> dict[str, Any]:
 
 
 def _undeclared(result: Result) -> bool:
-    """Whether a result is a failure that is not declared and does not come from PyTorch itself."""
-    return result.outcome in UNEXPECTED and result.outcome is not Outcome.XPASS and not result.layer
+    """Whether a result is a failure that is not declared, does not come from PyTorch itself, and was seen in a case or
+    program."""
+    seen = result.outcome is not Outcome.XPASS and (result.finding is None or result.finding.count > 0)
+    return result.outcome in UNEXPECTED and seen and not result.layer
 
 
 def _step(count: int, counts: Mapping[Any, int]) -> int:

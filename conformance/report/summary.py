@@ -88,6 +88,7 @@ def _on_programs(run: Run) -> Verdict:
         return Verdict(False, at_inputs(run, stopped), "fuzz")
     new = [result for result in findings if result.finding and result.finding.count and result.outcome in UNEXPECTED]
     gone = sum(result.outcome is Outcome.XPASS for result in findings)
+    unlike = sum(result.outcome is Outcome.FAIL for result in findings if result.finding and not result.finding.count)
     tail = "".join(f"; {part}" for part in (*known(run), *without_backend(run)))
     sentences = []
     if new:
@@ -99,6 +100,9 @@ def _on_programs(run: Run) -> Verdict:
         sentences.append(f"{failing}: {distinct}{tail}.")
     if gone:
         sentences.append(f"{counted(gone, 'declared finding')} did not show.")
+    if unlike:
+        parts, verb = counted(unlike, "part"), "is" if unlike == 1 else "are"
+        sentences.append(f"{parts} of the target {verb} lacking or wrong, and not declared.")
     if not sentences and not drawn.compared:
         sentences.append(f"No {run.program} was compared.")
     if not sentences and not run.complete:

@@ -114,7 +114,7 @@ def end(console: Console, run: Run, changes: compare.Diff | None, page: Path, al
     missing(console, run.lacking)
     for result in run.results:
         if result.variant == DECLARED:
-            say(f"XPASS {result.op}: {result.reason}")
+            say(f"{result.outcome} {result.op}: {result.reason}")
     notes = run.notes if run.complete or run.interrupted else []  # else a later sentence says why it ended
     for fact in [*summary.known(run), *summary.masked(run), *summary.facts(run), *notes]:
         say(fact)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
+from conformance.declare.profile import Contradiction
+from conformance.record import result as model
 from conformance.record.missing_ops import Attempt, Outcome
 from conformance.record.shortfall import MINUTES, Shortfall
 from conformance.run.isolation import PlacedPool
@@ -92,13 +94,13 @@ def trial(spec: str, plainest: Plainest, name: str) -> Attempt:
 
 def contradictions(
     session: Session, key: str, plainest: Plainest, seconds: float, operators: Collection[str] | None = None
-) -> tuple[dict[str, str], list[str]]:
-    """Return evidence against the target's profile from trials of at most `seconds`: sentences by name, and notes.
+) -> tuple[list[Contradiction], list[str]]:
+    """Return what contradicts the target's profile, from trials of at most `seconds`, and notes.
 
-    A sentence tells that an operator works, which the profile declares lacking for ops or steps (`key`), or that the
-    probe found a feature or dtype that the profile excludes. With `operators`, only these are tried. The notes list
-    trials that cannot be made, and lacks that are not declared. The session gets the trials without time."""
-    profile, spec, there = profiles.load(session.target), session.target, dict[str, str]()
+    A contradiction is an operator that works, which the profile declares lacking for ops or steps (`key`), or a feature
+    or dtype for which the probe's answer is not the profile's. With `operators`, only these are tried. The notes list
+    trials that cannot be made. The session gets the trials without time."""
+    profile, spec = profiles.load(session.target), session.target
     declared = profile.unsupported("operator").items()
     names = [
         getattr(declaration.scope, key)
@@ -107,9 +109,9 @@ def contradictions(
     ]
     tasks = [task(spec, plainest, some[0]) for some in names if some]
     words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
-    more, notes = profile.contradicted(session.seen)
+    found, notes = profile.contradicted(session.seen)
     if not tasks:
-        return more, notes
+        return found, notes
     with PlacedPool(session.place, spec, session.limits, 1, [plainest.__module__, *MODULES]) as pool:
         pool.ask_first(os.getpid)  # the time counts from when the target is loaded
         tried = list(trials(pool, tasks, seconds))
@@ -117,7 +119,8 @@ def contradictions(
         if answer.outcome in words:
             detail = f" ({answer.said})" if answer.said else ""
             remedy = profile.remedy(key, answer.name)
-            there[answer.name] = f"declared lacking, and {words[answer.outcome]}{detail}: {remedy}"
+            reason = f"declared lacking, and {words[answer.outcome]}{detail}: {remedy}"
+            found.append(Contradiction(answer.name, model.Outcome.XPASS, reason))
     late = sum(result.said == LATE for result in tried)
     if late:
         limit = MINUTES if seconds < BUDGET else f"{BUDGET:g} s"
@@ -125,4 +128,4 @@ def contradictions(
     untried = sum(result.outcome is Outcome.UNTRIED for result in tried) - late
     if untried:
         notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]
-    return {**more, **there}, notes
+    return found, notes

@@ -21,6 +21,7 @@ from conformance.declare.declaration import CASES, Declaration, check, read, ref
 from conformance.record import shortfall
 from conformance.record.errors import UserError
 from conformance.record.footprint import SHORT
+from conformance.record.missing_ops import DECLARED
 from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.record.shortfall import Shortfall
 from conformance.run import options, signals
@@ -159,6 +160,11 @@ class MeasuredCases(Source):
         run.results = expectations.accept(run.results, read(self.file))
         run.expectations = str(self.file)
         return done
+
+    def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
+        """See `Source.stale`. No operator is tried: op_db and drawn programs do that."""
+        found, notes = session.profile.contradicted(session.seen) if session.profile is not None else ([], [])
+        return [Result(one.part, "", DECLARED, self.stem, one.outcome, reason=one.reason) for one in found], notes
 
     def keep(self, session: Session, run: Run) -> None:
         """Write nothing."""

@@ -125,12 +125,12 @@ class Programs(Source):
 
     def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
-        there, notes = contradictions(session, "step", plainest.subject_of, seconds)
-        xpass = model.Outcome.XPASS
+        found, notes = contradictions(session, "step", plainest.subject_of, seconds)
         results = []
-        for name, reason in there.items():
-            finding = Finding(f"declared lacking: {name}", "XPASS", 0, step=name)
-            results.append(Result(name, "", "program", "", xpass, reason=reason, finding=finding))
+        for one in found:
+            title = f"{'declared' if one.outcome is model.Outcome.XPASS else 'not declared'} lacking: {one.part}"
+            finding = Finding(title, str(one.outcome), 0, step=one.part)
+            results.append(Result(one.part, "", "program", "", one.outcome, reason=one.reason, finding=finding))
         return results, notes
 
     def keep(self, session: Session, run: Run) -> None:

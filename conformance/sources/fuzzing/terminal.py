@@ -38,8 +38,8 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(run, stopped)))
     for result in run.listed:
-        if result.outcome is Outcome.XPASS and result.finding is not None:
-            console.rule(f"XPASS {result.finding.signature}")
+        if result.finding is not None and not result.finding.count:
+            console.rule(f"{result.outcome} {result.finding.signature}")
             console.print(escape_control_characters(result.reason))
     own = [result for result in run.listed if not result.layer and result.outcome is not Outcome.XFAIL]
     of_torch = [result for result in run.listed if result.layer]

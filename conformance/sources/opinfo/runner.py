@@ -299,8 +299,8 @@ class OpDb(Source):
         if not run.complete:
             return [], []
         wanted = {row.operator for row in run.lacking}
-        there, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
-        return [Result(name, "", DECLARED, "", Outcome.XPASS, reason=reason) for name, reason in there.items()], notes
+        found, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
+        return [Result(one.part, "", DECLARED, "", one.outcome, reason=one.reason) for one in found], notes
 
     def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""

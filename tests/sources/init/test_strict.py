@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from conformance.declare import profile as profiles
-from conformance.declare.probed import Answer, Probe, ProbedFeature
+from conformance.declare.probed import UNTRIED_DTYPES, Answer, Probe, ProbedFeature
 from conformance.record import result as model
 from conformance.record.merge import merge
 from conformance.record.missing_ops import MissingOperator, removed
@@ -18,6 +20,7 @@ from conformance.report.__main__ import main as report
 from conformance.run.messages import Limits
 from conformance.run.pool import LocalPool
 from conformance.run.probe import resolve
+from conformance.sources.accuracy.__main__ import main as accuracy
 from conformance.sources.fuzzing.command import main as fuzz
 from conformance.sources.opinfo.runner import main as opinfo
 from tests.planted.tasks import needing_of
@@ -150,19 +153,52 @@ class TestFeatures:
         assert run.environment["device: set_"] == "yes" and "What cpu has" in capsys.readouterr().out
 
     def test_a_true_profile_is_green(self, profile: Path) -> None:
-        """A feature that the probe finds lacking, as `init` did, gives no contradiction and no note."""
+        """A feature that the probe finds lacking, as `init` did, gives no contradiction and no note. This is the device
+        of `test_a_wrong_feature_fails_each_command`, whose profile does not declare it."""
         profile.write_text(
             '[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\n' + unsupported(feature='"unfold"')
         )
-        fuzz(["--programs", "3", "--check-scripts", "0"])
-        run = model.load("reports/fuzz.json")
-        assert run.counts()["XPASS"] == 0 and not run.notes
+        assert opinfo(["--op", "abs", "--samples", "1"]) == 0
+        run = model.load("reports/opinfo.json")
+        assert run.counts() == {"PASS": 3} and not run.notes
         assert run.environment["device: unfold"].startswith("no: NotImplementedError")
 
+    @pytest.mark.parametrize(
+        ("command", "words"),
+        [
+            (opinfo, ["--op", "abs", "--samples", "1"]),
+            (fuzz, ["--programs", "2", "--only", "arithmetic"]),
+            (accuracy, ["--op", "abs", "--dtype", "float32", "--variant", "forward"]),
+        ],
+    )
+    def test_a_wrong_feature_fails_each_command(
+        self, profile: Path, capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int], words: list[str]
+    ) -> None:
+        """The exit code is 1, and terminal, page, JUnit and CTRF show the failure. Regression test: the terminal said
+        "mend the device, or declare it" above "3 passed, 0 failed", and the other forms said nothing."""
+        profile.write_text('[target]\nname = "cpu"\nimport = "odd_devices"\ncall = "has_no_unfold"\n')
+        assert command([*words, "--check-scripts", "0"]) == 1
+        said, (junit,), (ctrf,) = (
+            capsys.readouterr().out,
+            Path("reports").glob("*.xml"),
+            Path("reports").glob("*.ctrf.*"),
+        )
+        reason = (
+            "conformance.toml does not declare the feature 'unfold' unsupported, and the probe's answer is no "
+            "(NotImplementedError: unfold): mend the device, or declare it"
+        )
+        suite = ElementTree.parse(junit).getroot()[0]
+        assert [case[0].get("message") for case in suite.iter("testcase") if len(case)] == [f"FAIL: {reason}"]
+        assert suite.get("failures") == "1" and suite.get("errors") == "0"
+        failed = [test for test in json.loads(ctrf.read_text())["results"]["tests"] if test["status"] == "failed"]
+        assert [test["message"] for test in failed] == [reason]
+        assert reason in said and "1 failed" in said
+        assert any("does not declare the feature" in page.read_text() for page in Path("reports").glob("*.html"))
+
     def test_what_is_lacking_and_undeclared(self, profile: Path) -> None:
-        """An undeclared missing feature is a note, since programs fail anyway. Entries of the target's class count as
-        declared."""
-        lost = [name for name in DTYPES if name not in ("float32", "bool")]
+        """Each undeclared missing feature or dtype is a failure. Entries of the target's class count as declared, and a
+        dtype that the probe does not try, such as float4_e2m1fn_x2, is not missing."""
+        lost = [name for name in DTYPES if name not in ("float32", "bool", *UNTRIED_DTYPES)]
         profile.write_text('[target]\nname = "cpu"\n' + unsupported(feature='"set_"') + unsupported(dtype=f"{lost}"))
         rows = (
             ProbedFeature("set_", Answer.NO, "no"),
@@ -170,14 +206,14 @@ class TestFeatures:
             ProbedFeature("unfold", Answer.NO, "no"),
         )
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
-        there, notes = profiles.load("conformance.toml").contradicted(seen)
-        assert there == {}
-        assert notes == [
-            "conformance.toml does not declare the feature 'views' unsupported, and the probe's answer is wrong (t): "
-            "mend the device, or declare it",
-            "conformance.toml does not declare the dtype 'bool' unsupported, and the probe's answer is that its values "
-            "do not survive the way to the device and back: mend the device, or declare it",
-        ]
+        found, notes = profiles.load("conformance.toml").contradicted(seen)
+        assert not notes and {one.outcome for one in found} == {model.Outcome.FAIL}
+        assert {one.part: one.reason for one in found} == {
+            "feature views": "conformance.toml does not declare the feature 'views' unsupported, and the probe's "
+            "answer is wrong (t): mend the device, or declare it",
+            "dtype bool": "conformance.toml does not declare the dtype 'bool' unsupported, and the probe's answer is "
+            "that its values do not survive the way to the device and back: mend the device, or declare it",
+        }
 
     @pytest.mark.parametrize("kind", ["meta", "functionalize"])
     def test_what_cannot_be_tried(self, profile: Path, kind: str) -> None:
@@ -186,7 +222,7 @@ class TestFeatures:
         seen = resolve("conformance.toml", Limits(), strict=60)[1]
         assert seen is not None and seen.unmade
         assert profiles.load("conformance.toml").contradicted(seen) == (
-            {},
+            [],
             [f"set_: declared in conformance.toml and not tried: {seen.unmade}."],
         )
 
