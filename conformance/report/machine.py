@@ -43,7 +43,7 @@ def junit(run: Run, changes: Diff | None = None) -> str:
         "errors": counts["CRASH"] + counts["TIMEOUT"],
         "skipped": counts["SKIP"] + counts["XFAIL"],
     }
-    name, moment = f"conformance {run.title}", {"timestamp": run.started}
+    name, moment = f"conformance {run.title}", {"timestamp": run.started} if run.started else {}
     suite = _element(root, "testsuite", name=name, **numbers, time=f"{run.seconds:.3f}", **moment)
     for result in tests:
         names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}

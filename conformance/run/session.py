@@ -8,6 +8,7 @@ programs, op_db, accuracy and sizes are sources. A source plans its subjects, ex
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
 import os
 import shlex
@@ -224,6 +225,8 @@ class Session:
         kept_back = checking + trying if seconds < math.inf else 0.0
         run = source.execute(self, max(seconds - kept_back, 0.0))
         earlier = run.seconds
+        begun = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=time.monotonic() - began)
+        run.started = begun.isoformat(timespec="seconds")
         run.strict = getattr(self.args, "strict", False)
         run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
         run.command = run.command or shlex.join([self.command, *self.words])

@@ -7,7 +7,6 @@ harness, is the result of only one case. A `Job` defines the code that runs in a
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,8 +126,7 @@ class MeasuredCases(Source):
         """Measure the cases under the progress bar; at a stop, return the results so far. Raises TargetError for a
         target that cannot be loaded or has no values."""
         until, limits, job = time.monotonic() + seconds, session.limits, self.job
-        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        run = Run(session.target, started=started, identity=profiles.identity(session.target))
+        run = Run(session.target, identity=profiles.identity(session.target))
         left = list(self.chosen)
         with shown(session.console) as view:
             view.start(Run(profiles.identity(session.spec)), len(self.chosen))
