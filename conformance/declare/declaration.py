@@ -150,6 +150,12 @@ class Declaration:
         """The reason, followed by the issue if there is one."""
         return f"{self.reason} {self.issue}".strip()
 
+    @cached_property
+    def covers_all(self) -> bool:
+        """Whether every failure of its subjects is covered: `op = "*"` and `property = "*"`, for example."""
+        globs = (glob for key in NAMES for glob in getattr(self.scope, key))
+        return ANY in self.property and not any(glob.strip(ANY) for glob in globs)
+
     def names(self, word: str) -> bool:
         """Whether the declaration covers this oracle or property."""
         return word in self.property or ANY in self.property

@@ -146,6 +146,28 @@ def _missing(declaration: Declaration) -> Result:
     return Result(finding.step, "", "program", finding.layout, Outcome.XPASS, reason=reason, finding=finding)
 
 
+def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[str]:
+    """Return a warning for each declaration that covers everything, with the number of failures that only it covers. A
+    run with such a declaration passes whatever the target does."""
+    warnings = []
+    for declaration in declarations:
+        if not (declaration.holds and declaration.covers_all):
+            continue
+        hidden = [result for result in run.results if result.declared == declaration.where]
+        if declaration.subject is CASES and run.cases:
+            number = counted(len(hidden), "failure")
+        elif declaration.subject is FINDINGS and run.drawn:
+            programs = sum(result.finding.count for result in hidden if result.finding)
+            number = f"{counted(len(hidden), 'finding')} in {counted(programs, 'program')}"
+        else:
+            continue
+        warnings.append(
+            f"warning: {declaration.where} covers every failure, and hides {number} that no other entry declares: name "
+            "in it the operators and the properties that may differ"
+        )
+    return warnings
+
+
 def accept(results: Iterable[Result], declarations: Sequence[Declaration]) -> list[Result]:
     """Apply updated declarations to results of cases that older declarations were already applied to."""
     undone = (r.replace(outcome=Outcome.PASS, reason="") if r.outcome is Outcome.XPASS else r for r in results)

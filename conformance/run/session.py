@@ -24,6 +24,8 @@ from typing import Protocol
 from rich.console import Console
 
 from conformance.declare import profile as profiles
+from conformance.declare.declaration import read
+from conformance.declare.expectations import warn_of_all_covering
 from conformance.declare.probed import Probe
 from conformance.declare.profile import Profile
 from conformance.record import result as model
@@ -236,6 +238,8 @@ class Session:
         if self.args.update_expectations and not run.interrupted and run.complete:
             for line in source.declare(self, run):
                 self.print(line)
+        if run.expectations:
+            run.notes += warn_of_all_covering(run, read(run.expectations))
         if not run.interrupted and self.profile is not None:
             there, notes = source.stale(self, run, trying if seconds < math.inf else BUDGET)
             run.results, run.notes = [*run.results, *there], [*run.notes, *notes]

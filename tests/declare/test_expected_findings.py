@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.declare.declaration import Declaration, Scope, dumps, read
-from conformance.declare.expectations import apply, update
+from conformance.declare.expectations import apply, update, warn_of_all_covering
 from conformance.record import result as model
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
 from conformance.record.program_stats import ProgramStats
@@ -267,3 +267,35 @@ class TestCommand:
         assert 'reason = "a reason"' in output and "1 entry for value / copy_ / gaps" in output
         assert command.main([*file, "explain", "crash / copy_"]) == 0
         assert "0 entries for crash / copy_" in capsys.readouterr().out
+
+
+class TestAllCovering:
+    """Tests of `warn_of_all_covering`."""
+
+    @pytest.mark.parametrize(
+        ("scope", "warned"),
+        [
+            ({}, True),
+            ({"op": "*"}, True),
+            ({"op": ("*", "**"), "layout": "*"}, True),
+            ({"op": "copy_*"}, False),
+            ({"layout": "gaps"}, False),
+            ({"property": ("value", "storage")}, False),
+            ({"program": "swap-rows"}, False),
+        ],
+    )
+    def test_which_declarations_cover_everything(self, scope: dict[str, Any], warned: bool) -> None:
+        """Neither an operator, nor another part of a finding, nor a property is named."""
+        entry = Declaration(Scope(programs=300), ("*",), "later", file="known.toml", line=4)
+        entry = changed(entry, **scope)
+        judged = apply(campaign(fuzz_finding(count=3)), [entry], "known.toml")
+        said = warn_of_all_covering(judged, [entry])
+        assert bool(said) is warned
+        assert all("known.toml, line 4 covers every failure, and hides 1 finding in 3 programs that" in s for s in said)
+
+    def test_what_another_entry_declares_is_not_hidden(self) -> None:
+        """Findings with an entry of their own are not counted, and a run of cases says nothing of programs."""
+        entry = Declaration(Scope(programs=300), ("*",), "later", file="known.toml", line=4)
+        judged = apply(campaign(fuzz_finding(count=3)), [entry, ENTRY], "known.toml")
+        assert "hides 0 findings in 0 programs" in warn_of_all_covering(judged, [entry, ENTRY])[0]
+        assert not warn_of_all_covering(run(result("add")), [entry])

@@ -1,4 +1,4 @@
-"""A session: what each of its runs states about itself."""
+"""A session: what each of its runs states about itself and about its declarations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from conformance.record import result as model
 from conformance.sources.accuracy.__main__ import main as accuracy
 from conformance.sources.fuzzing.command import main as fuzz
 from conformance.sources.opinfo.runner import main as opinfo
+
+PLANTED = Path(__file__).parents[1] / "planted"
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,29 @@ def test_its_files_state_the_time_of_the_run(
     times = json.loads(ctrf.read_text())["results"]["summary"]
     assert times["start"] == begun.timestamp() * 1000
     assert times["start"] < times["stop"] <= after.timestamp() * 1000
+
+
+ALL = """[[declare]]
+scope = {op = "*"}
+property = "*"
+reason = "later"
+"""
+"""A declaration that covers every failure of op_db's cases."""
+
+
+def test_a_declaration_of_everything_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal and the result file state how many failures the declaration hides. Regression test: a target whose
+    every operator is wrong passed with this declaration, and nothing spoke of it."""
+    monkeypatch.syspath_prepend(str(PLANTED))
+    expected = tmp_path / "all.toml"
+    expected.write_text(ALL)
+    words = ["--target", "class:planted.PlantedTarget", "--op", "exp", "--samples", "2", "--check-scripts", "0"]
+    assert opinfo([*words, "--reports", str(tmp_path), "--expectations", str(expected)]) == 0
+    warning = (
+        f"warning: {expected}, line 1 covers every failure, and hides 4 failures that no other entry declares: name in "
+        "it the operators and the properties that may differ"
+    )
+    assert warning in capsys.readouterr().out
+    assert model.load(tmp_path / "opinfo.json").notes == [warning]
