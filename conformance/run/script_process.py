@@ -33,8 +33,10 @@ from typing import IO, Protocol
 from conformance.run.processes import Forking, can_fork
 from conformance.run.temporary import OwnedFolder
 
-REPORTED = re.compile(r"[a-z_]+ of .*: expected ")
-"""Start of a line that reports a difference (`oracles.Mismatch`)."""
+NO_DIFFERENCE = "no difference here"
+"""Start of the line of a script that has compared everything and found nothing wrong."""
+REPORTED = re.compile(rf"[a-z_]+ of .*: expected |{NO_DIFFERENCE}")
+"""Start of a line that reports a difference (`oracles.Mismatch`), or that there is none."""
 
 MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
 """Limits on stored output: reported differences of a script, characters of a line, and last lines."""
@@ -42,8 +44,8 @@ MOST_LINES, LONGEST_LINE, LAST = 500, 4_000, 5
 
 @dataclass
 class Ended:
-    """End of a script's process: its exit code (None at the time limit), its reported differences, and its
-    last lines.
+    """End of a script's process: its exit code (None at the time limit), the lines that report a difference or that
+    there is none, and its last lines.
     """
 
     code: int | None

@@ -25,11 +25,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.record.errors import DeviceLost, TargetError
 from conformance.record.files import write_atomic
 from conformance.run.messages import COMPILING, Done, ExitReason, Limits
+from conformance.run.processes import RETIRED
 from conformance.run.worker_log import limited, redirected
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def perform(message: bytes) -> bytes:
     except DeviceLost as error:
         _write({"lost": str(error)})
         os._exit(1)
-    except (SystemExit, KeyboardInterrupt):
-        os._exit(1)
+    except (SystemExit, KeyboardInterrupt) as error:
+        _end_as_python(error)
     except Exception as error:  # an error of reading the task or opening the note
         return pickle.dumps(Done(error=_portable(error)))
     finally:
@@ -161,6 +162,19 @@ def _answered(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
         raise
     except Exception as error:  # of the task, or of pickling its value
         return pickle.dumps(Done(error=_portable(error)))
+
+
+def _end_as_python(error: SystemExit | KeyboardInterrupt) -> NoReturn:
+    """End this process as Python ends a script with this exception, because the finding's script will end so."""
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    code = getattr(error, "code", 1)
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr, flush=True)
+        code = 1
+    code = (code or 0) & 0xFF
+    os._exit(1 if code == RETIRED else code)  # the pool would take RETIRED for good order, and wait for an answer
 
 
 def relay(message: bytes) -> bytes:

@@ -70,8 +70,12 @@ def exits_0() -> None:
         os._exit(0)
 
 
-def leaves() -> None:
-    sys.exit(0)
+def leaves(code: object) -> None:
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def interrupts() -> None:
+    raise KeyboardInterrupt
 
 
 def killed() -> None:

@@ -45,7 +45,6 @@ class TestDeaths:
         [
             (tasks.segfaults, ExitReason.CRASH, "SIGSEGV", ("1", "2")),
             (tasks.exits_0, ExitReason.CRASH, "exit code 0", ()),
-            (tasks.leaves, ExitReason.CRASH, "exit code", ()),
             (tasks.killed, ExitReason.CRASH, "SIGKILL (out of memory?)", ()),
             (tasks.sleeps, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
             (tasks.hangs_outside_python, ExitReason.TIMEOUT, "no answer in 2 s", ("3",)),
@@ -62,6 +61,30 @@ class TestDeaths:
         assert answer.note is not None
         assert answer.note.steps == steps
         assert outcome(shared, tasks.pid) != Done(os.getpid())
+
+    @pytest.mark.parametrize(
+        ("code", "said"),
+        [
+            (None, "ended its process with exit code 0"),
+            (0, "ended its process with exit code 0"),
+            (3, "ended its process with exit code 3"),
+            (-1, "ended its process with exit code 255"),
+            (processes.RETIRED, "ended its process with exit code 1"),
+            ("no driver", "ended its process with exit code 1"),
+        ],
+    )
+    def test_leaving_python(self, code: object, said: str, shared: LocalPool) -> None:
+        """`sys.exit` in a task gives the exit code that a script has. Regression test: it was always 1, so no script of
+        a device that calls `sys.exit()` showed its headline."""
+        answer = outcome(shared, tasks.leaves, code)
+        assert isinstance(answer, Death)
+        assert (answer.reason, answer.said) == (ExitReason.CRASH, said)
+
+    def test_interrupting_python(self, shared: LocalPool) -> None:
+        """A KeyboardInterrupt of a device ends the process by SIGINT, as it ends a script."""
+        answer = outcome(shared, tasks.interrupts)
+        assert isinstance(answer, Death)
+        assert answer.said == "killed its process with SIGINT"
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA limits memory on Linux only")
     def test_memory(self, shared: LocalPool) -> None:

@@ -94,6 +94,13 @@ class TestSaidOf:
         assert said("import os; os.kill(os.getpid(), 6)", "crash", "the program", **dies) != SHOWS
         assert said(SAID.format("crash of the program: expected 1", 1), "crash", "the program", **dies) != SHOWS
 
+    def test_of_a_device_that_leaves_python(self) -> None:
+        """`sys.exit()` in an operator ends the script with 0, as a script ends that finds nothing."""
+        dies = {"expected": "an answer", "actual": "ended its process with exit code 0"}
+        assert said("import sys; sys.exit()", "crash", "the program", **dies) == SHOWS
+        said_nothing = said("print('no difference here: either it is mended')", "crash", "the program", **dies)
+        assert said_nothing == "it finds no difference"
+
     def test_of_a_lost_device(self) -> None:
         """The script of a program that lost the device must show the error that did it."""
         dies = {"expected": "an answer", "actual": f"{messages.LOST} (RuntimeError: assertion failed in sort)"}

@@ -141,7 +141,11 @@ class TestDeaths:
             (kind, f"{kind.lower()} / unfold", 1)
         ]
         (script,) = (tmp_path / "failures").glob("*.py")
-        said = {"Aborts": "killed its process with SIGABRT (signal 6)", "Exits": "ended its process with exit code"}
+        said = {
+            "Aborts": "killed its process with SIGABRT (signal 6)",
+            "Exits": "ended its process with exit code 3",
+            "Leaves": "ended its process with exit code 0",
+        }
         opened = f'"""{kind} at unfold: the device {said.get(name, "")}'
         assert script.read_text().startswith(opened), script.read_text()[:200]
 
