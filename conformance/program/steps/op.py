@@ -450,6 +450,7 @@ IMPORTS = {
         rf"\b{module}\.": f"import {module}"
         for module in ("contextlib", "copy", "functools", "gc", "io", "threading", "types", "warnings")
     },
+    r"\btree_map\(": "from torch.utils._pytree import tree_leaves, tree_map",
     r"\(TorchDispatchMode\)": "from torch.utils._python_dispatch import TorchDispatchMode",
 }
 """Import lines that functions of `snippets` need, by the pattern of their use."""

@@ -57,7 +57,7 @@ from conformance.program.steps.snippets.states import (
     threads,
     warned,
 )
-from conformance.program.steps.snippets.transforms import derived, forward_over_backward, transformed
+from conformance.program.steps.snippets.transforms import derived, forward_over_backward, transformed, with_memory
 
 __all__ = [
     "OBJECTS",
@@ -110,4 +110,5 @@ __all__ = [
     "through_host",
     "transformed",
     "warned",
+    "with_memory",
 ]

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
+from conformance.standalone.torch_compat import tree_leaves, tree_map, with_memory
+
 
 def forward_over_backward(function: Any, tangents: Any, cotangents: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the derivatives in forward mode of the gradients of a function, one for each operand that requires grad.
 
     The operands move along `tangents`, and the gradients are taken with `cotangents`, one for each differentiable
     result. An operand whose gradient does not depend on the operands has no derivative, and is left out."""
-    pytree, mode, along, duals = torch.utils._pytree, torch.autograd.forward_ad, iter(tangents), []
+    mode, along = torch.autograd.forward_ad, iter(tangents)
+    duals: list[Any] = []
 
     def dual(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -22,12 +25,11 @@ def forward_over_backward(function: Any, tangents: Any, cotangents: Any, /, *arg
         return value
 
     with mode.dual_level():
-        args, kwargs = pytree.tree_map(dual, (args, kwargs))
-        outputs = [part for part in pytree.tree_leaves(function(*args, **kwargs)) if getattr(part, "requires_grad", 0)]
+        args, kwargs = tree_map(dual, (args, kwargs))
+        outputs = [part for part in tree_leaves(function(*args, **kwargs)) if getattr(part, "requires_grad", False)]
         gradients = torch.autograd.grad(outputs, duals, cotangents, allow_unused=True)
         moved = [mode.unpack_dual(part).tangent for part in gradients if part is not None]
-        # A zero tensor has no memory, and reading its storage would end the process.
-        return [part.clone() if torch._is_zerotensor(part) else part for part in moved if part is not None]
+        return [part for part in map(with_memory, moved) if part is not None]
 
 
 def derived(tensor: torch.Tensor, transform: str, calls: list[str]) -> Any:
