@@ -113,9 +113,11 @@ def needed(calls: Sequence[QueuedCall]) -> list[QueuedCall]:
     kept: list[QueuedCall] = []
     read: set[int] = set()
     for call in reversed(calls):
-        if any(id(storage) in read or storage.owner() is not None for storage in call.written):
-            kept.append(call)
-            read.update([id(storage) for storage in call.read])
+        for storage in call.written:
+            if id(storage) in read or storage.owner() is not None:
+                kept.append(call)
+                read.update([id(operand) for operand in call.read])
+                break
     kept.reverse()
     return kept
 
@@ -124,7 +126,9 @@ def drop_unneeded() -> None:
     """Remove the calls whose results are gone, so that storages which only they read are freed."""
     with LOCK:
         if _queue and not _running:
-            take(needed(_queue))
+            kept = needed(_queue)
+            if len(kept) < len(_queue):
+                take(kept)
 
 
 allocations.HOLDERS.append(drop_unneeded)
@@ -156,18 +160,27 @@ def settle() -> None:
             _running = False
 
 
-def take(instead: Sequence[QueuedCall]) -> None:
-    """Replace all queued calls by these, and update `queued` of the storages."""
+def take(instead: Sequence[QueuedCall], of: Sequence[QueuedCall] | None = None) -> None:
+    """Replace the queued calls `of` (default: all) by these, and update `queued` of the storages.
+
+    No other call may use their storages.
+    """
+    kept: Sequence[QueuedCall] = ()
+    if of is None:
+        of = list(_queue)
+    elif len(of) < len(_queue):
+        gone = {id(call) for call in of}
+        kept = [call for call in _queue if id(call) not in gone]
     states: dict[int, int] = {}
     for call in instead:
         for storage in call.read:
             states.setdefault(id(storage), READ)
         for storage in call.written:
             states[id(storage)] = WRITTEN
-    for call in (*_queue, *instead):
+    for call in (*of, *instead):
         for storage in (*call.read, *call.written):
             storage.queued = states.get(id(storage), UNQUEUED)
-    _queue[:] = instead
+    _queue[:] = [*kept, *instead]
 
 
 @contextlib.contextmanager

@@ -60,8 +60,8 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
     with LOCK, Subnormals():
-        if not storages and not DIRTY and not LOOPING and not LARGE_PENDING and not calls.writes_in_place():
-            return  # other queued calls are not needed yet
+        if not (any(_is_unknown(s) for s in storages) or DIRTY or LOOPING or LARGE_PENDING or calls.writes_in_place()):
+            return  # queued calls are not needed yet
         step = steps.pending_queue(storages) if dirty else None
         if step is not None:
             if not steps.replay(step, why):
@@ -70,6 +70,11 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
         if dirty or any(storage.queued == calls.WRITTEN for storage in storages):
             calls.settle()
         _compute(storages, dirty, why)
+
+
+def _is_unknown(storage: LazyStorage) -> bool:
+    """Whether a content has to be computed, or may have to be after the queued calls."""
+    return storage.queued == calls.WRITTEN or storage.is_lazy()
 
 
 def _compute(storages: Sequence[LazyStorage], dirty: bool, why: str) -> None:

@@ -8,14 +8,22 @@ the initial contents of the storages, and the storages that are still alive at t
 graph. If they equal an earlier step, the schedule and the final contents of all storages are the same. If anything
 differs or cannot be compared, the queue is turned into values as usual.
 
+Lazy values outside the step matter only if they contain a value that the schedule stores, because they then read it
+from its buffer. So a program that keeps results without looking at them repeats one step:
+
+    kept.append(model(x).softmax(1))    # stays lazy
+    losses.append(loss_of(x).item())    # the same step for any number of kept results
+
 This module must not depend on operators.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -26,15 +34,19 @@ from tinygrad.uop.ops import UOp
 from ..runtime import expressions, memory, scheduler
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
-from ..runtime.replay import Replay, Spec, canonical
+from ..runtime.replay import Graph, Replay, Spec, canonical
 from ..runtime.schedule_cache import settings
 from . import calls
 from .calls import QueuedCall
 from .dtypes import COMPUTED
-from .storage import DIRTY, LAZY, LazyStorage, living
+from .storage import DIRTY, DONOR_BYTES, LAZY, LazyStorage, living
 
-# Size of the cache of steps, and number of earlier occurrences before a step is recorded.
-MOST_STEPS = 64
+# Size of the cache: keys, and the sum of their lengths. An optimizer with a line search takes some 300 different steps.
+MOST_STEPS = 1024
+KEPT = 1 << 20
+# Variants of one key: the lazy values beside a step, as far as they matter.
+MOST_VARIANTS = 16
+# Number of earlier occurrences before a step is recorded.
 SEEN_BEFORE = 1
 # Whether steps are replayed.
 ENABLED = True
@@ -50,9 +62,12 @@ class PendingQueue(NamedTuple):
     """A queue that is about to be computed."""
 
     key: Key
+    calls: list[QueuedCall]  # all calls, except those that restore values which no other call uses
+    beside: list[QueuedCall]  # those
     storages: list[Any]  # all storages that the calls use, in order of first use
     buffers: list[UOp]  # the buffers that these storages hold
     data: list[Any]  # arrays, and numbers with their dtypes, that are data
+    writes_buffers: bool  # whether the schedule may write into these buffers
 
 
 class Value(NamedTuple):
@@ -72,6 +87,28 @@ class RestoredValue:
     def __init__(self, flat: UOp | None, view: tuple[Any, ...] | None, reads: list[UOp]) -> None:
         """`reads` are the placeholder buffers in the value."""
         self.flat, self.view, self.reads = flat, view, reads
+
+    @classmethod
+    def of(cls, storage: LazyStorage) -> tuple[RestoredValue, list[UOp]] | None:
+        """The kind that restores the lazy value of a storage, and its operands; None if the value reads more than
+        buffers.
+
+        Equal values over other buffers have the same object, so they are equal in the key of a later step, whichever
+        step left them.
+        """
+        value, view = storage.base_value(), None if storage.flat is not None else storage.view
+        graph = canonical([value])
+        if not _reads_buffers_only(graph):
+            return None
+        place = (graph.key, view and view[:3])
+        known = _restored.get(place)
+        if known is None:
+            stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in graph.buffers}
+            restored = value.substitute(stand_ins, walk=True)
+            reads = list(stand_ins.values())
+            known = cls(restored, None, reads) if view is None else cls(None, (*view[:3], restored), reads)
+            _restored[place] = known
+        return known, graph.buffers
 
     def execute(self, call: QueuedCall) -> None:
         """Let the storage hold the value over its buffers."""
@@ -97,18 +134,44 @@ class Step(NamedTuple):
     new_buffers: list[
         Spec
     ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
-    values: list[Value | RestoredValue | None]  # content of each storage afterwards, None if unchanged
+    values: list[Value | RestoredValue | None]  # of each storage, also beside the step, afterwards; None if unchanged
     reads: list[list[int]]  # of each RestoredValue: its buffers among the step's
     overwritten: list[int]  # storages into whose own buffers the schedule writes
     device: str
 
 
-_known: OrderedDict[Key, Step | int | None] = OrderedDict()
+@dataclass
+class Record:
+    """Knowledge of all steps with one key."""
+
+    seen: int = 0  # occurrences before a step was recorded
+    stored: list[frozenset[int]] | None = None  # the buffers that each stored value reads; None if all readers matter
+    steps: OrderedDict[Key, Step] = field(default_factory=OrderedDict)  # by the values beside the step
+
+
+_known: OrderedDict[Key, Record] = OrderedDict()
+_length = 0  # of all keys in `_known`
+_restored: WeakValueDictionary[Key, RestoredValue] = WeakValueDictionary()
 
 
 def reset_state() -> None:
     """Clear the cache of steps."""
+    global _length
     _known.clear()
+    _length = 0
+
+
+def _record(key: Key) -> Record:
+    """The record of a key, the most recent one from now on. The least recent ones leave a full cache."""
+    global _length
+    record = _known.get(key)
+    if record is None:
+        record = _known[key] = Record()
+        _length += len(key)
+    _known.move_to_end(key)
+    while len(_known) > MOST_STEPS or (_length > KEPT and len(_known) > 1):
+        _length -= len(_known.popitem(last=False)[0])
+    return record
 
 
 def pending_queue(wanted: Sequence[LazyStorage]) -> PendingQueue | None:
@@ -133,6 +196,7 @@ def _described(queue: Sequence[QueuedCall], wanted: Sequence[LazyStorage]) -> Pe
     data: list[Any] = []
     key: list[Any] = []
     lazy: list[UOp] = []
+    step, beside = _divided(queue, wanted)
 
     def place(storage: LazyStorage, fresh: bool = False) -> int:
         result = places.get(id(storage))
@@ -144,7 +208,7 @@ def _described(queue: Sequence[QueuedCall], wanted: Sequence[LazyStorage]) -> Pe
                 key.append((storage.nbytes, storage.device))
         return result
 
-    for call in queue:
+    for call in step:
         kind = call.kind
         key.append(kind)
         if type(kind) is RestoredValue:
@@ -160,9 +224,34 @@ def _described(queue: Sequence[QueuedCall], wanted: Sequence[LazyStorage]) -> Pe
     key.append(tuple([storage.owner() is not None for storage in storages]))
     key.append(tuple([storage.serial in DIRTY for storage in storages]))
     _add_graphs(lazy, buffers, key)
-    _check_others(places, buffers, key)
+    for storage in DIRTY.values():
+        if id(storage) not in places:  # the step would have to compute it too
+            raise NotReplayable
+    writes_buffers = any(storage.donor is not None or _may_donate(storage) for storage in storages)
+    if writes_buffers:
+        _add_holders(places, buffers, key)
     key.append(settings())
-    return PendingQueue(tuple(key), storages, list(buffers), data)
+    return PendingQueue(tuple(key), step, beside, storages, list(buffers), data, writes_buffers)
+
+
+def _divided(queue: Sequence[QueuedCall], wanted: Sequence[LazyStorage]) -> tuple[list[QueuedCall], list[QueuedCall]]:
+    """The calls of a step, and those that restore values which neither another call uses nor the caller wants."""
+    used = {id(storage) for storage in wanted}
+    for call in queue:
+        if type(call.kind) is not RestoredValue:
+            used.update([id(storage) for storage in call.read])
+            used.update([id(storage) for storage in call.written])
+    step: list[QueuedCall] = []
+    beside: list[QueuedCall] = []
+    for call in queue:
+        is_beside = type(call.kind) is RestoredValue and id(call.written[0]) not in used
+        (beside if is_beside else step).append(call)
+    return step, beside
+
+
+def _may_donate(storage: LazyStorage) -> bool:
+    """Whether a step may write into the buffer that a storage holds."""
+    return storage.queued == calls.WRITTEN and storage.nbytes >= DONOR_BYTES and storage.base_buffer() is not None
 
 
 def _state(storage: LazyStorage, buffers: dict[UOp, int], lazy: list[UOp]) -> Any:
@@ -189,43 +278,116 @@ def _add_graphs(lazy: Sequence[UOp], buffers: dict[UOp, int], key: list[Any]) ->
     if not lazy:
         return
     graph = canonical(lazy)
-    if not all(node.op is Ops.BUFFER or node.op not in expressions.OUTSIDE for node in graph.nodes):
+    if not _reads_buffers_only(graph):
         raise NotReplayable
     key.append(graph.key)
     key.extend([buffers.setdefault(b, len(buffers)) for b in graph.buffers])
 
 
-def _check_others(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
-    """Add to the key the uses of the step's buffers by other storages.
+def _reads_buffers_only(graph: Graph) -> bool:
+    return all(node.op is Ops.BUFFER or node.op not in expressions.OUTSIDE for node in graph.nodes)
 
-    Raises NotReplayable if the step would have to compute another storage.
-    """
-    own = set(buffers)
-    lazy: list[UOp] = []
-    for storage in DIRTY.values():
-        if id(storage) not in places:
-            raise NotReplayable
-    for storage in LAZY.values():
-        if id(storage) in places or not storage.is_lazy():
-            continue
-        if not own.isdisjoint(expressions.read_by(storage.base_value())):
-            key.append(_state(storage, buffers, lazy))
-    _add_graphs(lazy, buffers, key)
+
+def _add_holders(places: dict[int, int], buffers: dict[UOp, int], key: list[Any]) -> None:
+    """Add to the key which of the step's buffers other storages hold too, so that the step must not write into them."""
     shared = []
     for storage in living():
         if id(storage) not in places:
             held = storage.base_buffer()
-            if held is not None and held in own:
+            if held is not None and held in buffers:
                 shared.append(buffers[held])
     key.append(tuple(sorted(shared)))
 
 
+class LazyContent(NamedTuple):
+    """A lazy value outside a step, as it was before the step ran."""
+
+    storage: LazyStorage
+    value: UOp
+    geometry: tuple[Any, ...] | None  # of a value that is not flat
+    donor: UOp | None
+    pending: bool  # whether writes to it are pending
+
+
+def _outside(step: PendingQueue) -> list[LazyContent]:
+    """The lazy values outside a step, except those that a call restores."""
+    inside = {id(storage) for storage in (*step.storages, *[call.written[0] for call in step.beside])}
+    contents = []
+    for s in list(LAZY.values()):
+        if id(s) in inside:
+            continue
+        if s.is_lazy():
+            view = s.view if s.flat is None else None
+            contents.append(LazyContent(s, s.base_value(), view and view[:3], s.donor, s.has_pending_writes))
+        else:
+            LAZY.pop(s.serial, None)  # so that the next step need not look at it
+    return contents
+
+
+class Beside(NamedTuple):
+    """The lazy values outside a step that matter for it."""
+
+    key: Key
+    storages: list[LazyStorage]
+    buffers: list[UOp]  # which they read and the step does not use
+
+
+def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outside: Iterable[LazyContent]) -> Beside:
+    """The lazy values outside a step that matter for it.
+
+    A value matters if it contains one that the schedule stores, because it reads that one from the buffer afterwards.
+    It then also reads the buffers of that one, which is what we compare. If the step may write into its buffers, each
+    of their readers matters.
+    """
+    buffers = {buffer: i for i, buffer in enumerate(step.buffers)}
+    own = frozenset(buffers)
+    sets = [frozenset([step.buffers[i] for i in places]) for places in stored or ()]
+
+    def matters(reads: Iterable[UOp]) -> bool:
+        if stored is None:
+            return not own.isdisjoint(reads)
+        return any(one.issubset(reads) for one in sets)
+
+    key: list[Any] = []
+    lazy: list[UOp] = []
+    storages: list[LazyStorage] = []
+    for call in step.beside:
+        if matters(call.operands):
+            key.append(call.kind)
+            key.extend([buffers.setdefault(b, len(buffers)) for b in call.operands])
+            storages.append(call.written[0])
+    for content in outside:
+        if matters(expressions.read_by(content.value)):
+            if content.pending:
+                raise NotReplayable
+            donor = content.donor
+            key.append((content.geometry, None if donor is None else buffers.setdefault(donor, len(buffers))))
+            lazy.append(content.value)
+            storages.append(content.storage)
+    _add_graphs(lazy, buffers, key)
+    return Beside(tuple(key), storages, list(buffers)[len(step.buffers) :])
+
+
+def _equal_step(step: PendingQueue) -> tuple[Step, Beside] | None:
+    """The recorded computation of an equal queue beside equal lazy values; None if there is none."""
+    record = _known.get(step.key)
+    if record is None or not record.steps:
+        return None
+    _known.move_to_end(step.key)
+    try:
+        beside = _beside(step, record.stored, _outside(step))
+    except NotReplayable:
+        return None
+    known = record.steps.get(beside.key)
+    return known and (known, beside)
+
+
 def replay(step: PendingQueue, why: str) -> bool:
     """Compute the queue in the same way as an earlier equal one; False if none is recorded."""
-    known = _known.get(step.key)
-    if not isinstance(known, Step):
+    found = _equal_step(step)
+    if found is None:
         return False
-    _known.move_to_end(step.key)
+    known, beside = found
     table = list(step.buffers)
     for one in step.data:
         if not isinstance(one, np.ndarray):
@@ -243,17 +405,22 @@ def replay(step: PendingQueue, why: str) -> bool:
                 for storage, buffer in held:
                     storage.replace(buffer, storage.nbytes)
             raise
-        table += slots[len(known.sources) :]
+        table += [*slots[len(known.sources) :], *beside.buffers]
         left: list[QueuedCall] = []
-        for storage, value, reads in zip(step.storages, known.values, known.reads, strict=True):
+        gone = list(step.calls)
+        restored = {id(call.written[0]): call for call in step.beside} if beside.storages else {}
+        storages = [*step.storages, *beside.storages]
+        for storage, value, reads in zip(storages, known.values, known.reads, strict=True):
+            if value is not None and id(storage) in restored:
+                gone.append(restored[id(storage)])
             if type(value) is RestoredValue:
                 left.append(QueuedCall(value, (), (storage,), [table[i] for i in reads]))
             elif isinstance(value, Value):
                 _hold(storage, value, table)
-        calls.take(left)
+        calls.take(left, gone)
         DIRTY.clear()
         for i in known.overwritten:
-            step.storages[i].mark_overwritten()
+            storages[i].mark_overwritten()
     COUNTERS.replayed += 1
     return True
 
@@ -270,43 +437,81 @@ def _hold(storage: LazyStorage, value: Value, table: list[UOp]) -> None:
 
 def recorded(step: PendingQueue, compute: Callable[[], None]) -> None:
     """Turn the queue into values, `compute` them, and record the computation if such a queue was seen before."""
-    count = _known.get(step.key, 0)
-    _known[step.key] = count + 1 if isinstance(count, int) else count
-    _known.move_to_end(step.key)
-    if len(_known) > MOST_STEPS:
-        _known.popitem(last=False)
-    inside = {id(storage) for storage in step.storages}
+    record = _record(step.key)
+    record.seen += 1
+    outside = _outside(step) if record.seen > SEEN_BEFORE else []
     # A storage without another owner must not stay alive here: it would be computed with the others.
     step.storages[:] = [s if s.owner() is not None else None for s in step.storages]
-    if not isinstance(count, int) or count < SEEN_BEFORE:
-        step.storages.clear()
+    if record.seen <= SEEN_BEFORE:
+        for held in (step.calls, step.beside, step.storages):
+            held.clear()
         calls.settle()
         compute()
         return
-    before = [s and (s.flat, s.view, s.version) for s in step.storages]
-    others = [(s, s.base_value()) for s in LAZY.values() if id(s) not in inside]
-    copies, stored, generation = COUNTERS.copies_in, COUNTERS.stored, memory.generation()
+    step.calls.clear()
+    before = {id(s): (s.flat, s.view, s.version) for s in step.storages if s is not None}
+    copies, written, generation = COUNTERS.copies_in, COUNTERS.stored, memory.generation()
     first = next(UOp.unique_num)  # buffers with a greater number are created after this line
     with scheduler.watched() as schedules:
         with calls.watched_data() as data:
             calls.settle()
+        others = [*[content.storage for content in outside], *[call.written[0] for call in step.beside]]
+        before |= {id(s): (s.flat, s.view, s.version) for s in others}
         compute()
-    known = _known.get(step.key)
-    if not isinstance(known, int):
+    same = COUNTERS.stored == written and COUNTERS.copies_in - copies == len(data) == len(step.data)
+    if len(schedules) != 1 or schedules[0] is None or not same:
         return
-    same = COUNTERS.stored == stored and COUNTERS.copies_in - copies == len(data) == len(step.data)
-    if len(schedules) == 1 and schedules[0] is not None and same and all(s.base_value() is v for s, v in others):
-        entry = _step(step, before, schedules[0], data, memory.generation() - generation, first)
-        if entry is not None:
-            _known[step.key] = entry
-            COUNTERS.recorded += 1
+    stored = None if step.writes_buffers else _stored(step, schedules[0])
+    try:
+        beside = _beside(step, stored, outside)
+    except NotReplayable:
+        return
+    step.storages.extend(beside.storages)
+    inside = {id(storage) for storage in beside.storages}
+    if any(_changed(s, before) for s in others if id(s) not in inside):
+        return
+    entry = _step(step, before, schedules[0], data, beside.buffers, memory.generation() - generation, first)
+    if entry is not None:
+        if stored != record.stored:
+            record.steps.clear()
+            record.stored = stored
+        record.steps[beside.key] = entry
+        if len(record.steps) > MOST_VARIANTS:
+            record.steps.popitem(last=False)
+        COUNTERS.recorded += 1
+
+
+Before = dict[int, tuple[Any, ...]]
+"""The contents of storages, by identity: flat, view, version."""
+
+
+def _changed(storage: LazyStorage, before: Before) -> bool:
+    """Whether a storage holds another value than before; its buffer may have been overwritten."""
+    flat, view, _ = before[id(storage)]
+    return storage.flat is not flat or (flat is None and storage.view != view)
+
+
+def _stored(step: PendingQueue, schedule: scheduler.Watched) -> list[frozenset[int]]:
+    """The sets of the step's buffers that the values read which its schedule stores, without the larger sets.
+
+    Values without buffers are left out, and those with buffers that are new in every run, which no other value reads.
+    """
+    places = {buffer: i for i, buffer in enumerate(step.buffers)}
+    nodes = schedule.graph.nodes
+    points = [nodes[i] for i, _ in schedule.replay.becomes] + [n for n in nodes if n.op is Ops.CONTIGUOUS]
+    reads = [expressions.read_by(node) for node in (*schedule.values, *points)]
+    sets = {frozenset([places[b] for b in one]) for one in reads if one and places.keys() >= one}
+    return sorted([one for one in sets if not any(other < one for other in sets)], key=sorted)
 
 
 def _step(
-    step: PendingQueue, before: list[Any], schedule: Any, data: list[UOp], overwrites: int, first: int
-) -> Step | None:
-    """The recorded computation of the queue; None if it cannot be replayed. Buffers numbered above `first` are new."""
-    run, buffers, slots, device = schedule
+    step: PendingQueue, before: Before, schedule: scheduler.Watched, data: list[UOp], further: list[UOp],
+    overwrites: int, first: int,
+) -> Step | None:  # fmt: skip
+    """The recorded computation of the queue; None if it cannot be replayed. Buffers numbered above `first` are new.
+    Only values beside the step read the `further` buffers.
+    """
+    buffers, slots = schedule.graph.buffers, schedule.slots
     if any(b.op is not Ops.BUFFER for b in slots):
         return None
     table = {b: i for i, b in enumerate([*step.buffers, *data])}
@@ -320,23 +525,25 @@ def _step(
     table |= {b: count + i for i, b in enumerate(own)}
     count = len(table)
     table |= {b: count + i for i, b in enumerate(fresh)}
+    count = len(table)
+    table |= {b: count + i for i, b in enumerate(further)}
     values: list[Any] = []
     reads: list[list[int]] = []
     overwritten = []
-    for i, (storage, old) in enumerate(zip(step.storages, before, strict=True)):
+    for i, storage in enumerate(step.storages):
         values.append(None)
         reads.append([])
         if storage is None:
             continue
-        if storage.flat is old[0] and (storage.flat is not None or storage.view == old[1]):
-            if storage.version != old[2]:
+        if not _changed(storage, before):
+            if storage.version != before[id(storage)][2]:
                 overwritten.append(i)
             continue
         if storage.has_pending_writes:
             return None
         flat, view = storage.flat, None if storage.flat is not None else storage.view
         value = storage.base_value()
-        outside = list(expressions.read_by(value)) if flat is not None or view is not None else []
+        outside = expressions.read_by(value) if flat is not None or view is not None else ()
         donor = storage.donor
         if any(b not in table for b in outside) or (donor is not None and donor not in table):
             return None
@@ -350,18 +557,16 @@ def _step(
         elif not outside:
             values[-1] = Value(flat, view, (storage._fresh, storage._number), place)
         else:
-            stand_ins = {b: UOp.new_buffer(b.arg.device, b.max_numel(), b.dtype) for b in outside}
-            restored = value.substitute(stand_ins, walk=True)
-            values[-1] = RestoredValue(
-                restored if flat is not None else None,
-                None if flat is not None else (*view[:3], restored),  # type: ignore[index]
-                list(stand_ins.values()),
-            )
-            reads[-1] = [table[b] for b in outside]
-    if len(overwritten) != overwrites:
+            restored = RestoredValue.of(storage)
+            if restored is None:
+                return None
+            values[-1] = restored[0]
+            reads[-1] = [table[b] for b in restored[1]]
+    if len(overwritten) != overwrites or (overwritten and not step.writes_buffers):
         return None
     specs = [(b.arg.device, b.max_numel(), b.dtype) for b in own]
-    return Step(run, [table[b] for b in buffers], specs, values, reads, overwritten, device)
+    sources = [table[b] for b in buffers]
+    return Step(schedule.replay, sources, specs, values, reads, overwritten, schedule.device)
 
 
 __all__ = ["pending_queue", "recorded", "replay", "reset_state"]

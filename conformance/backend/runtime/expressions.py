@@ -48,9 +48,28 @@ def filled_or_new(buffer: UOp) -> UOp:
 OUTSIDE = frozenset({Ops.BUFFER, Ops.CALL, Ops.AFTER, Ops.PARAM})
 
 
-def read_by(value: UOp) -> set[UOp]:
-    """The memory that a value reads: buffers, and results of kernels; empty if it consists only of numbers."""
-    return {node for node in value.toposort() if node.op in OUTSIDE}
+_reads: weakref.WeakKeyDictionary[UOp, frozenset[UOp]] = weakref.WeakKeyDictionary()
+
+
+def read_by(value: UOp) -> frozenset[UOp]:
+    """The memory that a value reads: buffers, and results of kernels; empty if it consists only of numbers.
+
+    Known for each node once asked, as lazy values of one program share most of their nodes.
+    """
+    known = _reads.get(value)
+    if known is not None:
+        return known
+    found: dict[UOp, frozenset[UOp]] = {}
+    for node in value.toposort(gate=lambda node: node not in _reads):
+        inner = [found[s] if s in found else _reads[s] for s in node.src]
+        reads = max(inner, key=len, default=frozenset[UOp]())
+        if not all(one <= reads for one in inner):
+            reads = reads.union(*inner)
+        if node.op in OUTSIDE:  # not kept: the set would keep the node itself alive
+            found[node] = reads | {node}
+        else:
+            found[node] = _reads[node] = reads
+    return found[value]
 
 
 def is_rearranged(value: UOp) -> bool:

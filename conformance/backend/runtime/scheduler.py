@@ -14,6 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from tinygrad.engine.realize import compile_linear, link_linear, run_linear
 from tinygrad.helpers import PARALLEL, Context, GlobalCounters
@@ -73,7 +74,7 @@ def realize(
             if trace.LISTENERS:
                 spent = scheduled - start, 0.0, time.perf_counter() - scheduled
                 trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
-            _note((replay, graph.buffers, slots, device))
+            _note(Watched(replay, graph, values, slots, device))
         else:
             done, becomes = _schedule(of, graph, pending, points.passing, why, begin)
             _note(None)
@@ -199,13 +200,22 @@ def rerun(replay: Replay, buffers: Sequence[UOp], why: str, begin: Callable[[], 
         return slots
 
 
-Watched = tuple[Replay, Sequence[UOp], Sequence[UOp], str]
+class Watched(NamedTuple):
+    """A schedule that `realize` ran."""
+
+    replay: Replay
+    graph: Graph
+    values: Sequence[UOp]  # which were requested
+    slots: Sequence[UOp]  # the graph's buffers, and new ones
+    device: str
+
+
 _watched: list[Watched | None] | None = None
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Watched | None]]:
-    """Within the block: each schedule that `realize` runs, with its buffers, slots and device; None for a new one."""
+    """Within the block: each schedule that `realize` runs; None for a new one."""
     global _watched
     _watched = []
     try:

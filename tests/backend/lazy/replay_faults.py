@@ -24,7 +24,7 @@ class Fault(NamedTuple):
     new: str
 
 
-_DESCRIBED, _STATE, _OTHERS = steps._described, steps._state, steps._check_others
+_DESCRIBED, _STATE, _BESIDE = steps._described, steps._state, steps._beside
 _DESCRIBE = deferral._describe_tensor
 
 FAULTS = {
@@ -86,10 +86,19 @@ FAULTS = {
         "key.extend([buffers.setdefault(b, len(buffers)) for b in graph.buffers])",
         "[buffers.setdefault(b, len(buffers)) for b in graph.buffers]",
     ),
-    "other dirty storages are ignored": Fault("another dirty storage", _OTHERS, "raise NotReplayable", "pass"),
-    "no other readers": Fault("reader", _OTHERS, "key.append(_state(storage, buffers, lazy))", "pass"),
-    "no buffers of other readers": Fault("buffer of a reader", _OTHERS, "_add_graphs(lazy, buffers, key)", "pass"),
-    "no other holders of buffers": Fault("copy", _OTHERS, "key.append(tuple(sorted(shared)))", "pass"),
+    "other dirty storages are ignored": Fault("another dirty storage", _DESCRIBED, "raise NotReplayable", "pass"),
+    "no other holders of buffers": Fault("copy", steps._add_holders, "key.append(tuple(sorted(shared)))", "pass"),
+    # The lazy values beside a step.
+    "no other readers": Fault("reader", _BESIDE, "if matters(expressions.read_by(content.value)):", "if False:"),
+    "no readers of stored values": Fault("stored value beside", steps._stored, "return sorted(", "return [] and ("),
+    "no graphs beside": Fault("stored value beside", _BESIDE, "_add_graphs(lazy, buffers, key)", "pass"),
+    "values beside read no stored value": Fault(
+        "stored value beside",
+        steps.replay,
+        "zip(storages, known.values, known.reads, strict=True)",
+        "zip(step.storages, known.values, known.reads)",
+    ),
+    "no buffers of other readers": Fault("buffer of a reader", _BESIDE, "_add_graphs(lazy, buffers, key)", "pass"),
     # The recording and the replay.
     "a dead storage is computed": Fault("operand", steps.recorded, "s if s.owner() is not None else None", "s"),
     "operands in another order": Fault(

@@ -209,6 +209,10 @@ def happen(name: str, x: list[torch.Tensor], i: int, held: list[torch.Tensor], d
         held.append(torch.nextafter(t, t))
     elif name == "queued reader":
         held.append(t * 4)
+    elif name in ("sum beside", "product beside"):  # lazy values that contain the sum or the product of both operands
+        value = t + other if name == "sum beside" else t * other
+        held += [value, value * data(n, 3, device)]
+        settle(device)
     elif name == "copy":
         settle(device)
         held.append(t.clone())
@@ -325,6 +329,13 @@ def _reader(step: Step, draw: random.Random) -> tuple[Step, Step]:
 
 ALWAYS: tuple[Call, ...] = (("scale_", 1, 3, 2, 2.0), ("add", 3, 3, 1, 0.0))
 """Calls with an operand and a target to change."""
+
+
+def _beside(step: Step, draw: random.Random) -> tuple[Step, Step]:
+    """Steps that read the sum of both operands, beside lazy values that contain their product or their sum."""
+    calls = (("add", RESULTS[0], *OPERANDS, 0.0),)
+    step = replace(step, side=4, calls=calls, read=(RESULTS[0],))
+    return tuple(replace(step, events=((f"{name} beside", 1),)) for name in ("product", "sum"))  # type: ignore[return-value]
 
 
 def _changed(change: Callable[[Call, random.Random], Call]) -> Difference:
@@ -456,6 +467,7 @@ DIFFERENCES: dict[str, Difference] = {
     "donor of a lazy value": _large(_history("replaced number", "replaced buffer", of=(PARAMETER,))),
     "reader": _history("reader", of=ALL),
     "buffer of a reader": _large(_reader),
+    "stored value beside": _beside,
     "queued reader": _history("queued reader", of=ALL),
     "copy": _large(_history("copy", of=ALL)),
     "another dirty storage": _history("another dirty", "another result"),

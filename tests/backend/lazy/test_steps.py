@@ -322,6 +322,129 @@ class TestWhatTheKeyMustHave:
         assert replayed[-2:] == [1, 0]
 
 
+class TestValuesBesideAStep:
+    """Lazy values that a program keeps while it reads other numbers. Formerly each one more made another step."""
+
+    TURNS = 12
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the numbers of kernels, of recorded and of replayed steps."""
+        return COUNTERS.kernels, COUNTERS.recorded, COUNTERS.replayed
+
+    def kept_outputs(self) -> tuple[list[float], list[tuple[int, ...]]]:
+        """Keep an output at each turn and read another number. Return all numbers, and what each turn cost."""
+        torch.manual_seed(0)
+        net, kept, numbers, costs = nn.Linear(3, 2).to("tiny"), [], [], []
+        for turn in range(self.TURNS):
+            before = self.counts()
+            out = net((torch.arange(6.0).reshape(2, 3) + turn).to("tiny"))
+            kept.append(out.detach().sigmoid())
+            numbers.append(out.square().sum().item())
+            costs.append(tuple(b - a for a, b in zip(before, self.counts(), strict=True)))
+        return numbers + [t.sum().item() for t in kept], costs
+
+    def test_kept_results_do_not_make_a_new_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A step is replayed whatever number of lazy results the program has kept, and runs the same kernels."""
+        numbers, costs = self.kept_outputs()
+        assert costs[4:] == [(costs[0][0], 0, 1)] * (self.TURNS - 4)
+        monkeypatch.setattr(steps, "ENABLED", False)
+        without, costs_without = self.kept_outputs()
+        assert numbers == without
+        assert [kernels for kernels, *_ in costs] == [kernels for kernels, *_ in costs_without]
+
+    def read_what_is_kept(self, settled: bool) -> tuple[list[list[float]], list[int], int]:
+        """Keep a value, which an earlier step leaves lazy, and read an equal one. Return all elements, the kernels of
+        each turn from then on, and the steps that the last turn replayed. If `settled`, the kept value is built."""
+        values: list[list[float]] = []
+        kernels, replayed = [], 0
+        for turn in range(self.TURNS):
+            x = (torch.arange(4.0) + turn).to("tiny")
+            kept = x * 3
+            x.sum().item()
+            if settled:
+                torch.nextafter(x, x)
+            before, replayed_before = COUNTERS.kernels, COUNTERS.replayed
+            values += [(x * 3).tolist(), kept.tolist()]
+            kernels.append(COUNTERS.kernels - before)
+            replayed = COUNTERS.replayed - replayed_before
+        return values, kernels, replayed
+
+    @pytest.mark.parametrize("settled", [False, True], ids=["restored", "built"])
+    def test_a_kept_value_that_a_step_stores_is_not_computed_again(
+        self, settled: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A value outside the step reads what the step has stored, also after a replay."""
+        values, kernels, replayed = self.read_what_is_kept(settled)
+        assert kernels == [1] * self.TURNS
+        assert replayed == 1
+        monkeypatch.setattr(steps, "ENABLED", False)
+        assert self.read_what_is_kept(settled) == (values, kernels, 0)
+
+    def test_a_kept_value_of_another_graph_makes_another_step(self) -> None:
+        """Beside a step, `x * 3` gets its result and `x - 3` over the same buffers does not."""
+        for turn in range(self.TURNS):
+            x = (torch.arange(4.0) + turn).to("tiny")
+            kept = x - 3 if turn % 3 == 2 else x * 3
+            x.sum().item()
+            assert (x * 3).tolist() == [3.0 * (i + turn) for i in range(4)]
+            assert kept.tolist() == [i + turn - 3.0 if turn % 3 == 2 else 3.0 * (i + turn) for i in range(4)]
+
+    def test_equal_values_of_different_steps_are_the_same_operand(self) -> None:
+        """A step that reads a value is replayed, whichever of two earlier steps has left that value lazy."""
+        replayed = []
+        for turn in range(self.TURNS):
+            x = (torch.arange(4.0) + turn).to("tiny")
+            kept = x * 3
+            (x.sum() if turn % 2 else x.amax()).item()
+            before = COUNTERS.replayed, COUNTERS.recorded
+            assert (kept + 1).tolist() == [3.0 * (i + turn) + 1 for i in range(4)]
+            replayed.append((COUNTERS.replayed - before[0], COUNTERS.recorded - before[1]))
+        assert replayed[-4:] == [(1, 0)] * 4
+        assert (
+            sum(recorded for _, recorded in replayed) == 2
+        )  # of the value while it was a graph, and since a step left it
+
+    def test_many_different_steps_are_kept(self) -> None:
+        """A cycle of more steps than an optimizer with a line search has is replayed as a whole."""
+        x, lengths = torch.arange(4.0).to("tiny"), range(100)
+        for _ in range(4):
+            before = COUNTERS.replayed
+            for length in lengths:
+                kept = [x * 2 for _ in range(length)]
+                assert (x + 1).tolist() == [1.0, 2.0, 3.0, 4.0]
+                del kept
+        assert COUNTERS.replayed - before == len(lengths)
+
+    def test_old_steps_leave_a_full_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The cache holds a limited number of keys, and keys of a limited length."""
+        steps.reset_state()
+        x = torch.arange(64.0).to("tiny")
+        for name, limit in (("MOST_STEPS", 5), ("KEPT", 100)):
+            monkeypatch.setattr(steps, name, limit)
+            for length in range(20):
+                kept = [x * 2 for _ in range(length)]
+                (x + 1).tolist()
+                del kept
+            assert 0 < len(steps._known) <= 5
+            assert steps._length == sum(map(len, steps._known))
+        assert steps._length <= 100 or len(steps._known) == 1
+
+
+def test_reading_a_known_number_computes_nothing_else() -> None:
+    """Calls stay queued while the host reads a tensor that is in memory. Formerly every such read built their graph."""
+    x, numbers, zeros = torch.arange(4.0).to("tiny"), torch.arange(3.0).to("tiny"), torch.zeros(2, device="tiny")
+    assert zeros.tolist() == [0.0, 0.0]  # from now on no write is pending
+    for _ in range(3):
+        lazy = x * 2
+    before = COUNTERS.schedules
+    for _ in range(3):
+        assert numbers[2].item() == 2.0
+        assert zeros.tolist() == [0.0, 0.0]
+    assert calls.pending()
+    assert COUNTERS.schedules == before
+    assert lazy.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 class TestComputedIndex:
     """An index computed by queued calls is evaluated separately from the other queued calls, without a visible
     difference."""
