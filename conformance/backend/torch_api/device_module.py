@@ -23,6 +23,7 @@ from . import (
     device_memory,
     devices,
     distributed,
+    dlpack,
     generators,
     legacy_types,
     nested,
@@ -78,6 +79,7 @@ def register() -> None:
     processes.install()
     distributed.install()
     profiler.install()
+    dlpack.install()
     _serve_accelerator()
     replace_on_first_use("torch._tensor_str:_tensor_str", _printing_on_host)
     replace_at_import("torch.nn.modules.module:Module._apply", _keeping_parameters)

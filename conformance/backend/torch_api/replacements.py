@@ -43,6 +43,7 @@ AT_IMPORT: Mapping[str, str] = {
 """What is replaced when the package is imported."""
 
 _OF_STORAGE = "torch's own needs an allocator in C++ for a storage on the device"
+_DLPACK = "torch's own knows devices by a list of names, and would share addresses that are no memory"
 _REFUSED = "torch's own fails inside for tensors on the device: the refusal names the remedy"
 
 ON_FIRST_USE: Mapping[str, str] = {
@@ -52,6 +53,8 @@ ON_FIRST_USE: Mapping[str, str] = {
         f"torch.storage:UntypedStorage.{name}": _OF_STORAGE
         for name in ("resize_", "new", "byteswap", "is_shared", "__getitem__", "share_memory_")
     },
+    **{f"torch:Tensor.{name}": _DLPACK for name in ("__dlpack__", "__dlpack_device__")},
+    **{f"{name}:{way}_dlpack": _DLPACK for name in ("torch", "torch.utils.dlpack") for way in ("from", "to")},
     "multiprocessing.reduction:ForkingPickler._extra_reducers": "torch shares memory, and the device's belongs to one "
     "process",
     "torch._tensor_str:_tensor_str": "torch formats with some thirty operators, on a host copy without any on the "
