@@ -16,7 +16,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch import deferral, fallback, metadata, overlap
 from ..dispatch.metadata import MetaRejected, tensors_in
-from ..dispatch.registry import Context, value
+from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import Spec, assign, cast, check_writable, constant, make, read
 from ..lazy.dtypes import COMPUTED, opmath
 from ..runtime import torch_compat
@@ -313,6 +313,20 @@ def _running(args: Sequence[Any]) -> Sequence[int]:
 
 def _queued(op: Any, compute: Callable[..., Any], takes_empty: bool = False, writes: Any = lambda args: ()) -> Any:
     return deferral.whole(_native(op, compute, takes_empty), str(op), writes)
+
+
+@decomposition("_weight_norm_interface_backward")
+def weight_norm_backward(
+    grad_w: torch.Tensor, saved_v: torch.Tensor, saved_g: torch.Tensor, saved_norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of v and g of w = g * v / |v|, where the norm is over all dimensions but `dim`.
+
+    torch has a decomposition of the forward call alone.
+    """
+    wide = torch.promote_types(saved_v.dtype, torch.float32)
+    grad, v, g, norms = (t.to(wide) for t in (grad_w, saved_v, saved_g, saved_norms))
+    along = (grad * v).sum([d for d in range(v.dim()) if d != dim], keepdim=True) / norms
+    return (g / norms * (grad - v * (along / norms))).to(saved_v.dtype), along.to(saved_g.dtype)
 
 
 _batch = _queued(aten.native_batch_norm.default, _batch_norm, writes=_running)
