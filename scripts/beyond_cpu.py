@@ -35,10 +35,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
-from conformance.engine.rounding import widened
 from conformance.sources.opinfo import catalog, seeding
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import leaves, map_leaves, storage_key
+from conformance.standalone.rounding import widened
 from conformance.standalone.torch_compat import nondeterministic
 
 PAGE = Path(__file__).parents[1] / "docs" / "device.md"

@@ -33,13 +33,13 @@ from typing import Any
 import torch
 
 import conformance.backend  # noqa: F401 - before op_db, which asks for the registered devices
-from conformance.engine.rounding import widened
 from conformance.run import worker
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.pool import LocalPool
 from conformance.sources.opinfo import catalog, seeding
 from conformance.sources.opinfo.sampling import Sample, samples
 from conformance.standalone.moving import leaves, map_leaves, storage_key
+from conformance.standalone.rounding import widened
 from conformance.standalone.torch_compat import nondeterministic
 from scripts.pages import ROOT, Part, csv_text, write
 

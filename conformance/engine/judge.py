@@ -16,13 +16,13 @@ from conformance.engine import rules
 from conformance.engine.decompositions import without_free_choices
 from conformance.engine.executor import Execution, Subject
 from conformance.engine.loading import reference
-from conformance.engine.rounding import ARBITRATED, arbitrate
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.measurements import Measurements
 from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation, observe, out_of_memory
 from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare, headline
+from conformance.standalone.rounding import ARBITRATED, arbitrate
 
 _PROCESSED = "processed"
 

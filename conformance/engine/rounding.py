@@ -3,40 +3,30 @@
 Where two sides differ by rounding alone, torch CPU is not right by definition. Torch CPU in float64 decides, in one of
 four ways:
 
-- `arbitrate`: the target is at least as near to float64 as torch CPU, or its answer lies in the range that the answer
-  in float64 covers when intermediate results move by one unit in the last place;
+- `arbitrate` of `standalone/rounding.py`, which scripts carry, compares both with the answer in float64;
 - `as_good`: each element is about as near as torch CPU's worst element, where large values dominate the rounding;
 - `small_faults`: values below the absolute tolerance, such as gradients of a mean, are compared relative to the
   largest one;
 - `relative_error`: the norm of a whole tensor's error, for runs of many calls that part slowly.
 
 `Float64Reference` is torch CPU in float64 as a target. It widens storages, not tensors, so it keeps aliasing and runs a
-call or a program unchanged. `Moved` and `Swayed` also move the values, to measure how far rounding can carry an answer.
+call or a program unchanged. `Moved` also moves the values, to measure how far rounding can carry an answer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 import torch
 
 from conformance.engine.executor import Execution
 from conformance.engine.target import Target
-from conformance.standalone.moving import rebuild
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch, Tolerance, compare, differing, tolerance_of
-from conformance.standalone.torch_compat import TorchDispatchMode
-
-ARBITRATED = frozenset({"value", "grad", "storage"})
-"""The oracles whose differences may be rounding errors."""
-
-COMPARABLE = 4.0
-"""Factor between the errors of two sides that rounding may explain if both are beyond the tolerance."""
+from conformance.standalone.oracles import Mismatch, compare, tolerance_of
+from conformance.standalone.rounding import Widened, distance, move_by_units, widened
 
 AS_GOOD = 4.0
 """Factor on torch CPU's largest error from float64 that a target's error may reach if rounding dominates the result, as
@@ -56,46 +46,10 @@ UP, DOWN = "up", "down"
 """Directions in which all elements move. A number is the seed of a random direction for each element."""
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """Return float64 for a floating dtype and complex128 for a complex one; other dtypes unchanged."""
-    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
-
-
-class CannotWiden(TypeError):
-    """The inputs have no values in float64: two dtypes share a storage, or a view is a lazy conjugate."""
-
-
-class Float64Reference(Target):
-    """Torch CPU on inputs with widened floating and complex storages; layout and aliasing are unchanged. Raises
-    CannotWiden for inputs that it cannot widen."""
+class Float64Reference(Widened, Target):
+    """Torch CPU on widened inputs, as a target. Raises CannotWiden for inputs that it cannot widen."""
 
     name = "wide"
-
-    def send(self, tree: Any) -> Any:
-        return rebuild(tree, self.upload, _view_of)
-
-    def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [flat.to(widened(flat.dtype), copy=True) for flat in flats]
-
-
-def _view_of(flat: torch.Tensor, like: torch.Tensor, alone: bool) -> torch.Tensor:
-    if flat.dtype != widened(like.dtype) or like.is_conj() or like.is_neg():
-        raise CannotWiden("two dtypes in one storage cannot be widened together")
-    view = torch.empty(0, dtype=flat.dtype)
-    return view.set_(flat.untyped_storage(), like.storage_offset(), like.size(), like.stride())
-
-
-def move_by_units(value: torch.Tensor, narrow: torch.dtype, units: torch.Tensor) -> torch.Tensor:
-    """Return a floating or complex tensor in float64 with each element moved by `units`, a tensor of numbers, in the
-    last place of `narrow`. Gradients pass as if nothing had moved."""
-    size = value.detach() if value.is_complex() else value.detach().abs()
-    return value + units * size * torch.finfo(narrow).eps
-
-
-def represented(value: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
-    """Return a bool tensor: the elements in float64 that `narrow` holds without rounding, or that are not finite."""
-    value = value.detach()
-    return (value.to(narrow).to(value.dtype) == value) | ~value.isfinite()
 
 
 def draw_signs(like: torch.Tensor, sway: str | int | torch.Generator) -> torch.Tensor:
@@ -128,169 +82,6 @@ class Moved(Float64Reference):
         return move_by_units(value, narrow, draw_signs(value, self.drawn))
 
 
-class Swayed(Moved):
-    """Torch CPU in float64, with each input and each rounded result moved by at most `units` in the last place of
-    `narrow`; negative `units` move the other way.
-
-    The moves are random. The spread of some runs is the error that rounding in `narrow` explains: it is large where
-    terms cancel and small where none do. A result that `narrow` represents is not rounded, so it stays."""
-
-    name = "swayed"
-
-    def __init__(self, narrow: torch.dtype, seed: int, units: float) -> None:
-        super().__init__(seed)
-        self.narrow, self.units = narrow, units
-
-    def moved(self, value: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
-        """Return a real tensor with each element moved; other tensors unchanged."""
-        if not value.is_floating_point():
-            return value
-        units = self.units * (2 * torch.rand(value.shape, dtype=value.dtype, generator=self.drawn) - 1)
-        return move_by_units(value, self.narrow, units)
-
-    def rounded(self, value: Any) -> Any:
-        """Return a result with each element moved that `narrow` does not represent."""
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
-            return value
-        return value.where(represented(value, self.narrow), self.moved(value, self.narrow))
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Context of the call, in which results move."""
-        with _Moving(self):
-            yield
-
-
-class _Moving(TorchDispatchMode):
-    """Moves the results of operators that compute; views and inputs keep their values."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from importing Dynamo in the first call, which takes seconds. Nothing compiles in this mode."""
-        return False
-
-    def __init__(self, target: Swayed) -> None:
-        super().__init__()
-        self.target = target
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        returns = func._schema.returns
-        if any(result.alias_info is not None and not result.alias_info.is_write for result in returns):
-            return result
-        if any(result.alias_info is not None for result in returns):
-            for output in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(output, torch.Tensor):
-                    output.copy_(self.target.rounded(output))
-            return result
-        if isinstance(result, (tuple, list)):
-            return type(result)(map(self.target.rounded, result))
-        return self.target.rounded(result)
-
-
-def arbitrate(
-    mismatches: list[Mismatch],
-    expected: Observation,
-    actual: Observation,
-    truth: Observation,
-    *,
-    tolerance: Tolerance | None = None,
-    swayed: Sequence[Observation] = (),
-    symmetric: bool = False,
-) -> list[Mismatch]:
-    """Return the mismatches that remain after comparison with `truth`, a run in wider floating dtypes.
-
-    Only floating values, gradients and storages can be arbitrated; with any other mismatch, all remain. A
-    mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
-    the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
-    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
-    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
-
-    If `symmetric`, neither side is the reference. Then a mismatch is acquitted if each side agrees with the truth or
-    with the runs in `swayed`, or if both are about as far from the truth.
-
-    The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
-    overflows only in an intermediate result must not.
-    """
-    judged = []
-    for mismatch in mismatches:
-        sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
-        if mismatch.oracle not in ARBITRATED or any(side is None for side in sides):
-            return mismatches
-        want, got, wide = (side.resolve_conj().resolve_neg() for side in sides if side is not None)
-        alike = (want.dtype, want.shape) == (got.dtype, got.shape) and want.shape == wide.shape
-        if not alike or wide.dtype != widened(want.dtype) or wide.dtype == want.dtype:
-            return mismatches
-        right = wide.to(want.dtype)
-        errors = [_error(right, side, *tolerance_of(want.dtype, tolerance)) for side in (want, got)]
-        if symmetric:
-            as_far = max(errors) <= max(1.0, COMPARABLE * min(errors)) < inf
-            acquitted = as_far or all(_between(right, side, mismatch, swayed, tolerance) for side in (want, got))
-        else:
-            neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
-            no_farther = not bool(neither.any()) and errors[1] <= errors[0]
-            acquitted = no_farther or _between(right, got, mismatch, swayed, tolerance)
-        note = ""
-        if errors[0] or symmetric:
-            names = ("the other answer", "this one") if symmetric else ("torch CPU", "the target")
-            cpu, target = map(_in_tolerances, errors)
-            note = f"against the answer in float64, {names[0]} is off by {cpu} and {names[1]} by {target}"
-        judged.append((acquitted, replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note))))))
-    return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
-
-
-def _between(
-    right: torch.Tensor,
-    got: torch.Tensor,
-    mismatch: Mismatch,
-    swayed: Sequence[Observation],
-    tolerance: Tolerance | None,
-) -> bool:
-    """Whether each element lies between the truth and the runs with moved intermediate results, within the
-    tolerances."""
-    others = [subject(mismatch, observation) for observation in swayed]
-    if not others or right.is_complex() or any(other is None or other.shape != right.shape for other in others):
-        return False
-    reached = torch.stack([right.double(), *(other.to(right.dtype).double() for other in others if other is not None)])
-    low, high = reached.amin(0), reached.amax(0)  # nan if one of them is nan
-    rtol, atol = tolerance_of(right.dtype, tolerance)
-    slack, here = atol + rtol * right.double().abs(), got.double()
-    between = (low - slack <= here) & (here <= high + slack)
-    return bool((between | ~differing(right, got, False, tolerance)).all())
-
-
-def subject(mismatch: Mismatch, observation: Observation) -> torch.Tensor | None:
-    """Return the tensor that the mismatch is about; None for a plain value or a missing gradient."""
-    if mismatch.oracle == "grad":
-        return observation.grads.get(mismatch.where.removeprefix("grad of "))
-    if mismatch.oracle == "storage":
-        return observation.storages.get(mismatch.where)
-    seen = observation.tensors.get(mismatch.where)
-    return seen.value if seen is not None else None
-
-
-def _in_tolerances(error: float) -> str:
-    """Format a multiple of the tolerance. It is infinite if a finite number should be nan or infinite, or the
-    reverse."""
-    return "an infinite amount" if error == float("inf") else f"{error:.2g} times the tolerance"
-
-
-def distance(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the absolute difference of each element in float64: 0 where both are equal or both are nan, and nan or
-    infinite where one of them is not finite. Integers are compared without rounding."""
-    kind = widened(tensor.dtype) if tensor.is_floating_point() or tensor.is_complex() else torch.int64
-    tensor, other = tensor.detach().to(kind), other.detach().to(kind)
-    same = (tensor == other) | (tensor.isnan() & other.isnan())
-    return (tensor - other).abs().double().where(~same, 0.0)
-
-
-def _error(right: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> float:
-    """Return the largest error of an element, in multiples of the tolerance for that element."""
-    off = distance(right, got)
-    ratio = (off / (atol + rtol * right.to(widened(right.dtype)).abs())).where(off != 0, 0.0)
-    return ratio.nan_to_num(nan=inf, posinf=inf).max().item() if ratio.numel() else 0.0
-
-
 def as_good(want: torch.Tensor, got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the elements of `got` whose error is within torch CPU's own largest error in the whole result, which
     bounds each element: sums of very large numbers may cancel or overflow on the way. `right` is the answer in
@@ -309,11 +100,11 @@ def relative_error(tensor: torch.Tensor, right: torch.Tensor) -> tuple[float, fl
     return off, off / scale if scale else (0.0 if not off else inf)
 
 
-Widened = Callable[[Float64Reference], Execution | None]
+RunWidened = Callable[[Float64Reference], Execution | None]
 """Returns torch CPU's answer to a call, on the inputs that the reference sends; None if it has none."""
 
 
-def small_faults(widened_by: Widened, want: Observation, got: Observation) -> list[Mismatch]:
+def small_faults(widened_by: RunWidened, want: Observation, got: Observation) -> list[Mismatch]:
     """Return the value mismatches of tensors whose largest value is below one, relative to that value.
 
     torch.testing's tolerances are for values near one: two float32 numbers below 1e-5 are always close. A difference

@@ -17,12 +17,12 @@ from conformance.declare.declaration import UNDEFINED
 from conformance.engine.executor import Executor, Subject
 from conformance.engine.loading import reference
 from conformance.engine.rounding import as_good
-from conformance.engine.rounding import subject as subject_of
 from conformance.engine.target import Target
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, differing, show
+from conformance.standalone.rounding import subject as subject_of
 
 if TYPE_CHECKING:
     from conformance.engine.executor import Running, Transform

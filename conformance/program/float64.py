@@ -18,17 +18,7 @@ import torch
 
 from conformance.engine.executor import Execution, StepFailed
 from conformance.engine.judge import Terms
-from conformance.engine.rounding import (
-    DOWN,
-    UP,
-    CannotWiden,
-    Float64Reference,
-    draw_signs,
-    move_by_units,
-    represented,
-    subject,
-    widened,
-)
+from conformance.engine.rounding import DOWN, UP, Float64Reference, draw_signs
 from conformance.engine.rules import Arguments
 from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
 from conformance.program.model import Program
@@ -39,6 +29,7 @@ from conformance.program.steps.table import OPS
 from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, differing
+from conformance.standalone.rounding import CannotWiden, move_by_units, represented, subject, widened
 from conformance.standalone.torch_compat import version_of
 
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, storage_key, whole_storage
-from conformance.standalone.script_runtime import leaves, on_host, plain_call
+from conformance.standalone.script_runtime import leaves_by_name, on_host, plain_call
 from conformance.standalone.torch_compat import tree_leaves, tree_map
 
 Process = Callable[[Any], Any]
@@ -36,7 +36,7 @@ def moved(tree: Any, device: str, layout: str = "", stays: Collection[str] = (),
     """
     copies: dict[int, Any] = {}
     flats: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    kept = {storage_key(leaf) for name, leaf in leaves(tree).items() if name in stays}
+    kept = {storage_key(leaf) for name, leaf in leaves_by_name(tree).items() if name in stays}
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) and leaf == torch.device("cpu", 0):

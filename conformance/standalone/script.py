@@ -11,6 +11,7 @@ files without importing them: a process that must not load torch writes scripts 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import itertools
 import re
@@ -52,20 +53,26 @@ MODULES = (
     "standalone/sample_runtime.py",
     "standalone/accuracy.py",
     "standalone/sizes.py",
+    "standalone/conditions.py",
+    "standalone/rounding.py",
+    "standalone/operator_checks.py",
 )
 """Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
 
 IMPORTS = {
     "atexit.": "import atexit",
     "os._exit(": "import os",
+    "os.environ": "import os",
     "sys.modules[": "import sys",
     "contextlib.": "import contextlib",
+    "dataclasses.": "import dataclasses",
     "overrides._": "from torch import overrides",
     "dispatch._": "from torch.utils import _python_dispatch as dispatch",
     "io.": "import io",
     "math.": "import math",
     "itertools.": "import itertools",
     "random.Random(": "import random",
+    "re.compile(": "import re",
     "re.search(": "import re",
     "@dataclass": "from dataclasses import dataclass",
     "field(default": "from dataclasses import field",
@@ -374,9 +381,10 @@ def _stored(node: ast.AST) -> list[str]:
 
 
 @functools.cache
-def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> str:
+def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset(), taken: frozenset[str] = frozenset()) -> str:
     """Return the source of these functions of the harness and of everything that they use. Annotations and docstrings
-    are removed to keep scripts short. Names in `without` are already defined in the script."""
+    are removed to keep scripts short. Names in `without` are already defined in the script. Names in `taken` belong to
+    the user's functions, so functions of the harness get other names (`own_name`)."""
     known = _definitions()
     wanted, left = set[str](), [*roots]
     while left:
@@ -384,8 +392,16 @@ def carried(roots: tuple[str, ...], without: frozenset[str] = frozenset()) -> st
         if name in known and name not in wanted and name not in without:
             wanted.add(name)
             left += _used(known[name])
-    text = "\n\n".join(_written(node) for name, node in known.items() if name in wanted)
-    return "\n".join([*(line for used, line in IMPORTS.items() if used in text), "", text])
+    renamed = _Renamed({name: own_name(name, taken) for name in wanted & taken})
+    nodes = [node for name, node in known.items() if name in wanted]
+    text = "\n\n".join(_written(renamed.visit(copy.deepcopy(node)) if renamed.names else node) for node in nodes)
+    imports = dict.fromkeys(line for used, line in IMPORTS.items() if used in text)
+    return "\n".join([*imports, "", text])
+
+
+def own_name(name: str, taken: Collection[str]) -> str:
+    """Return the name of a carried function in a script where other functions have the names in `taken`."""
+    return f"{name}_" if name in taken else name
 
 
 def _used(node: ast.AST) -> set[str]:
@@ -399,11 +415,19 @@ def _definitions() -> dict[str, ast.AST]:
     """Return functions, classes and constants of the modules by name."""
     result: dict[str, ast.AST] = {}
     for module in MODULES:
-        for node in _bare((ROOM / module).read_text(encoding="utf-8")).body:
-            name = getattr(node, "name", "") or next(iter(_stored(node)), "")
-            if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
-                result.pop(name, None)
-                result[name] = node
+        for name, node in definitions_of(ROOM / module).items():
+            result.pop(name, None)
+            result[name] = node
+    return result
+
+
+def definitions_of(file: Path) -> dict[str, ast.AST]:
+    """Return functions, classes and constants of a module by name."""
+    result: dict[str, ast.AST] = {}
+    for node in _bare(file.read_text(encoding="utf-8")).body:
+        name = getattr(node, "name", "") or next(iter(_stored(node)), "")
+        if name and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
+            result[name] = node
     return result
 
 
@@ -429,6 +453,31 @@ operators: a call of a replaced operator may end the process."""
 
 EMPTY_LINE = "__empty_line__"
 """Statement that stands for an empty line in a definition, since `ast.unparse` drops empty lines."""
+
+
+class _Renamed(ast.NodeTransformer):
+    """Renames definitions and all names that refer to them; parameters of the same name as well."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.arg = self.names.get(node.arg, node.arg)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return self._named(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        return self._named(node)
+
+    def _named(self, node: Any) -> Any:
+        node.name = self.names.get(node.name, node.name)
+        return self.generic_visit(node)
 
 
 class _Bare(ast.NodeTransformer):

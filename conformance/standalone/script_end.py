@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-def end_script(code: bool) -> NoReturn:
+def end_script(code: int) -> NoReturn:
     """Raise SystemExit with this code. If the script is the main module, the process then ends without finalizing the
     interpreter; a program that runs the script, such as pytest, goes on."""
     if owns_process():

@@ -28,7 +28,7 @@ Places = dict[str, tuple[Any, ...]]
 """Placement of tensors by name: size, strides, offset, number of cells of the storage, and the storage's identity."""
 
 
-def leaves(tree: dict[str, Any]) -> dict[str, Any]:
+def leaves_by_name(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the leaves of a tree by name."""
     return {name: leaf for key, part in tree.items() for name, leaf in names_of(part, key).items()}
 
@@ -53,11 +53,11 @@ def facts_of_run(
     leave_forward_ad()  # the script has already made the calls once
     try:
         tree = inputs(on)
-        tensors = {name: leaf for name, leaf in leaves(apart(tree)).items() if isinstance(leaf, torch.Tensor)}
+        tensors = {name: leaf for name, leaf in leaves_by_name(apart(tree)).items() if isinstance(leaf, torch.Tensor)}
         versions = {id(leaf): leaf._version for leaf in tensors.values()}
         before = places(tensors, oracles)
         torch.manual_seed(1234)
-        results = leaves(apart(call(program, tree)))
+        results = leaves_by_name(apart(call(program, tree)))
     except NameError:  # a fault of the script, which would be the same on both sides
         raise
     except Exception as error:

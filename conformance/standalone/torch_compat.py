@@ -606,14 +606,21 @@ class SymbolicResults:
         return [(result.dtype, tuple(map(length, result.shape))) for result in self.results]
 
 
-def symbolic_results(function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]) -> SymbolicResults:
-    """Call the function on fake tensors whose sizes are symbols, and return the metadata of its results."""
+def symbolic_mode() -> Any:
+    """Return a new FakeTensorMode whose tensors may have symbols as sizes."""
     shapes = lookup("torch.fx.experimental.symbolic_shapes:ShapeEnv")()
-    mode = lookup("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
+    return lookup("torch._subclasses.fake_tensor:FakeTensorMode")(shape_env=shapes)
+
+
+def symbolic_results(
+    mode: Any, function: Callable[..., list[torch.Tensor]], inputs: list[torch.Tensor]
+) -> SymbolicResults:
+    """Call the function in a `symbolic_mode`, on fake tensors whose sizes are symbols, and return the metadata of its
+    results."""
     fakes = [mode.from_tensor(tensor.detach(), static_shapes=False) for tensor in inputs]
     with mode:
         results = function(*fakes)
-    return SymbolicResults(fakes, results, [guard.expr for guard in shapes.guards])
+    return SymbolicResults(fakes, results, [guard.expr for guard in mode.shape_env.guards])
 
 
 def implementation(function: Any) -> Callable[..., Any]:

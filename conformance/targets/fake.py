@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target, TargetFacts
 from conformance.standalone import torch_compat
-from conformance.standalone.moving import map_tensors, storage_key
-from conformance.targets.meta import NEEDS_NO_VALUES, NEEDS_VALUES, stand_ins
+from conformance.standalone.conditions import fake_copies, stand_ins
+from conformance.targets.meta import NEEDS_NO_VALUES, NEEDS_VALUES
 
 
 class FakeTarget(Target):
@@ -31,23 +29,8 @@ class FakeTarget(Target):
         self.mode = torch_compat.fake_tensor_mode()
 
     def send(self, tree: Any) -> Any:
-        """Return fake tensors on fake storages: same geometry, same aliasing, same `requires_grad`.
-
-        The mode's cache of calls is cleared first, since a cached answer can differ (see docs/findings.md). A program's
-        answers must follow from the program, not from earlier ones.
-        """
-        torch_compat.forget_fake_calls()
-        flats: dict[int, torch.Tensor] = {}
-
-        def fake(tensor: torch.Tensor) -> torch.Tensor:
-            size = tensor.untyped_storage().nbytes()
-            with self.mode, torch.no_grad():
-                flat = flats.setdefault(storage_key(tensor), torch.empty(size, dtype=torch.uint8))
-                meta = torch.empty(0, dtype=tensor.dtype)
-                meta.set_(flat.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-            return meta.requires_grad_(tensor.requires_grad)
-
-        return map_tensors(tree, fake)
+        """Return fake tensors on fake storages."""
+        return fake_copies(self.mode, tree)
 
     def fetch(self, tree: Any) -> Any:
         """Return stand-ins filled with zeros: same geometry, same aliasing."""

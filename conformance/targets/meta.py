@@ -9,7 +9,7 @@ import torch
 from conformance.declare.declaration import unsupported
 from conformance.engine.target import Target, TargetFacts
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.standalone.moving import map_tensors, storage_key
+from conformance.standalone.conditions import stand_ins
 
 NEEDS_NO_VALUES = frozenset(ORACLES) - {"version", "value", "storage", "stride"} | {SIGNIFICANT_STRIDE}
 """Oracles that need no values. For gradients, they compare whether an input has one, its dtype and its shape."""
@@ -64,19 +64,3 @@ class MetaTarget(Target):
 
     def synchronize(self) -> None:
         """Do nothing: the meta device runs nothing."""
-
-
-def stand_ins(tree: Any) -> Any:
-    """Replace each tensor of the tree by zeros on the CPU with the same geometry and the same sharing of storages.
-
-    Raises RuntimeError for a tensor that reaches past the end of its storage.
-    """
-    flats: dict[int, torch.Tensor] = {}
-
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        flat = flats.setdefault(storage_key(tensor), torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8))
-        meta = torch.empty(0, dtype=tensor.dtype)
-        return meta.set_(flat.untyped_storage(), int(tensor.storage_offset()), tensor.size(), tensor.stride())
-
-    with torch.no_grad():
-        return map_tensors(tree, stand_in)

@@ -80,7 +80,7 @@ def check(
         small = minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST))
         also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
         also += [f"# {said}"] if (said := unfinished(result, request, small)) else []
-        raise AssertionError("\n".join(["", script(trial, small).rstrip("\n"), *also]))
+        raise AssertionError("\n".join(["", script(trial, small, carry=False).rstrip("\n"), *also]))
     if said := unfinished(result, request):
         if strict:
             raise AssertionError(said)

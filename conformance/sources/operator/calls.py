@@ -23,15 +23,14 @@ from conformance.record.names import LAYOUTS, nearest
 from conformance.sources.operator.inputs import Description, Lengths, Number, Tensor, Value, evaluated
 from conformance.sources.operator.subject import Operator
 from conformance.standalone import specials
-from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import leaves, map_leaves, tensors
+from conformance.standalone.operator_checks import MIXED, SPECIAL, lay_inputs
 
 T = TypeVar("T")
 
-SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS, SPECIAL, MIXED = (
-    *("values", "layouts", "empty", "scalars", "blocks", "specials", "mixed"),
-)  # fmt: skip
-"""Kinds of calls. Each is also the name of the check that compares the values of such calls."""
+SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS = "values", "layouts", "empty", "scalars", "blocks"
+"""Kinds of calls beside SPECIAL and MIXED. Each is also the name of the check that compares the values of such
+calls."""
 
 TIERS = tuple(f"specials_{name}" for name in ("zeros", "ties", "equal", "negative", "inf", "nan"))
 """Special values that calls contain. Numbers near the ends of a dtype are missing: an intermediate result may overflow
@@ -73,12 +72,6 @@ class DrawnCall:
     def on(self, values: dict[str, Any], **changes: Any) -> DrawnCall:
         """Return the same call on other inputs."""
         return replace(self, values=values, **changes)
-
-    @property
-    def coarsest(self) -> torch.dtype | None:
-        """The least precise floating dtype of the inputs; None if there is none."""
-        dtypes = [tensor.dtype for tensor in tensors(self.values) if tensor.is_floating_point()]
-        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
     @property
     def has_empty(self) -> bool:
@@ -188,7 +181,7 @@ def _vary_layouts(plan: Plan, base: Sequence[DrawnCall]) -> None:
     for call in _shapes(base):
         for layout in LAYOUTS:
             if layout != "as_sampled":
-                plan.add(call.on(laid(call.values, layout), kind=STRIDED, note=f"{layout} inputs"))
+                plan.add(call.on(lay_inputs(call.values, layout), kind=STRIDED, note=f"{layout} inputs"))
 
 
 def _vary_dtypes(plan: Plan, base: Sequence[DrawnCall]) -> None:
@@ -208,13 +201,6 @@ def _shapes(calls: Iterable[DrawnCall]) -> list[DrawnCall]:
     for call in calls:
         by_dims.setdefault(tuple(tensor.dim() for tensor in tensors(call.values)), call)
     return [*by_dims.values()][:3]
-
-
-def laid(values: dict[str, Any], layout: str) -> dict[str, Any]:
-    """Return inputs in a layout. A tensor that occurs twice remains one object."""
-    copies: dict[int, Any] = {}
-    inputs: dict[str, Any] = map_leaves(values, lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, layout)))
-    return inputs
 
 
 def evenly(row: Sequence[T], most: int) -> list[T]:

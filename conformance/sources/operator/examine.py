@@ -21,20 +21,12 @@ from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.calls import DrawnCall, entry_of, from_description, from_op_db
-from conformance.sources.operator.checks import (
-    COMPILERS,
-    EVERY,
-    PROCEDURES,
-    REFUSED,
-    Examination,
-    NotJudged,
-    writes_beyond,
-)
+from conformance.sources.operator.checks import EVERY, PROCEDURES, REFUSED, Examination, answers, checked_call, loaded
 from conformance.sources.operator.forks import Send, forked, processor_time
-from conformance.sources.operator.sides import observed, target_of
 from conformance.sources.operator.subject import Operator, operator_of
 from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual
 from conformance.standalone.moving import leaves
+from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
 
 SECONDS = 20.0
@@ -154,7 +146,7 @@ def examination(request: Request) -> Examination:
     operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
-    plan = from_description(description, operator, functools.partial(_accepts, reference), tolerances)
+    plan = from_description(description, operator, functools.partial(answers, reference.function), tolerances)
     return Examination(operator, reference, plan, request.batch)
 
 
@@ -162,7 +154,7 @@ def _like(request: Request, operator: Operator) -> Examination:
     entry = entry_of(request.like)
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
-    plan = from_op_db(entry, operator, functools.partial(_accepts, reference), request.dtypes, SAMPLES)
+    plan = from_op_db(entry, operator, functools.partial(answers, reference.function), request.dtypes, SAMPLES)
     if request.rtol is not None:
         plan.calls = [replace(call, rtol=request.rtol, atol=request.atol) for call in plan.calls]
     if "refusals" in request.chosen():
@@ -196,11 +188,6 @@ def _rule(entry: Any) -> bool | None:
 
     names = {entry.name, f"{entry.name}.{entry.variant_test_name}"}
     return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
-
-
-def _accepts(reference: Operator, call: DrawnCall) -> bool:
-    """Whether the reference answers a call."""
-    return observed(reference.function, call).error is None
 
 
 def verdicts(trial: Examination, request: Request, budget: Budget | None = None) -> Iterator[Verdict]:
@@ -355,9 +342,9 @@ def examined(
     """Run a procedure on the calls, in a fork. A call may take `seconds`, and the first begins if `share`, the time for
     all calls in seconds, is not 0."""
     procedure = PROCEDURES[name]
-    if name in COMPILERS:
+    if procedure.compiler:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
-        target_of(COMPILERS[name])
+        loaded(procedure.compiler)
 
     def work(send: Send) -> None:
         for turn, number in enumerate(in_turns(calls)):
@@ -367,7 +354,7 @@ def examined(
             send(("at", number, ""))
             reason = ""
             try:
-                for found in procedure.run(trial, calls[number]):
+                for found in procedure.differences(trial, calls[number]):
                     send(("found", number, found))
             except NotJudged as error:
                 reason = str(error)
@@ -377,7 +364,7 @@ def examined(
     for item in forked(work, seconds):
         if isinstance(item, Death):
             hangs = item.reason is ExitReason.TIMEOUT
-            if hangs and name in COMPILERS:
+            if hangs and procedure.compiler:
                 # The fork has ended, so the calls behind this one have no verdict either.
                 order = in_turns(calls)
                 for late in order[order.index(number) :]:
@@ -386,7 +373,7 @@ def examined(
             check = "hang" if hangs else procedure.death
             if check == "reads" and _writes(trial, calls[number], seconds):
                 check = "writes"
-            yield Difference(check, Mismatch(check, "the process", "an answer", item.said), calls[number])
+            yield Difference(check, Mismatch(check, PROCESS, "an answer", item.said), calls[number])
         elif isinstance(item, Exception):
             raise item
         else:
@@ -400,7 +387,11 @@ def examined(
 
 def _writes(trial: Examination, call: DrawnCall, seconds: float) -> bool:
     """Whether a call that ends its process on memory without access writes there, and does not only read."""
-    return any(isinstance(item, Death) for item in forked(lambda send: writes_beyond(trial, call), seconds))
+
+    def work(send: Send) -> None:
+        writes_beyond(checked_call(trial, call))
+
+    return any(isinstance(item, Death) for item in forked(work, seconds))
 
 
 def inputs_shown(call: DrawnCall) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -42,9 +42,9 @@ STEP = "operator"
 """Name of the step that calls the operator. The step table does not have it, so only this module runs it."""
 
 
-def program_of(call: DrawnCall) -> Program:
-    """Return the call as a program with one step. Raises Unwritable."""
-    named, args, kwargs = _as_inputs(call)
+def program_of(call: DrawnCall, taken: Collection[str] = ()) -> Program:
+    """Return the call as a program with one step. Inputs have other names than those in `taken`. Raises Unwritable."""
+    named, args, kwargs = _as_inputs(call, taken)
     try:
         storages, inputs = inputs_of(named)
     except NotAnInput as error:
@@ -52,16 +52,17 @@ def program_of(call: DrawnCall) -> Program:
     return Program(storages, inputs, (Step(STEP, tuple(args), kwargs),))
 
 
-def _as_inputs(call: DrawnCall) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
+def _as_inputs(call: DrawnCall, taken: Collection[str]) -> tuple[dict[str, torch.Tensor], list[Json], dict[str, Json]]:
     """Return the tensors of a call by their names in a script, which uses some names for itself, and the arguments of
     the step. Raises Unwritable."""
-    tensors = {f"{name}0" if name in TAKEN else name: tensor for name, tensor in tensors_by_name(call.values).items()}
+    taken = {*TAKEN, *taken}
+    tensors = {f"{name}0" if name in taken else name: tensor for name, tensor in tensors_by_name(call.values).items()}
     return as_inputs(tensors, *call.arguments())
 
 
-def variables(call: DrawnCall) -> dict[str, str]:
+def variables(call: DrawnCall, taken: Collection[str] = ()) -> dict[str, str]:
     """Return the names of a call's tensors in a script, by their names in findings. Raises Unwritable."""
-    known = {id(tensor): name for name, tensor in _as_inputs(call)[0].items()}
+    known = {id(tensor): name for name, tensor in _as_inputs(call, taken)[0].items()}
     return {name: known[id(tensor)] for name, tensor in tensors_by_name(by_finding_name(call.values)).items()}
 
 

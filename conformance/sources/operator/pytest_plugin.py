@@ -77,7 +77,7 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
         if verdict.excluded or not (verdict.finding or verdict.compared):
             pytest.skip(verdict.reason)
         if verdict.finding is not None:
-            pytest.fail(script(judging.trial, minimized(judging.trial, verdict.finding)), pytrace=False)
+            pytest.fail(script(judging.trial, minimized(judging.trial, verdict.finding), carry=False), pytrace=False)
         if said:
             warnings.warn(said, stacklevel=2)
 

@@ -20,23 +20,13 @@ import torch
 from conformance.record.error_text import text_of
 from conformance.record.errors import UsageError
 from conformance.record.names import nearest
+from conformance.standalone.operator_checks import RESULT
 from conformance.standalone.torch_compat import has_kernel
 
 PARAMETER = inspect.Parameter
 
-TAKEN = frozenset(
-    "inputs want got before shared compiled program run known right mode given rows parts low same result exact leaf "
-    "made along lay function process code error usual off others fences at".split()
-)
+TAKEN = frozenset({"sys", "torch", "inputs", "other_inputs", "want", "got", "check", "transform"})
 """Names that a script uses for itself."""
-
-RESULT = "result"
-"""Name of the results in findings. Parts of a result have names such as `result[0]`."""
-
-
-def of_result(name: str) -> bool:
-    """Whether a finding's name is that of a result or of its part, and not that of an argument."""
-    return name.partition("[")[0] == RESULT
 
 
 def finding_name(argument: str) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from conformance.engine.executor import Execution, Running, Transform
 from conformance.engine.judge import OneAnswer, Terms
-from conformance.engine.rounding import Float64Reference, widened
+from conformance.engine.rounding import Float64Reference
 from conformance.engine.rules import CHOICE, Arguments
 from conformance.engine.target import Target
 from conformance.record.names import CHANGED, DIFFERENTIATED, TIERS
@@ -37,6 +37,7 @@ from conformance.standalone.moving import (
 )
 from conformance.standalone.observation import Observation, observe
 from conformance.standalone.oracles import Mismatch, compare
+from conformance.standalone.rounding import widened
 
 
 def process_of(case: Case, sample: Sample) -> Callable[[Any], Any] | None:

@@ -123,7 +123,7 @@ def _inputs(case: Case, origin: Origin | None, stays: list[str], plain: bool, wi
         lines += [f"import {module}" for module in ("math", "numpy") if f"{module}." in new]
         lines += [f"x = given{place}", f"given = replaced(given, {origin.place!r}, {new})  # {origin}"]
     if case.variant in TIERS:
-        kept = f", {{storage_key(x) for name, x in leaves(given).items() if name in {stays}}}" * bool(stays)
+        kept = f", {{storage_key(x) for name, x in leaves_by_name(given).items() if name in {stays}}}" * bool(stays)
         names = takes_specials(case.op, case.family, case.dtype)
         more = f"{kept}{f', names={names}' * bool(names)}{', positive=True' * (case.family in ADDING_UP)}"
         lines.append(f"given = placed(given, {TIERS[case.variant]!r}, torch.{case.dtype}{more})")

@@ -23,7 +23,7 @@ from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import judged
-from conformance.standalone.script_runtime import leaves
+from conformance.standalone.script_runtime import leaves_by_name
 from conformance.standalone.tensor_source import input_lines
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def standalone(
     }
     if sparse or any(tensor.layout is not torch.strided for tensor in tensors(tree)):
         mismatch = None  # it may be about a component of a sparse tensor, which has no such name
-    stays = {name for name, x in leaves(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
+    stays = {name for name, x in leaves_by_name(tree).items() if isinstance(x, torch.Tensor) and _kept(x, sample)}
     return from_op_db(
         case,
         target.script(),
@@ -136,7 +136,7 @@ def _plain(tree: dict[str, Any]) -> bool:
         for part in parts
     )
     alone = dense and len({storage_key(part) for part in parts}) == len(parts)
-    return alone and not any(isinstance(leaf, torch.device) for leaf in leaves(tree).values())
+    return alone and not any(isinstance(leaf, torch.device) for leaf in leaves_by_name(tree).values())
 
 
 def _out_lines(out: Any, target: Target) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
 from conformance.engine.executor import Execution
 from conformance.engine.judge import Judgement, OneAnswer, Terms
-from conformance.engine.rounding import Float64Reference, small_faults, widened
+from conformance.engine.rounding import Float64Reference, small_faults
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target, copy_to_host
 from conformance.sources.trace.references import REFERENCES, WORKSPACE
@@ -30,6 +30,7 @@ from conformance.standalone.moving import (
 )
 from conformance.standalone.observation import Observation, Raised, Seen, metadata_of, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
+from conformance.standalone.rounding import widened
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 RESULT = "result"

@@ -22,7 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.engine.executor import Execution
-from conformance.engine.rounding import AS_GOOD, relative_error, widened
+from conformance.engine.rounding import AS_GOOD, relative_error
 from conformance.engine.target import Target
 from conformance.sources.trace.call import RESULT, TracedCall, fetched, widened_leaf
 from conformance.sources.trace.faults import Fault
@@ -30,6 +30,7 @@ from conformance.sources.trace.places import Site, SourceLine
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of
+from conformance.standalone.rounding import widened
 
 INHERITED = 64
 """Largest error that a tensor inherits, in units of the dtype's last place. A gradient that is 0 but for rounding has

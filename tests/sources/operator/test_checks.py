@@ -13,7 +13,6 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
-from conformance.sources.operator import checks
 from conformance.sources.operator.checks import PROCEDURES
 from conformance.sources.operator.examine import (
     BUDGET,
@@ -33,6 +32,7 @@ from conformance.sources.operator.examine import (
 )
 from conformance.sources.operator.script import script
 from conformance.sources.operator.table import CHECKS
+from conformance.standalone import operator_checks
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
 from tests.patience import stretched
@@ -316,7 +316,7 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
 def test_an_error_of_tritons_interpreter_under_dynamo(monkeypatch, setting, kind, known):
     """Only the interpreter's own error, and only where it is on, is no difference."""
     monkeypatch.setenv("TRITON_INTERPRET", setting)
-    assert bool(checks._is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
+    assert bool(operator_checks.is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
 
 
 def cancelled(x):
@@ -349,7 +349,7 @@ class TestRounding:
     def test_another_order_is_no_difference(self, monkeypatch):
         """Unlike under the usual tolerances, which are for results as large as their terms."""
         assert self.judged(one_by_one) == []
-        monkeypatch.setattr(checks, "SWAYS", 0)
+        monkeypatch.setattr(operator_checks, "SWAYS", 0)
         assert "blocks" in self.judged(one_by_one)
 
     @pytest.mark.parametrize(("units", "fails"), [(2, False), (32, True)])

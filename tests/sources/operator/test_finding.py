@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import symtable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from conformance.sources.operator.finding import call_of, minimized, program_of,
 from conformance.sources.operator.script import headline, script
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
+from conformance.standalone.script import own_part
 from tests.planted.kernels import LIES
 
 QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dtype")
@@ -38,27 +42,109 @@ def test_the_script_shows_the_lie(name, standalone):
     assert ended.returncode == (-11 if name == "crash" else 1), ended.stderr
     assert name == "crash" or any(line.startswith(f"{name} of ") for line in ended.stdout.splitlines())
     assert headline(difference).startswith(f"{name}: ") and "conformance" not in text.partition("def inputs")[0].lower()
+    own = own_part(text)
+    assert len(own.splitlines()) <= 25, own
+    assert unknown_names(text) <= {"view_source"}  # of a device without `as_strided`
+
+
+def unknown_names(text: str) -> set[str]:
+    """The names that a script uses and nothing defines. A branch that no test takes may hold one."""
+    table = symtable.symtable(text, "script", "exec")
+    left, used = [table], set[str]()
+    while left:
+        scope = left.pop()
+        used |= {one.get_name() for one in scope.get_symbols() if one.is_global() and one.is_referenced()}
+        left += scope.get_children()
+    bound = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported()}
+    return used - bound - {*dir(builtins)} - {"__name__"}
+
+
+RIGHT = {
+    "mixed": "torch.mul",
+    "structure": "kernels.halves",
+    "shape": "kernels.row_sums",
+    "aliasing": "torch.relu",
+    "unwritten": "torch.relu",
+    "mutation": "kernels.exp_plus_one",
+    "version": "kernels.double_",
+    "accuracy": "torch.exp",
+    "gradcheck": "torch.square",
+    "autocast": "kernels.gram",
+    "refusals": "torch.gather",
+    "strides": "torch.nn.functional.silu",
+    "inductor": "torch.nn.functional.silu",
+    "vmap": "torch.nn.functional.silu",
+}
+"""Correct operators in place of the lies; `right_silu` in place of the others."""
 
 
 @pytest.mark.parametrize(
-    ("name", "right"),
-    [
-        ("values", "right_silu"),
-        ("layouts", "right_silu"),
-        ("reads", "right_silu"),
-        ("unwritten", "torch.relu"),
-        pytest.param("gradients", "right_silu", marks=pytest.mark.slow),
-        pytest.param("compile", "right_silu", marks=pytest.mark.slow),
-        pytest.param("symbolic", "right_silu", marks=pytest.mark.slow),
-    ],
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in LIES]
 )
-def test_a_correct_operator_passes_the_script(name, right, standalone):
+def test_a_correct_operator_passes_the_script(name, standalone):
     """The script of a lie, run on a correct operator, ends with exit code 0."""
     trial, difference = smallest(name)
-    text = script(trial, difference).replace(f"{trial.operator.text}(", f"{right}(")
-    text = text.replace("import os, sys, torch", "import os, sys, torch\nfrom tests.planted.kernels import right_silu")
-    ended = standalone(text.replace(f"gradient({trial.operator.text})", f"gradient({right})"))
+    text = script(trial, difference)
+    before, called, after = text.rpartition(f"    return {trial.operator.text}(")
+    assert called and "def want" not in own_part(before)
+    right = RIGHT.get(name, "kernels.right_silu")
+    before = before.replace("import sys, torch", "import sys, torch\nfrom tests.planted import kernels")
+    ended = standalone(f"{before}    return {right}({after}")
     assert ended.returncode == 0, (ended.stdout, ended.stderr)
+    assert f"{name}: no difference here" in ended.stdout
+
+
+def test_the_script_of_a_message(standalone):
+    """It imports the check from the package in place of carrying it, so that it fits on a screen. It ends alike."""
+    trial, difference = smallest("values")
+    text = script(trial, difference, carry=False)
+    assert len(text.splitlines()) <= 27, text
+    ended = standalone(f"import sys; sys.path.append({str(Path(__file__).parents[3])!r})\n{text}")
+    assert ended.returncode == 1 and "values of result: expected " in ended.stdout, ended.stderr
+
+
+def test_a_part_that_an_operator_lacks(standalone):
+    """A check that cannot judge the operator ends with exit code 2 and the reason."""
+    trial, difference = smallest("gradients")
+    before, _, after = script(trial, difference).rpartition(f"    return {trial.operator.text}(")
+    ended = standalone(f"{before}    return torch.ops.lies.values({after}")
+    assert ended.returncode == 2 and "gradients is not judged: the operator registers no" in ended.stdout, ended
+
+
+def errors(x):
+    """Wrong operator with the name of a function that scripts carry."""
+    return x * 2.01
+
+
+def differing(x):
+    """Reference with such a name."""
+    return x * 2
+
+
+def test_operators_with_names_of_carried_functions(standalone):
+    """The script keeps both apart. The check's own functions get other names."""
+    request = Request(errors, reference=differing, inputs={"x": "float32[3]"}, checks=["values"])
+    trial = examination(request)
+    (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
+    text = script(trial, difference)
+    assert "return errors(x)" in text and "return differing(x)" in text and "def differing_(" in text
+    ended = standalone(text)
+    assert ended.returncode == 1 and "values of result: expected " in ended.stdout, ended.stderr
+
+
+def scaled(x, scaled):
+    """An operator with an argument of its own name."""
+    return x * scaled * 1.01
+
+
+def test_an_argument_with_the_name_of_the_operator(standalone):
+    """The argument gets another name in the script. Regression test: the script called the tensor."""
+    inputs = {"x": "float32[3]", "scaled": "float32[3]"}
+    request = Request(scaled, reference=torch.mul, inputs=inputs, checks=["values"])
+    trial = examination(request)
+    (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
+    ended = standalone(script(trial, difference))
+    assert ended.returncode == 1 and "values of result: expected " in ended.stdout, ended.stderr
 
 
 def test_a_value_is_shrunk_to_one_element():

@@ -1,0 +1,808 @@
+"""The checks of an operator, as functions of one call: `compare_results`, `fill`, `vmap`, ...
+
+    def inputs():
+        return {"x": torch.ones(3)}
+
+    compare_results(CheckedCall(my_silu, inputs, torch.nn.functional.silu))
+
+A check runs the operator under two conditions, or the operator and its reference, and yields what differs, each
+difference under the name of a check of `sources/operator/table.py`. `conformance.check` runs these functions, and the
+script of a difference carries the same ones, so they need torch only. An error that names a missing part of the
+operator, such as a derivative, is no difference: it raises NotJudged with the operator's own reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.record.accuracy import TIMES, limit, shown
+from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
+from conformance.standalone.accuracy import SEED, beyond, errors
+from conformance.standalone.conditions import Conditions, Faked, Guarded
+from conformance.standalone.fences import READ_ONLY
+from conformance.standalone.layouts import laid_out
+from conformance.standalone.moving import map_leaves, taken_apart, tensors
+from conformance.standalone.observation import Observation, Raised, observe, out_of_memory, tensors_by_name, versions_of
+from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show
+from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
+from conformance.standalone.torch_compat import raising_inner, symbolic_results, version_of, with_memory
+
+Function = Callable[..., Any]
+Inputs = Callable[[], dict[str, Any]]
+Around = Callable[[Function, dict[str, Any]], Any]
+"""Makes the call of a function on inputs by name."""
+
+Found = tuple[str, Mismatch]
+"""The name of a check, and a difference that it finds."""
+
+RESULT = "result"
+"""Name of the results in findings. Parts of a result have names such as `result[0]`."""
+
+MIXED = "mixed"
+"""Kind of a call with inputs of several dtypes."""
+
+SPECIAL = "specials"
+"""Kind of a call with special values."""
+
+ANSWER = frozenset({"structure", "dtype", "shape", "value", "error"})
+"""Oracles that ignore strides and memory."""
+
+FAKE_ORACLES = frozenset({"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "alias", "error"})
+"""Oracles of a fake kernel."""
+
+COMPILED_ORACLES = ANSWER | {SIGNIFICANT_STRIDE, "alias", "storage"}
+"""Oracles that a compiler must not change."""
+
+SWAYS = 8
+"""Pairs of runs whose spread is the error that rounding explains. They move results by up to twice the factor of the
+accuracy rule, so by that factor on average."""
+
+PROCESS = "the process"
+"""Name of the process in findings."""
+
+
+class NotJudged(Exception):
+    """A check without a judgement. The message is the reason."""
+
+
+def call_plainly(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call."""
+    return function(*inputs.values())
+
+
+@dataclass(frozen=True)
+class CheckedCall:
+    """A call of an operator. `operator` and `reference` are functions of the inputs, by position. `inputs` makes the
+    inputs anew, by their names in findings.
+
+    - `kind`: the check that compares the values of such calls.
+    - `tolerance`: rtol and atol; None for torch.testing's.
+    - `writes`: the inputs that the schema declares as written; None for those that the reference writes.
+    - `aliases`: the pairs of a result and an input that share memory by the schema; None for those of the reference.
+    - `batch`: the dimensions that the check `batch` splits, by input.
+    - `each`: whether the accuracy rule holds for each element, and not for the largest one.
+    - `derivable`: whether the operator may have gradients.
+    - `mode`: the FakeTensorMode in which the fake kernel runs; None for a function without one.
+    - `transform`: the compiler; `received` says whether it received a graph.
+    - `others`: inputs of other sizes.
+    """
+
+    operator: Function
+    inputs: Inputs
+    reference: Function | None = None
+    kind: str = "values"
+    tolerance: tuple[float, float] | None = None
+    writes: Collection[str] | None = None
+    aliases: Collection[tuple[str, str]] | None = None
+    batch: Mapping[str, int] | None = None
+    each: bool = False
+    derivable: bool = True
+    mode: Any = None
+    transform: Callable[[Function], Function] | None = None
+    received: Callable[[], bool] = lambda: True
+    others: Sequence[Inputs] = ()
+
+    def actual(self, conditions: Conditions | None = None, around: Around = call_plainly) -> Observation:
+        """Return the operator's answer."""
+        return observe_call(self.operator, self.inputs, conditions, around)
+
+    def expected(self, conditions: Conditions | None = None, around: Around = call_plainly) -> Observation:
+        """Return the reference's answer."""
+        assert self.reference is not None
+        return observe_call(self.reference, self.inputs, conditions, around)
+
+    @property
+    def tolerances(self) -> Tolerance:
+        """The tolerances for each dtype; empty for torch.testing's."""
+        return dict.fromkeys(DTYPES, self.tolerance) if self.tolerance else {}
+
+    def written(self, want: Observation) -> Collection[str]:
+        """Return the inputs that may change. Without a schema, the reference changes them in its answer `want`."""
+        return changed_inputs(want, self) if self.writes is None else self.writes
+
+
+def observe_call(
+    function: Function, inputs: Inputs, conditions: Conditions | None = None, around: Around = call_plainly
+) -> Observation:
+    """Make a call under these conditions, with the same seed each time, and return everything observable. An error is
+    an answer like any other."""
+    conditions = conditions or Conditions()
+    given: dict[str, Any] = {}
+    versions: dict[int, int] = {}
+    result, error = None, None
+    try:
+        given = conditions.send(inputs())
+        versions = versions_of(given)
+        torch.manual_seed(SEED)
+        with conditions.active():
+            result = around(function, given)
+    except Exception as raised:
+        error = raised
+    try:
+        written = taken_apart(map_leaves(given, as_observable))
+        if error is not None:
+            return observe((), written, target=conditions.reader, error=error)
+        return observe({RESULT: taken_apart(result)}, written, target=conditions.reader, versions=versions)
+    except Exception as raised:  # for example a result that reaches past the end of its storage
+        return Observation(error=Raised.of(raised))
+
+
+def as_observable(leaf: Any) -> Any:
+    """Return a tensor among the inputs, which a call may change, and None for another leaf."""
+    return leaf if isinstance(leaf, torch.Tensor) and not leaf.is_meta else None
+
+
+# What an answer says
+
+
+def of_result(name: str) -> bool:
+    """Whether a finding's name is that of a result or of its part, and not that of an argument."""
+    return name.partition("[")[0] == RESULT
+
+
+def argument_of(name: str) -> str:
+    """Return the argument of a tensor: `x` of `x[0]`."""
+    return name.partition("[")[0]
+
+
+def changed_inputs(seen: Observation, call: CheckedCall) -> list[str]:
+    """Return the inputs whose elements a run has changed."""
+    before = tensors_by_name(call.inputs())
+    return [name for name, one in before.items() if name in seen.tensors and differs(one, seen.tensors[name].value)]
+
+
+def differs(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors differ in a bit, in the shape or in the dtype."""
+    alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return not alike or bool(differing(tensor, other, True).any())
+
+
+def mismatches_of(
+    want: Observation,
+    got: Observation,
+    oracles: Collection[str],
+    tolerance: Tolerance | None = None,
+    bits: bool = False,
+) -> list[Mismatch]:
+    """Return the differences of two answers; `bits` says that values must agree to the bit."""
+    return differences(facts_of(want), facts_of(got), oracles=oracles, exact=bits, tolerance=tolerance)
+
+
+def of_results(mismatches: Iterable[Mismatch]) -> list[Mismatch]:
+    """Return the differences of results, and of errors; inputs do not count."""
+    return [one for one in mismatches if of_result(one.where) or one.oracle == "error"]
+
+
+def under(check: str, mismatch: Mismatch, detail: str = "") -> Found:
+    """Return a difference under the name of a check, with another detail if one is given."""
+    return check, dataclasses.replace(mismatch, oracle=check, detail=detail or mismatch.detail)
+
+
+def fact(check: str, mismatch: Mismatch) -> Found:
+    """Return a difference under the name of a check; the detail says which fact of an answer differs."""
+    return under(check, mismatch, "; ".join(filter(None, (f"the {mismatch.oracle}", mismatch.detail))))
+
+
+def by_entry(mismatch: Mismatch) -> Mismatch:
+    """Return a difference under the name of the gradient, which is an entry of the result."""
+    return dataclasses.replace(mismatch, where=mismatch.where.removeprefix("result['").removesuffix("']"))
+
+
+def line_of(error: Raised) -> str:
+    """Return the first line of an error, with its type."""
+    return f"{error.kind}: {error.text}".strip().partition("\n")[0][:300]
+
+
+# The operator and its reference
+
+
+def from_reference(
+    call: CheckedCall,
+    want: Observation,
+    got: Observation,
+    oracles: Collection[str],
+    around: Around = call_plainly,
+    narrow: torch.dtype | None = None,
+) -> list[Mismatch]:
+    """Return the differences of the operator's answer from the reference's that neither the reference's rounding nor
+    its own indecision explains. `narrow` is the least precise dtype in which the operator may round, by default that
+    of the inputs."""
+    found = mismatches_of(want, got, oracles, call.tolerances)
+    if call.kind == SPECIAL and any(one.oracle == "value" for one in found) and is_undecided(call):
+        found = [one for one in found if one.oracle != "value"]
+    if not found or any(one.oracle not in ARBITRATED for one in found):
+        return found
+    truth = call.expected(Widened(), around)
+    if truth.error is not None:
+        return found
+    left = arbitrate(found, want, got, truth, tolerance=call.tolerances)
+    if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()))):
+        left = arbitrate(found, want, got, truth, tolerance=call.tolerances, swayed=swayed)
+    return left
+
+
+def is_undecided(call: CheckedCall) -> bool:
+    """Whether the reference's values on special inputs differ from themselves on inputs with gaps, for which torch CPU
+    has no vectorized loops."""
+    gaps = observe_call(call.reference, lambda: lay_inputs(call.inputs(), "gaps")) if call.reference else Observation()
+    return bool(mismatches_of(call.expected(), gaps, {"value"}, call.tolerances))
+
+
+def lay_inputs(values: dict[str, Any], layout: str) -> dict[str, Any]:
+    """Return inputs in a layout. A tensor that occurs twice remains one object."""
+    copies: dict[int, Any] = {}
+    inputs: dict[str, Any] = map_leaves(values, lambda leaf: copies.setdefault(id(leaf), laid_out(leaf, layout)))
+    return inputs
+
+
+def coarsest_dtype(values: Any) -> torch.dtype | None:
+    """Return the least precise floating dtype of the inputs; None if there is none."""
+    dtypes = [tensor.dtype for tensor in tensors(values) if tensor.is_floating_point()]
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def sway_reference(call: CheckedCall, around: Around, narrow: torch.dtype | None) -> list[Observation]:
+    """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
+    another order, so its error depends on the size of the terms that the reference adds."""
+    if narrow is None:
+        return []
+    sways = [Swayed(narrow, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
+    runs = [call.expected(sway, around) for sway in sways]
+    return runs if all(run.error is None for run in runs) else []
+
+
+def compare_results(call: CheckedCall) -> Iterator[Found]:
+    """Compare the operator with the reference: results, their metadata and memory, and the inputs afterwards."""
+    want, got = call.expected(), call.actual()
+    if got.error is not None:
+        if call.kind == MIXED:
+            raise NotJudged(f"the operator refuses them: {line_of(got.error)}")
+        name = "memory" if out_of_memory(f"{got.error.kind}: {got.error.text}") else call.kind
+        yield name, Mismatch(name, RESULT, "an answer", got.error.kind, line_of(got.error))
+        return
+    if call.kind == MIXED:
+        want, got = in_one_dtype(want, got, call)
+    right, changed = changed_inputs(want, call), changed_inputs(got, call)
+    may = {*map(argument_of, call.written(want))}
+    undeclared = [name for name in changed if argument_of(name) not in may]
+    inputs = tensors_by_name(call.inputs())
+    oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
+    for mismatch in from_reference(call, want, got, oracles):
+        if mismatch.where not in inputs:
+            name = check_of_result(mismatch.oracle, call.kind)
+        elif mismatch.oracle == "storage":
+            name = "writes" if mismatch.where not in (*right, *changed) else ""
+        elif mismatch.oracle == "value":
+            name = call.kind if mismatch.where in right and mismatch.where not in undeclared else "mutation"
+        else:
+            name = "mutation" if mismatch.oracle != "stride" else ""
+        if name:
+            yield name, mismatch
+    for name in undeclared:
+        yield "mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value))
+    for name in changed:
+        if name not in undeclared and not got.tensors[name].version:
+            text = "a write that raises the version counter"
+            yield "version", Mismatch("version", name, text, "one that does not")
+    yield from shared_memory(call, want, got)
+
+
+def check_of_result(oracle: str, kind: str) -> str:
+    """Return the check of a difference in a result, in a call of this kind."""
+    if oracle == "value" or (kind == MIXED and oracle in ("dtype", "shape", "structure")):
+        return kind
+    return "strides" if oracle == "stride" else oracle
+
+
+def in_one_dtype(want: Observation, got: Observation, call: CheckedCall) -> tuple[Observation, Observation]:
+    """Return both sides with the results in the least precise dtype of the inputs, if each result has the dtype of an
+    input: PyTorch promises no other dtype for inputs of several dtypes."""
+    inputs = call.inputs()
+    dtypes, coarse = {tensor.dtype for tensor in tensors(inputs)}, coarsest_dtype(inputs)
+    if coarse is None:
+        return want, got
+
+    def converted(seen: Observation) -> Observation:
+        cast = {
+            name: dataclasses.replace(
+                tensor, value=tensor.value.to(coarse), metadata={**tensor.metadata, "dtype": coarse}
+            )
+            for name, tensor in seen.tensors.items()
+            if of_result(name) and tensor.dtype.is_floating_point and tensor.dtype in dtypes
+        }
+        return dataclasses.replace(seen, tensors={**seen.tensors, **cast})
+
+    return converted(want), converted(got)
+
+
+def partner_of(name: str) -> str:
+    """Return the part of a call with which a result may share memory: a result, or an argument."""
+    return name if of_result(name) else argument_of(name)
+
+
+def shared_memory(call: CheckedCall, want: Observation, got: Observation) -> Iterator[Found]:
+    """Compare the memory that results share with what is declared, else with what the reference's results share."""
+    may = call.aliases
+    if may is None:
+        may = {
+            (name, partner_of(other))
+            for name, tensor in want.tensors.items()
+            for other, two in want.tensors.items()
+            if of_result(name) and tensor.alias == two.alias
+        }
+    elements = [name for name, tensor in got.tensors.items() if tensor.value.numel()]
+    for name, other in itertools.combinations(elements, 2):
+        if not of_result(name):
+            continue
+        shared, pair = got.tensors[name].alias == got.tensors[other].alias, (name, partner_of(other))
+        texts = "memory of its own", f"the memory of {other}"
+        if shared and pair not in may:
+            yield "aliasing", Mismatch("aliasing", name, *texts)
+        elif not shared and pair in (call.aliases or ()):
+            yield "aliasing", Mismatch("aliasing", name, *reversed(texts))
+
+
+def compare_accuracy(call: CheckedCall) -> Iterator[Found]:
+    """Compare the errors of operator and reference against the reference in float64."""
+    exact, want, got = call.expected(Widened()), call.expected(), call.actual()
+    if exact.error is not None or got.error is not None:
+        return
+    for name, high in exact.tensors.items():
+        if not of_result(name) or not high.value.numel() or high.dtype is not torch.float64:
+            continue
+        values = [side.tensors[name].value for side in (want, got) if name in side.tensors]
+        if len(values) < 2 or values[0].dtype != values[1].dtype or not values[0].is_floating_point():
+            continue
+        if any(value.shape != high.value.shape for value in values):
+            continue
+        cpu, off = (errors(value, high.value, torch.zeros(()), value.dtype, call.each) for value in values)
+        if beyond(off, cpu):
+            usual, most = float(cpu.max()), float(off.max())
+            texts = f"at most {shown(limit(usual))} ulp", f"{shown(most)} ulp", f"torch CPU {shown(usual)} ulp"
+            yield "accuracy", Mismatch("accuracy", name, *texts)
+
+
+def expect_error(call: CheckedCall) -> Iterator[Found]:
+    """Make a call that the reference refuses."""
+    if call.expected().error is not None and call.actual().error is None:
+        yield "refusals", Mismatch("refusals", RESULT, "an error", "no error")
+
+
+# Memory and repetition
+
+
+def guard_memory(call: CheckedCall) -> Iterator[Found]:
+    """Run the operator on memory between pages that allow no access. An access to them ends the process, and
+    `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
+    numbers of ordinary size, so that none of them vanishes in a sum."""
+    fences = Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)
+    sides: list[Observation] = []
+    for guarded in fences:
+        sides.append(call.actual(guarded))
+        if place := guarded.trespassed():
+            text = "a change of " + place
+            yield "writes", Mismatch("writes", "the memory outside the tensors", "no change", text)
+            return
+        has_gaps = any(fence.gaps.numel() for fence in fences[0].fences)
+        if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
+            return
+    detail = "bytes in the gaps between the elements of an input change the result"
+    for mismatch in of_results(mismatches_of(sides[0], sides[2], {"value", "shape"}, bits=True)):
+        yield under("reads", mismatch, detail)
+
+
+def call_operator(call: CheckedCall) -> list[Found]:
+    """Call the operator, which may end the process or hang. There is no other difference to return."""
+    call.actual()
+    return []
+
+
+def writes_beyond(call: CheckedCall) -> list[Found]:
+    """Run the operator on memory between pages that may be read. A write to them ends the process, so there is no
+    difference to return."""
+    for at_end in (True, False):
+        call.actual(Guarded(at_end, READ_ONLY))
+    return []
+
+
+def fill_memory(call: CheckedCall) -> Iterator[Found]:
+    """Run the operator twice, with different bytes in new memory."""
+    want, got = (call.actual(Guarded(fresh=byte)) for byte in (0xFF, 0x3C))
+    for mismatch in of_results(mismatches_of(want, got, {"value"}, bits=True)):
+        yield under("unwritten", mismatch)
+
+
+def repeat_call(call: CheckedCall) -> Iterator[Found]:
+    """Run the operator three times."""
+    first, *others = [call.actual() for _ in range(3)]
+    for other in others:
+        for mismatch in mismatches_of(first, other, {"value", "storage", "shape", "dtype"}, bits=True):
+            yield under("repetition", mismatch)
+            return
+
+
+def compare_batch(call: CheckedCall) -> Iterator[Found]:
+    """Compare the call with calls on each entry of the batch, to the bit."""
+    inputs = call.inputs()
+    dims = {name: dim for name, dim in (call.batch or {}).items() if isinstance(inputs.get(name), torch.Tensor)}
+    if not dims:
+        raise NotJudged("no argument has a batch dimension: name it, for example batch={'x': 0}")
+    if any(inputs[name].dim() <= dim or inputs[name].shape[dim] < 2 for name, dim in dims.items()):
+        return
+
+    def call_by_entry(function: Function, inputs: dict[str, Any]) -> Any:
+        count = min(inputs[name].shape[dim] for name, dim in dims.items())
+        entries = [{name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()} for at in range(count)]
+        return join_results([call_plainly(function, {**inputs, **entry}) for entry in entries], torch.cat)
+
+    want, got = call.actual(), call.actual(around=call_by_entry)
+    for mismatch in of_results(mismatches_of(want, got, ANSWER - {"dtype"}, bits=True)):
+        yield under("batch", mismatch)
+
+
+def join_results(results: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    """Return several results as one, with their tensors joined."""
+    return with_tensors(results[0], [join([*each]) for each in zip(*map(tensors, results), strict=True)])
+
+
+def with_tensors(tree: Any, parts: Iterable[torch.Tensor]) -> Any:
+    """Return the tree with its tensors replaced by these, in order."""
+    rest = iter(parts)
+    return map_leaves(tree, lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+# Gradients
+
+COTANGENTS = ("transposed", "expanded", "gaps")
+"""Layouts of the gradients of results."""
+
+NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
+NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
+NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
+"""Sentences of torch about a missing part of an operator. Any other error is a difference."""
+
+NO_DERIVATIVE = "the operator registers no derivative"
+
+
+def differentiate_call(
+    function: Function,
+    inputs: dict[str, Any],
+    lay: Callable[[torch.Tensor], torch.Tensor] = lambda cotangent: cotangent,
+) -> Any:
+    """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
+    their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
+    it writes are results."""
+    inputs = map_leaves(inputs, lambda leaf: leaf.detach().requires_grad_() if is_differentiable(leaf) else leaf)
+    variables = {name: tensor for name, tensor in tensors_by_name(inputs).items() if tensor.requires_grad}
+    copies = map_leaves(inputs, lambda leaf: leaf.clone() if is_differentiable(leaf) else leaf)
+    returned = tensors(call_plainly(function, copies))
+    written = [each for each in tensors(copies) if version_of(each) and not any(each is other for other in returned)]
+    results = [tensor for tensor in (*returned, *written) if is_differentiable(tensor)]
+    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.dtype) for tensor in results]
+    pairs = [(tensor, lay(grad)) for tensor, grad in zip(results, drawn, strict=True) if tensor.requires_grad]
+    if not pairs:
+        return {"requires_grad": False}
+    outputs, cotangents = zip(*pairs)
+    grads = torch.autograd.grad(outputs, [*variables.values()], cotangents, allow_unused=True)
+    gradients = {f"gradient of {name}": with_memory(grad) for name, grad in zip(variables, grads, strict=True)}
+    return {"requires_grad": True, **gradients}
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf of the inputs or results is a floating or complex tensor."""
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def has_gradient(seen: Observation) -> bool:
+    """Whether a differentiated call has an answer that requires a gradient."""
+    return seen.error is None and seen.others.get("result['requires_grad']") is True
+
+
+def compare_gradients(call: CheckedCall) -> Iterator[Found]:
+    """Compare the gradients with those of the reference."""
+    want = call.expected(around=differentiate_call)
+    if not has_gradient(want):
+        raise NotJudged("the reference has no gradient")
+    got = call.actual(around=differentiate_call)
+    if got.error is not None and NO_FORMULA.search(got.error.text):
+        raise NotJudged(NO_DERIVATIVE)
+    if got.error is None and not has_gradient(got):
+        yield "gradients", Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
+        return
+    for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate_call)):
+        yield under("gradients", by_entry(mismatch))
+
+
+def differentiate_along(layout: str, dense: bool) -> Around:
+    """Return `differentiate_call` along cotangents in a layout, or along dense cotangents with the same values."""
+
+    def lay(cotangent: torch.Tensor) -> torch.Tensor:
+        grad: torch.Tensor = laid_out(cotangent, layout)
+        return grad.clone(memory_format=torch.contiguous_format) if dense else grad
+
+    return lambda function, inputs: differentiate_call(function, inputs, lay)
+
+
+def compare_cotangents(call: CheckedCall) -> Iterator[Found]:
+    """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
+    sum, a transposition or a slice after the operator never calls a backward kernel."""
+    dense: dict[bool, Observation] = {}
+    for layout in COTANGENTS:
+        changes_values = layout == "expanded"
+        if changes_values not in dense:
+            dense[changes_values] = call.actual(around=differentiate_along(layout, True))
+        want = dense[changes_values]
+        if not has_gradient(want):
+            raise NotJudged("the operator has no gradient")
+        got = call.actual(around=differentiate_along(layout, False))
+        for mismatch in of_results(mismatches_of(want, got, ANSWER - {"structure"}, call.tolerances)):
+            yield under("cotangents", by_entry(mismatch), f"along {layout} cotangents")
+            return
+
+
+def check_gradients(call: CheckedCall) -> Iterator[Found]:
+    """Compare the gradients with finite differences in float64, if the reference has none."""
+    if has_gradient(call.expected(around=differentiate_call)):
+        raise NotJudged("the reference has gradients to compare with")
+    inputs = map_leaves(call.inputs(), in_float64)
+    if sum(tensor.numel() for tensor in tensors(inputs)) > 200:
+        return
+    variables = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
+    if not variables:
+        return
+
+    def function(*parts: torch.Tensor) -> Any:
+        rest = iter(parts)
+        copies = map_leaves(
+            inputs, lambda leaf: next(rest).clone() if any(leaf is known for known in variables) else leaf
+        )
+        return tuple(result for result in tensors(call_plainly(call.operator, copies)) if result.requires_grad)
+
+    try:
+        if not function(*variables):
+            raise NotJudged("the operator has no gradient either")
+        torch.autograd.gradcheck(function, tuple(variables), check_undefined_grad=False, check_batched_grad=False)
+    except NotJudged:
+        raise
+    except Exception as error:
+        said = Raised.of(error)
+        if NO_FORMULA.search(said.text):
+            raise NotJudged(NO_DERIVATIVE) from None
+        if "GradcheckError" not in said.ancestors:
+            raise NotJudged(f"it does not run in float64: {line_of(said)}") from None
+        texts = "the finite differences", "other numbers", " ".join(said.text.split())[:300]
+        yield "gradcheck", Mismatch("gradcheck", "the gradient", *texts)
+
+
+def in_float64(leaf: Any) -> Any:
+    """Return a floating tensor in float64 that requires a gradient, and another leaf unchanged."""
+    floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.detach().double().requires_grad_() if floating else leaf
+
+
+# Transformations of torch
+
+
+def compare_fake(call: CheckedCall) -> Iterator[Found]:
+    """Compare the fake kernel's metadata with that of the real results."""
+    want = call.actual()
+    if want.error is not None:
+        return
+    got = call.actual(Faked(call.mode))
+    if got.error is not None and (reason := lacks_fake(got.error)):
+        raise NotJudged(reason)
+    if got.error is not None and "DynamicOutputShapeException" in got.error.ancestors:
+        raise NotJudged("the shape of the result depends on values")
+    for mismatch in of_results(mismatches_of(want, got, FAKE_ORACLES)):
+        yield fact("fake", mismatch)
+
+
+def lacks_fake(error: Raised) -> str:
+    """Return a reason if an error says that the operator has no fake kernel."""
+    lacks = NO_FAKE.search(f"{error.kind}: {error.text}") or "UnsupportedOperatorException" in error.ancestors
+    return "the operator registers no fake kernel" if lacks else ""
+
+
+def compare_symbolic(call: CheckedCall) -> Iterator[Found]:
+    """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
+    guards hold, at the sizes of other calls."""
+    every = [call.inputs, *call.others]
+    real = [observe_call(call.operator, inputs) for inputs in every]
+    if real[0].error is not None:
+        return
+    values = call.inputs()
+
+    def results(*parts: torch.Tensor) -> list[torch.Tensor]:
+        return tensors(call_plainly(call.operator, with_tensors(values, parts)))
+
+    try:
+        shapes = symbolic_results(call.mode, results, tensors(values))
+    except Exception as error:
+        said = Raised.of(error)
+        if reason := lacks_fake(said):
+            raise NotJudged(reason) from None
+        yield "symbolic", Mismatch("symbolic", RESULT, "an answer", said.kind, line_of(said))
+        return
+    for inputs, seen in zip(every, real, strict=True):
+        if seen.error is not None:
+            continue
+        sizes = [tuple(tensor.shape) for tensor in tensors(inputs())]
+        wanted = [got for name, got in seen.tensors.items() if of_result(name)]
+        for right, (dtype, shape) in zip(wanted, shapes.at(sizes) or ()):
+            matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
+            if dtype != right.dtype or not matches:
+                texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {sizes}"
+                yield "symbolic", Mismatch("symbolic", RESULT, *texts)
+                return
+
+
+def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Found]:
+    """Compare the operator with itself under a compiler; `check` is the name of the check."""
+    assert call.transform is not None
+    for around in (call_plainly, differentiate_call) if call.derivable else (call_plainly,):
+        want = call.actual(around=around)
+        if want.error is not None or (around is differentiate_call and not has_gradient(want)):
+            continue
+        got = observe_call(raising_inner(call.transform(call.operator)), call.inputs, None, around)
+        if got.error is not None and (reason := lacks_fake(got.error) or is_interpreted(got.error)):
+            raise NotJudged(reason)
+        if got.error is None and not call.received():
+            raise NotJudged("the compiler received nothing")
+        # Nothing promises the strides of a gradient.
+        oracles = COMPILED_ORACLES - {SIGNIFICANT_STRIDE} if around is differentiate_call else COMPILED_ORACLES
+        if found := mismatches_of(want, got, oracles, call.tolerances):
+            for mismatch in found:
+                yield fact(check, by_entry(mismatch))
+            return
+
+
+def compare_dynamic(call: CheckedCall) -> Iterator[Found]:
+    """Compare the operator with itself under a compiler for dynamic sizes."""
+    return compare_compiled(call, "dynamic")
+
+
+def compare_inductor(call: CheckedCall) -> Iterator[Found]:
+    """Compare the operator with itself under Inductor."""
+    return compare_compiled(call, "inductor")
+
+
+def is_interpreted(error: Raised) -> str:
+    """Return a reason if Dynamo traced Triton's interpreter, which is NumPy, instead of a compiled kernel."""
+    interpreted = error.kind == "InterpreterError" and os.environ.get("TRITON_INTERPRET") == "1"
+    return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
+
+
+def compare_vmap(call: CheckedCall) -> Iterator[Found]:
+    """Compare vmap with a loop."""
+    if not tensors(call.inputs()) or call.written(call.expected()):
+        raise NotJudged("the operator writes an input")
+    wide = dataclasses.replace(call, inputs=lambda: stack_inputs(call.inputs()))
+    want = wide.actual(around=call_in_loop)
+    if want.error is not None:
+        return
+    got = wide.actual(around=call_under_vmap)
+    if got.error is not None and NO_VMAP.search(got.error.text):
+        raise NotJudged(f"the operator has no rule for vmap: {line_of(got.error)}")
+    for mismatch in of_results(mismatches_of(want, got, ANSWER)):
+        yield fact("vmap", mismatch)
+
+
+def stack_inputs(inputs: dict[str, Any]) -> Any:
+    """Return inputs with a new first dimension of length 2 in each tensor. The second entry has other values."""
+    pairs = [torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) for leaf in tensors(inputs)]
+    return with_tensors(inputs, pairs)
+
+
+def call_under_vmap(function: Function, inputs: dict[str, Any]) -> Any:
+    """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
+    return torch.func.vmap(lambda *parts: call_plainly(function, with_tensors(inputs, parts)))(*tensors(inputs))
+
+
+def call_in_loop(function: Function, inputs: dict[str, Any]) -> Any:
+    """Call the function on each entry of the first dimension, and stack the results."""
+    rows = zip(*tensors(inputs), strict=True)
+    return join_results([call_plainly(function, with_tensors(inputs, parts)) for parts in rows], torch.stack)
+
+
+def compare_autocast(call: CheckedCall) -> Iterator[Found]:
+    """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
+    autocast, and the operator's on inputs that autocast has cast. Values may differ by rounding in bfloat16, to which
+    autocast casts at other places in other code. The fake kernel must agree about the metadata."""
+    plain = call.actual()
+    if plain.error is not None:
+        return
+    got = call.actual(around=call_under_autocast)
+    cast = observe_call(call.operator, lambda: map_leaves(call.inputs(), in_bfloat16))
+    right = [want for want in (plain, call.expected(around=call_under_autocast), cast) if want.error is None]
+    by_side = [of_results(mismatches_of(want, got, ANSWER)) for want in right]
+    if all(by_side):
+        values = [want for want, found in zip(right, by_side) if {one.oracle for one in found} == {"value"}]
+        if all(of_results(from_reference(call, want, got, {"value"}, narrow=torch.bfloat16)) for want in values):
+            yield fact("autocast", by_side[0][0])
+            return
+    if call.mode is not None and got.error is None:
+        meta = call.actual(Faked(call.mode), call_under_autocast)
+        found = mismatches_of(meta, got, {"structure", "dtype", "shape"}) if meta.error is None else []
+        for mismatch in of_results(found):
+            yield under("autocast", mismatch, f"the {mismatch.oracle}, which the fake kernel gives otherwise")
+
+
+def call_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call under autocast to bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return call_plainly(function, inputs)
+
+
+def in_bfloat16(leaf: Any) -> Any:
+    """Return a float32 tensor in bfloat16, and another leaf unchanged."""
+    return leaf.bfloat16() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
+
+
+# The end of a script
+
+
+def report_differences(check: str, found: Iterable[Found]) -> int:
+    """Print the differences under the name of a check, and return the exit code of a script: 1 if there are any, 0 if
+    there are none, 2 if the check cannot judge the operator."""
+    try:
+        mine = [dataclasses.replace(mismatch, oracle=check) for name, mismatch in found if name == check]
+    except NotJudged as reason:
+        print(f"{check} is not judged: {reason}")
+        return 2
+    for mismatch in mine:
+        print("".join(c if c.isprintable() else "?" for c in str(mismatch)))
+    if not mine:
+        print(f"{check}: no difference here")
+    return int(bool(mine))
+
+
+def report_in_fork(check: str, work: Callable[[], Iterable[Found]], seconds: float = 10.0) -> int:
+    """Run a check in a fork, and return the exit code as `report_differences` does. A process that does not survive
+    the check, or a check that does not end in time, is a difference."""
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        code = report_differences(check, work())
+        sys.stdout.flush()
+        os._exit(code)
+    until, ended, status = time.perf_counter() + seconds, 0, 0
+    while not ended and time.perf_counter() < until:
+        time.sleep(0.01)
+        ended, status = os.waitpid(process, os.WNOHANG)
+    if not ended:
+        os.kill(process, 9)
+    code = os.waitstatus_to_exitcode(status)
+    if ended and code >= 0:
+        return code
+    how = f"its end by signal {-code}" if ended else f"none in {seconds:g} s"
+    return report_differences(check, [(check, Mismatch(check, PROCESS, "an answer", how))])
