@@ -32,6 +32,10 @@ LOST = "was lost"
 """Words of a death by an error that left the device unusable; the error follows in brackets."""
 
 
+KILLED = "was killed from outside while it loaded"
+"""Words of a worker that a signal from outside ended before it was ready. Nobody knows that the target is at fault."""
+
+
 class ExitReason(StrEnum):
     """Kind of a worker's death: a crash, a limit of time or memory, or a failure to start."""
 
@@ -194,7 +198,12 @@ class Pool(Protocol):
 
 
 def unusable(target: str, death: Death) -> TargetError:
-    """Return the error for a target that ends the workers that load it."""
+    """Return the error for a target that ends the workers that load it, or that nobody lets load."""
+    if death.said.startswith(KILLED):
+        return TargetError(
+            f"the process of target {target!r} {death.said}; the machine may be out of memory: give it more, or take "
+            "fewer --jobs"
+        )
     problem = death.said if death.reason is ExitReason.NEVER_STARTED else f"cannot be used: its process {death.said}"
     return TargetError(f"target {target!r} {problem}; load it by hand, with python -X faulthandler, to see why")
 

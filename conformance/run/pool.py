@@ -7,6 +7,7 @@ without delay. pebble manages the processes and detects exits; the note of a tas
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -14,7 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutError, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ import pebble
 
 from conformance.run import processes, signals, worker
 from conformance.run.messages import (
+    KILLED,
     LOST,
     Death,
     Done,
@@ -253,12 +255,16 @@ class LocalPool(Pool):
             if future.done() or running.death is not None:
                 continue
             death = running.overdue(self.limits, Note.read(running.path))
-            if death is None and not future.running():
+            if death is None and not (future.running() or self._pool.active) and running.context is self._context:
+                # A worker may die before pebble knows of the task, which pebble then forgets.
+                with contextlib.suppress(InvalidStateError):  # pebble answered it meanwhile
+                    future.set_exception(BrokenProcessPool())
+            elif death is None and not future.running():
                 waited = time.monotonic() - running.submitted
-                dead = sum(not _alive(int(mark.stem)) for mark in self._path.glob(f"*.{worker.STARTING}"))
+                dead = sum(not _alive(pid) for pid in self._loading())
                 self._want_spare(dead > 0 or self._ever_ready)
                 if dead >= ATTEMPTS:
-                    death = Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
+                    death = self._never_started(dead)
                 elif waited > self.limits.starting:
                     death = Death(ExitReason.NEVER_STARTED, f"did not load in {waited:.0f} s")
             if death is not None and future.cancel():
@@ -306,14 +312,34 @@ class LocalPool(Pool):
         """Restart the pool after a worker died before or between tasks, or after the fork server ended. Return None to
         try the task again, or NEVER_STARTED if workers keep dying.
         """
+        # Before the restart, which kills the workers that still load.
+        death, killed = self._never_started(self._fruitless + 1), bool(self._killed_loading())
         if running.context is self._context:
             self._restart()
         if running.context.lost:
             return None
         self._fruitless += 1
-        if self._fruitless < (ATTEMPTS if self._ever_ready else 1):
-            return None
-        return Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
+        # A target that ended the process once will end it again. What killed it from outside may be over.
+        attempts = ATTEMPTS if self._ever_ready else 2 if killed else 1
+        return None if self._fruitless < attempts else death
+
+    def _never_started(self, attempts: int) -> Death:
+        """Return the death of a task for which no worker starts, after this number of attempts."""
+        names = self._killed_loading()
+        if not names:
+            return Death(ExitReason.NEVER_STARTED, "ends the process that loads it")
+        again = "" if attempts == 1 else ", and again" if attempts == 2 else f", {attempts} times"
+        return Death(ExitReason.NEVER_STARTED, f"{KILLED} ({names[-1]}){again}")
+
+    def _killed_loading(self) -> list[str]:
+        """Return the signals that killed workers which were loading the target. The target sends itself none of them,
+        unlike SIGSEGV or SIGABRT."""
+        codes = map(self._context.exit_code_of, self._loading())
+        return [signal.Signals(-code).name for code in codes if code in (-signal.SIGKILL, -signal.SIGTERM)]
+
+    def _loading(self) -> list[int]:
+        """Return the process ids of the workers that load the target, dead ones included."""
+        return [int(mark.stem) for mark in self._path.glob(f"*.{worker.STARTING}")]
 
     def _restart(self) -> None:
         self.counters.restarted += 1
@@ -321,6 +347,8 @@ class LocalPool(Pool):
         self._end_pool()
         self._census()
         self._forget_starting()
+        for mark in self._path.glob(f"*.{worker.TAKEN}"):  # else the new workers would all wait as spares
+            mark.unlink(missing_ok=True)
         self._start_pool()
 
     def _forget_starting(self) -> None:

@@ -104,8 +104,19 @@ class _Spawned(SpawnProcess):
 class Spawning(SpawnContext):
     """Context that starts each worker as a new process."""
 
-    Process = _Spawned
     lost = ""
+
+    def __init__(self) -> None:
+        self._workers: list[_Spawned] = []
+
+    def Process(self, **arguments: Any) -> _Spawned:  # type: ignore[override]
+        """Return a worker that is not started yet."""
+        self._workers.append(_Spawned(**arguments))
+        return self._workers[-1]
+
+    def exit_code_of(self, pid: int) -> int | None:
+        """Return the exit code of a worker that has ended, as `Process` has it."""
+        return next((worker.exitcode for worker in self._workers if worker.pid == pid), None)
 
     def close(self) -> None:
         """Do nothing: the pool has already ended the workers."""
@@ -139,6 +150,7 @@ class _Forked:
         if self.exitcode is None and self.pid is not None and self._line.poll(timeout):
             try:
                 self.exitcode = _exit_code(self._line.recv())
+                self._server.note_end(self.pid, self.exitcode)
             except (EOFError, OSError):  # the server is gone, so this process must kill the worker
                 self._server.gone()
                 self.exitcode = -signal.SIGKILL
@@ -161,6 +173,7 @@ class Forking(SpawnContext):
         self._preload = tuple(preload)
         self._server: _Server | None = None
         self._workers: list[_Forked] = []
+        self._exit_codes: dict[int, int | None] = {}
         self.lost = ""
         """The reason, if the server can no longer fork."""
 
@@ -183,6 +196,14 @@ class Forking(SpawnContext):
         except OSError as error:
             raise self.gone(str(error) if self._server is None else "") from None
         return mine
+
+    def note_end(self, pid: int, code: int | None) -> None:
+        """Note the exit code of a worker, which is then forgotten."""
+        self._exit_codes[pid] = code
+
+    def exit_code_of(self, pid: int) -> int | None:
+        """Return the exit code of a worker that has ended, as `Process` has it."""
+        return self._exit_codes.get(pid)
 
     def gone(self, why: str = "") -> OSError:
         """Return the error for a lost server; pebble turns it into BrokenProcessPool."""

@@ -198,6 +198,27 @@ class Dies(Target):
         os._exit(7)
 
 
+class Killed(Target):
+    """A target whose loading is killed, as the system does if memory runs out."""
+
+    name = "killed"
+
+    def prepare(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledOnce(Target):
+    """A target whose first loading is killed. It leaves a mark in the current folder."""
+
+    name = "killed once"
+
+    def prepare(self) -> None:
+        mark = Path("loaded once")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Leaves(Target):
     """A target whose loading ends the process with exit code 0."""
 

@@ -7,7 +7,7 @@ import pytest
 from conformance.record.errors import TargetError
 from conformance.run.execution_place import LOCAL
 from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, ExitReason, Limits, Task
+from conformance.run.messages import KILLED, Death, ExitReason, Limits, Task, unusable
 from tests.run.process_tree import tasks
 
 
@@ -44,3 +44,9 @@ def test_results() -> None:
     assert results.keys() == {"again", "second", "third"}
     assert isinstance(results["again"], int) and results["second"] is ExitReason.CRASH
     assert isinstance(results["third"], RuntimeError) and "Odd" in str(results["third"])
+
+
+def test_a_target_that_something_else_kills() -> None:
+    """The sentence blames no target, and says what to do."""
+    said = "the process of target 'cpu' was killed from outside while it loaded (SIGKILL), and again; the machine may"
+    assert str(unusable("cpu", Death(ExitReason.NEVER_STARTED, f"{KILLED} (SIGKILL), and again"))).startswith(said)

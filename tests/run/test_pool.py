@@ -9,16 +9,31 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pebble
 import pytest
+from pebble.pool.base_pool import PoolStatus
 
 from conformance.record.errors import UserError
 from conformance.run import pool as pool_module
 from conformance.run import processes, signals
-from conformance.run.messages import COMPILING, Death, Done, ExitReason, Limits, Note, OutOfTime, Pool, Task, WorkerDied
+from conformance.run.messages import (
+    COMPILING,
+    KILLED,
+    Death,
+    Done,
+    ExitReason,
+    Limits,
+    Note,
+    OutOfTime,
+    Pool,
+    Task,
+    WorkerDied,
+)
 from conformance.run.pool import Counters, LocalPool
 from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched, wait_until
@@ -145,6 +160,38 @@ class TestDeaths:
         assert isinstance(answer, Death)
         assert answer.reason is ExitReason.NEVER_STARTED
         assert pool.counters.started <= 2 * pool_module.ATTEMPTS + 2
+
+    @pytest.mark.parametrize("forks", [True, False])
+    def test_a_kill_from_outside_is_not_the_targets_fault(
+        self, forks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker that is killed while it loads is replaced once, and the task runs. If its successor is killed too,
+        the answer says that it was from outside. Regression test: the target was blamed at once, and a pool whose first
+        worker had died before its first task waited until the limit of loading."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(processes, "can_fork", lambda: forks)
+        with LocalPool("class:tasks.KilledOnce", Limits(), 1, ["tasks"]) as pool:
+            assert isinstance(outcome(pool, tasks.pid), Done)
+            assert pool.counters.restarted == 1
+        with LocalPool("class:tasks.Killed", Limits(), 1, ["tasks"]) as pool:
+            answer = outcome(pool, tasks.pid)
+        assert answer == Death(ExitReason.NEVER_STARTED, f"{KILLED} (SIGKILL), and again")
+        assert pool.counters.restarted == 2
+
+    def test_a_task_that_the_broken_pool_never_took(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker may die after pebble has taken a task and before pebble has registered it. The task runs in the next
+        pool. Regression test: nobody answered it, and the target "did not load in 180 s"."""
+
+        def forget(broken: pebble.ProcessPool, *_: Any, **__: Any) -> Future[Any]:
+            monkeypatch.undo()
+            broken._context.status = PoolStatus.ERROR
+            return Future()
+
+        with LocalPool("cpu", Limits(), 1) as pool:
+            pool.ask(os.getpid)
+            monkeypatch.setattr(pebble.ProcessPool, "schedule", forget)
+            assert isinstance(outcome(pool, os.getpid), Done)
+            assert pool.counters.restarted == 1
 
 
 class TestSpare:
