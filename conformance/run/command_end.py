@@ -1,8 +1,8 @@
 """The end of a command that runs a user's script in its own process: its exit code, as for a saved script.
 
-For example, `conformance trace` leaves autograd's thread of the device behind. `standalone/script_end.py` says why the
-interpreter must not be finalized while such a thread lives. Other commands run programs in worker processes, which end
-without finalizing too.
+For example, `conformance trace` and `conformance kernels` leave autograd's thread of the device behind.
+`standalone/script_end.py` says why the interpreter must not be finalized while such a thread lives. Other commands run
+programs in worker processes, which end without finalizing too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import copy
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,19 +163,33 @@ def render(
         "\n".join(["def inputs(device):", *(f"    {line}" for line in bug.inputs)]),
         bug.program,
         loading.late,
-        "\n".join(_both(bug, setup, mismatch, options, loading.pushes)),
+        define_function(
+            "print_both",
+            _both(bug, setup, mismatch, options, loading.pushes),
+            users="\n".join([setup, bug.program, *bug.functions]),
+        ),
     ]
     text = "\n\n".join(part.strip("\n") for part in own if part)
     remarks = [f"# {line}" for note in notes for line in inert(note).splitlines()]
     rest = carried(("compare", "end_script", *roots), frozenset(defined(text)))
-    anew = ["torch.compiler.reset()  # the calls above compiled the function"] if "torch.compile(" in setup else []
-    end = "\n".join([*anew, f"end_script(bool(compare({arguments})))"])
-    return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", end]) + "\n"
+    anew = ["torch.compiler.reset()  # print_both() compiled the function"] if "torch.compile(" in setup else []
+    main = define_function("main", ["print_both()", *anew, f"return compare({arguments})"])
+    return f"{text}\n\n" + "\n".join([MARKER, *remarks, rest, "", main, "", "end_script(main)"]) + "\n"
+
+
+def define_function(name: str, lines: Iterable[str], users: str = "") -> str:
+    """Return the definition of a function with these lines. It sets the global variable `device` if the functions in
+    `users`, which it calls, use that name."""
+    shared = ["global device"] if uses_device(users) else []
+    return "\n".join([f"def {name}():", *(f"    {line}" for text in [*shared, *lines] for line in text.splitlines())])
 
 
 def own_part(text: str) -> str:
-    """Return the part of a script before the marker, which runs alone: the bug in plain torch."""
-    return text.partition(MARKER)[0].rstrip("\n")
+    """Return the part of a script before the marker, which runs alone: the bug in plain torch. Its calls are the lines
+    of the function `print_both`, which the script calls after the marker, so that `end_script` sees their errors."""
+    plain = text.partition(MARKER)[0].rstrip("\n")
+    before, _, calls = plain.rpartition("\ndef print_both():\n")
+    return "\n".join([before, textwrap.dedent(calls).removeprefix("global device\n")]) if before else plain
 
 
 class Loading(NamedTuple):

@@ -17,12 +17,19 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-def end_script(code: int) -> NoReturn:
-    """Raise SystemExit with this code. If the script is the main module, the process then ends without finalizing the
-    interpreter; a program that runs the script, such as pytest, goes on."""
-    if owns_process():
-        atexit.register(leave_process, int(code), owns_process)
-    raise SystemExit(int(code))
+def end_script(main: Callable[[], object]) -> NoReturn:
+    """Call `main`, and raise SystemExit with the exit code: the number that `main` returns, or 1 if it returns anything
+    else that is true. Its own errors and exits pass, so that Python prints their tracebacks. If the script is the main
+    module, the process then ends without finalizing the interpreter, except at Ctrl-C; a program that runs the script,
+    such as pytest, goes on."""
+    try:
+        answer = main()
+        raise SystemExit(answer if type(answer) is int else int(bool(answer)))
+    except (Exception, SystemExit) as end:
+        code = end.code if isinstance(end, SystemExit) else 1
+        if owns_process():
+            atexit.register(leave_process, code if isinstance(code, int) else int(code is not None), owns_process)
+        raise
 
 
 def leave_process(code: int, owned: Callable[[], bool]) -> None:

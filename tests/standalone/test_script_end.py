@@ -15,7 +15,13 @@ import pytest
 
 from conformance.engine.loading import describe_target
 from conformance.program.script import script
+from conformance.sources.operator.script import script as operator_script
+from conformance.sources.sizes.script import MARKER as SIZES_MARKER
+from conformance.sources.sizes.script import standalone as sizes_script
+from conformance.sources.sizes.table import select
+from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MARKER
+from tests.sources.operator.test_finding import smallest
 from tests.targets.test_device import TestBackward, program_of
 
 PLANTED = Path(__file__).parent.parent / "planted"
@@ -37,10 +43,10 @@ def run(folder: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.
     )
 
 
-def run_with(module: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_with(module: str, text: str, folder: Path, before: str = MARKER) -> subprocess.CompletedProcess[str]:
     """Run a script that also imports a planted module, before its comparison."""
-    assert text.count(MARKER) == 1
-    (folder / "one.py").write_text(text.replace(MARKER, f"import {module}\n{MARKER}"))
+    assert text.count(before) == 1
+    (folder / "one.py").write_text(text.replace(before, f"import {module}\n{before}"))
     return run(folder, "one.py")
 
 
@@ -84,11 +90,58 @@ class TestScript:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1] == "the pool is done"
 
-    def test_script_that_raises_does_not_exit_with_0(self, tmp_path):
-        text = script(NEG, describe_target("cpu")).replace(MARKER, f"{MARKER}\nORACLES = undefined_name")
-        done = run(tmp_path, "-c", text)
-        assert done.returncode == 1
+    @pytest.mark.parametrize("name", ["cpu", GUARDED, "compile:aot_eager", "decompositions", "tiny"])
+    @pytest.mark.parametrize("where", ["    print_both()", "    return compare("])
+    def test_error_keeps_its_exit_code_and_traceback(self, name, where, tmp_path, monkeypatch):
+        """In the part in plain torch, and in the comparison."""
+        monkeypatch.syspath_prepend(PLANTED)
+        text = script(GRADIENT, describe_target(name))
+        assert text.count(where) == 1
+        done = run_with("busy_at_end", text.replace(where, f"    undefined_name\n{where}"), tmp_path)
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.startswith("Traceback (most recent call last):")
         assert done.stderr.splitlines()[-1] == "NameError: name 'undefined_name' is not defined"
+
+    def test_error_of_the_program_keeps_its_exit_code_and_traceback(self, tmp_path):
+        """The script of a wrong value does not expect an error."""
+        wrong = Mismatch("value", "b", "1", "2", "1 of 1")
+        text = script(NEG, describe_target("cpu"), [wrong]).replace(".neg()", ".no_such_method()")
+        done = run_with("busy_at_end", text, tmp_path)
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.splitlines()[-1] == "AttributeError: 'Tensor' object has no attribute 'no_such_method'"
+
+    @pytest.mark.parametrize(("exit_", "code"), [("3", 3), ("", 0), ("'words'", 1)])
+    def test_exit_of_the_program_is_the_exit_of_the_script(self, exit_, code, tmp_path):
+        text = script(NEG, describe_target("cpu")).replace("    print_both()", f"    sys.exit({exit_})")
+        assert run_with("busy_at_end", text, tmp_path).returncode == code
+
+    def test_interrupt_ends_the_script_by_its_signal(self, tmp_path):
+        """As of any Python script, so that a shell's loop over scripts ends too."""
+        text = script(NEG, describe_target("cpu"))
+        (tmp_path / "one.py").write_text(text.replace("    print_both()", "    os.kill(os.getpid(), 2)"))
+        done = run(tmp_path, "one.py")
+        assert done.returncode == -2
+        assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+    @pytest.mark.parametrize(("found", "code"), [("[]", 0), ("['wrong']", 1), ("undefined_name", 1)])
+    def test_sizes_script_keeps_its_exit_code(self, found, code, tmp_path):
+        (case,) = select(["softmax"], [], [], ["forward"], "small")
+        text = sizes_script(case, "DEVICE = 'cpu'", "about")
+        text = text.replace("found = faults(cpu, got)", f"return {found}")
+        done = run_with("busy_at_end", text, tmp_path, SIZES_MARKER)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert ("NameError" in done.stderr) == (found == "undefined_name")
+        assert "terminate" not in done.stderr
+
+    @pytest.mark.parametrize("name", ["values", "mutation", "refusals"])
+    def test_operator_script_keeps_its_exit_code(self, name, tmp_path):
+        """The check ends the script with its own code."""
+        trial, difference = smallest(name)
+        text = operator_script(trial, difference)
+        done = run_with("busy_at_end", text, tmp_path)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert " of result: expected " in done.stdout or " of x: expected " in done.stdout
+        assert "terminate" not in done.stderr
 
     def test_closed_pipe_is_reported_by_the_interpreter(self, tmp_path):
         """As of any Python script: `python one.py | true` ends with 120."""
@@ -136,3 +189,13 @@ class TestCommand:
         done = run(tmp_path, "-m", "conformance", "record", "one.py")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("calls.json: ")
+
+    @pytest.mark.parametrize("command", [("-m", "conformance.backend.kernels"), ("-m", "conformance", "kernels")])
+    @pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("undefined_name", 1)])
+    def test_kernels_keeps_the_exit_code_of_the_script(self, command, ending, code, tmp_path):
+        lines = "import sys, torch, conformance.backend, busy_at_end\n(torch.ones(3).to('tiny') + 1).sum().item()\n"
+        (tmp_path / "one.py").write_text(lines + ending)
+        done = run(tmp_path, *command, "one.py")
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "one.py:2" in done.stdout
+        assert "terminate" not in done.stderr

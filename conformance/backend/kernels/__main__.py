@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.backend.kernels.command_line import Parser
+from conformance.run.command_end import end_command
 
 try:
     from conformance.backend.kernels.counting import Count, Place, count
@@ -96,4 +97,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_command(main())

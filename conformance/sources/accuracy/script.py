@@ -61,7 +61,7 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failur
             row.program(),
             carried(("answers", "widened_inputs"), frozenset({"SEED"})).strip("\n"),
             "\n".join(answer),
-            "\n".join(calls),
+            "\n".join(["def print_both():", "    global exact, cpu, got", *(f"    {line}" for line in calls)]),
         ]
     )
     accuracy = part.accuracy
@@ -69,13 +69,15 @@ def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failur
     if each:  # one number has no mean; the limit follows from torch CPU's error at all points
         largest = limit(accuracy.cpu)
         beyond = f"bool(off.max() > {largest if accuracy.target > largest else limit(accuracy.cpu_rms)!r})"
-    end = [
+    main = [
+        "print_both()",
         f"off, usual = (errors(x, exact, {low}, DTYPE, {each}) for x in (got, cpu))",
         "print('the largest errors in ulp: target', off.max().item(), 'cpu', usual.max().item())",
         f"found = {beyond}",
         "if found:",
         f"    print({report!r}, off.max().item(), 'ulp')",
-        "end_script(found)",
+        "return found",
     ]
     rest = carried(("errors", "beyond", "end_script"), frozenset(defined(own)))
+    end = ["def main():", *(f"    {line}" for line in main), "", "end_script(main)"]
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

@@ -69,11 +69,11 @@ def script(trial: Examination, finding: Difference, carry: bool = True) -> str:
     function, made, report, end = (own_name(name, taken) for name in roots)
     made += f"({', '.join(call_arguments(trial, finding))})"
     check = ["def check():", f"    return {function}({made})"]
-    last = f'{end}({report}("{finding.check}", {work}))'
-    rest = [MARKER, carried(roots, taken=taken), "", last] if carry else [last]
+    rest = [MARKER, carried(roots, taken=taken), ""] if carry else []
+    main = ["def main():", *printing_lines(finding), f'    return {report}("{finding.check}", {work})', ""]
     reach += [] if carry else imports_of(roots, taken)
     head = [about, "import sys, torch", 'sys.path.append("")  # modules in the current folder are found, too']
-    return "\n".join([*head, *reach, "", *calls, *check, "", *printing_lines(finding), *rest]) + "\n"
+    return "\n".join([*head, *reach, "", *calls, *check, "", *main, *rest, f"{end}(main)"]) + "\n"
 
 
 def imports_of(names: Sequence[str], taken: Collection[str]) -> list[str]:
@@ -155,12 +155,12 @@ def call_arguments(trial: Examination, finding: Difference) -> Iterator[str]:
 
 
 def printing_lines(finding: Difference) -> list[str]:
-    """Return the lines that print both results, if the operator and its reference have different ones."""
+    """Return the lines of `main` that print both results, if the operator and its reference have different ones."""
     if CHECKS[finding.check].procedure != "compare" or finding.check in FATAL or not of_result(finding.mismatch.where):
         return []
     if finding.mismatch.expected == "an answer":
         return []
-    return ['print("expected", want(*inputs().values()))', 'print("got", got(*inputs().values()))', ""]
+    return ['    print("expected", want(*inputs().values()))', '    print("got", got(*inputs().values()))']
 
 
 def bound_names(text: str) -> frozenset[str]:

@@ -32,7 +32,8 @@ def standalone(case: Case, setup: str, finding: str) -> str:
     )
     exact = "{}" if row.exact else f"exact_answers(program, inputs(), {backward})"
     got = f"got = measured({run}, given, {backward}, exact)"
-    end = [
+    main = [
+        "global device",
         "device = 'cpu'",
         f"exact = {exact}",
         f"cpu = measured(program, inputs(), {backward}, exact)",
@@ -42,13 +43,14 @@ def standalone(case: Case, setup: str, finding: str) -> str:
         *(["    with MODE:", f"        {got}"] if "MODE" in known else [f"    {got}"]),
         "except Exception as error:",
         "    print(f'error of the call: expected an answer, got {type(error).__name__}: {error}')",
-        "    end_script(True)",
+        "    return True",
         "for name, side in ('torch CPU', cpu), ('target', got):",
         "    print(f'{name}: peak {side.peak >> 20} MiB, {side.held >> 20} MiB held, {side.seconds:.1f} s')",
         "found = faults(cpu, got)",
         "for fault in found:",
         "    print('{} of {}: expected {}, got {} ({})'.format(*fault))",
-        "end_script(bool(found))",
+        "return found",
     ]
     rest = carried(("measured", "exact_answers", "faults", "tree_map", "end_script"), frozenset(defined(own)))
+    end = ["def main():", *(f"    {line}" for line in main), "", "end_script(main)"]
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

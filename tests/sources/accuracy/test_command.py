@@ -137,7 +137,7 @@ class TestScript:
         (result,) = model.load(tmp_path / "accuracy.json").results
         script = result.failures[0].script
         planted = script.replace(
-            "got = answer", "from tests.planted.inaccurate import Inexact\nwith Inexact(): got = answer"
+            "got = answer", "from tests.planted.inaccurate import Inexact\n    with Inexact(): got = answer"
         )
         for text, code in ((script, 0), (planted, 1)):
             completed = standalone(text)
