@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.declare import expectations
+from conformance.declare import expectations, profile
 from conformance.declare.declaration import CASES, FINDINGS, Declaration, check, read
 from conformance.declare.expectations import OP_DB, WORDS
 from conformance.record import result as model
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage.
     """
     parser = Parser("conformance expectations", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--target", default="tiny", help="whose expectations (default: tiny)")
+    parser.add_argument("--target", help=f"whose expectations (default: {profile.NAME} in the current folder, else "
+                        f"{profile.TINY})")  # fmt: skip
     parser.add_argument("--file", type=Path, help="the file (default: reports/expectations/<target>.toml)")
     behind = Parser(add_help=False)  # the same flags, behind the subcommand
     for flag, kind in (("--target", str), ("--file", Path)):
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answered(options: argparse.Namespace) -> int:
     if options.file and not options.file.exists() and options.command != "update":
         raise ReportError(f"{options.file} does not exist; give the path of a file of declarations.")
+    if options.file is None or options.command == "update":
+        options.target = profile.identity(profile.usual(options.target))
     return _COMMANDS[options.command](options, options.file or expectations.path_for(options.target))
 
 

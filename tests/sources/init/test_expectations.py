@@ -28,6 +28,20 @@ def test_a_file_that_does_not_exist(words, tmp_path, capsys):
     assert "none.toml does not exist; give the path of a file of declarations" in capsys.readouterr().err
 
 
+def test_profile_in_the_folder_is_the_target(tmp_path, monkeypatch, capsys):
+    """As for the commands that run. Regression test: `check` looked for the file of `tiny` beside the profile of a
+    device, and said that there are no entries."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conformance.toml").write_text('[target]\nkind = "device"\nname = "cpu"\nimport = "toy"\n')
+    wrong = Failure("value", "result", "1", "2")
+    failed = Result("sin", "float32", "forward", "as_sampled", Outcome.FAIL, samples=1, failures=(wrong,))
+    model.save(Run("device:cpu,import=toy", [failed]), tmp_path / "opinfo.json")
+    assert main(["update", "opinfo.json"]) == 0
+    assert capsys.readouterr().out.endswith("reports/expectations/device-cpu-import-toy.toml: 1 entry\n")
+    assert main(["explain", "sin"]) == 0
+    assert capsys.readouterr().out.endswith("1 entry for sin\n")
+
+
 def test_one_entry(tmp_path, capsys):
     """A file of one entry has "1 entry". Regression test: it had "1 entries"."""
     wrong = Failure("value", "result", "1", "2")
