@@ -263,7 +263,7 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "compile-limit": Flag(
             "time of building kernels, in addition to --limit: in the first run of an operator on its dtypes, and "
             "always "
-            f"on a compiler or a lazy device (default: the profile's, else {COMPILE_LIMIT:g})",
+            f"on a compiler or a lazy device (default: the profile's, else a shorter --limit, else {COMPILE_LIMIT:g})",
             arguments=_SECONDS,
         ),
         "memory": Flag(

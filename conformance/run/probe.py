@@ -28,6 +28,10 @@ from conformance.run.worker import loaded, step, unit
 if TYPE_CHECKING:
     from conformance.engine.target import Target
 
+TRIAL_SHARE, SHORTEST_TRIAL = 0.25, 5.0
+"""Share of the run's time that one trial of the probe may take without a profile, and the least such limit in
+seconds."""
+
 SURE = frozenset(BUILTIN) - {"device", "tinygrad-upstream"}
 """Kinds of targets that declare their own lacks."""
 
@@ -40,6 +44,9 @@ def resolve(
     Targets that declare their own lacks are not probed. A profile is trusted; with `strict` above 0 it is also probed,
     for at most `strict` seconds, but its declarations remain in force. The profile's environment variables are set from
     here on. The probe takes at most `seconds`. Raises TargetError and Stopped.
+
+    Without a profile, a trial that takes a quarter of `seconds` counts as one that hangs: the probe names it and goes
+    on. With a profile it must not, since a slow trial would then contradict a true profile.
     """
     profile = profiles.of(spec)
     if profile is not None:
@@ -55,6 +62,7 @@ def resolve(
 
     if not describe_target(spec).facts.probed:
         return spec, None
+    limits = replace(limits, compiling=min(limits.compiling, max(TRIAL_SHARE * seconds, SHORTEST_TRIAL)))
     with PlacedPool(place, spec, limits) as pool:
         probed = probe(pool, seconds)
     if probed.unmade:

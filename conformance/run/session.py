@@ -104,12 +104,14 @@ def usual(limits: Limits, stem: str = "", **more: str) -> dict[str, str]:
 
 
 def limits_of(args: argparse.Namespace, usual: Limits) -> Limits:
-    """Return the limits of workers: the options', else those of the target's profile, else the usual ones."""
+    """Return the limits of workers: the options', else those of the target's profile, else the usual ones. `--limit`
+    alone also bounds the building of kernels: a first call that hangs must not take 300 s under `--limit 5`."""
     spec = args.target or ""
+    compiling = usual.compiling if args.limit is None else min(args.limit, usual.compiling)
     return replace(
         usual,
         unit=profiles.limit(spec, "seconds", args.limit, usual.unit),
-        compiling=profiles.limit(spec, "compiling", args.compile_limit, usual.compiling),
+        compiling=profiles.limit(spec, "compiling", args.compile_limit, compiling),
         memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
     )
 

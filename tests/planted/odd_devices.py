@@ -58,6 +58,10 @@ def has_no_unfold() -> None:
     torch.Tensor.unfold = unfold  # type: ignore[method-assign,assignment]
 
 
+def hangs_in_unfold() -> None:
+    torch.Tensor.unfold = lambda *args, **kwargs: time.sleep(1_000)  # type: ignore[method-assign,assignment]
+
+
 def wants_a_variable() -> None:
     if os.environ.get("ODD_DEVICE") != "1":
         raise RuntimeError("set ODD_DEVICE=1")

@@ -24,8 +24,8 @@ from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
 from conformance.report import terminal
+from conformance.run import options, session
 from conformance.run import probe as run_probe
-from conformance.run import session
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.sources.fuzzing import command, worker
@@ -39,6 +39,7 @@ from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing.terminal import summarize
 from conformance.standalone.oracles import Mismatch
+from tests.patience import stretched
 
 PLANTED = Path(__file__).parents[2] / "planted"
 WRONG = (Mismatch("value", "b", "1.0", "2.0"),)
@@ -251,6 +252,34 @@ class TestMinutes:
         )
         assert late.until == [60.0]
         assert run_probe.probe(PlacedPool(late, "device:cpu", Limits()), 200).seconds == 100.0
+
+    def test_a_trial_that_hangs_is_named(self) -> None:
+        """The probe of a device that hangs in one operator names it, goes on, and leaves time for the run. Regression
+        test: the command ended with "the probe did not end within 120 s; give more --minutes"."""
+        spec, probed = run_probe.resolve(
+            "device:cpu,import=odd_devices,call=hangs_in_unfold", Limits(), seconds=stretched(16)
+        )
+        assert probed is not None and spec.endswith(",without=unfold")
+        died = [row for row in probed.rows if row.answer is Answer.DIED]
+        assert [row.name for row in died] == ["unfold"] and died[0].detail.startswith("gave no answer in ")
+
+    @pytest.mark.parametrize(
+        ("words", "unit", "compiling"),
+        [
+            ([], 60.0, 300.0),
+            (["--limit", "5"], 5.0, 5.0),
+            (["--limit", "400"], 400.0, 300.0),
+            (["--limit", "5", "--compile-limit", "90"], 5.0, 90.0),
+        ],
+    )
+    def test_one_limit_bounds_a_call(self, words: list[str], unit: float, compiling: float) -> None:
+        """`--limit` bounds the building of kernels as well. Regression test: each hang of a device took 300 s under
+        `--limit 5`."""
+        args = options.parser("conformance fuzz", "", command.FLAGS, command.USUAL).parse_args(
+            ["--target", "cpu", *words]
+        )
+        limits = session.limits_of(args, command.LIMITS)
+        assert (limits.unit, limits.compiling) == (unit, compiling)
 
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
