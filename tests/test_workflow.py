@@ -54,6 +54,16 @@ class TestJobs:
         """A backend author pastes about fifteen lines below the two that name the workflow."""
         assert len(PASTED.partition("jobs:\n")[2].splitlines()) <= 15
 
+    def test_what_the_pasted_job_needs(self):
+        """The page names each repository variable that the job reads. The job takes torch's build for CPUs, and ends
+        by itself. Regression test: it named no variable, downloaded CUDA, and a device that hung used up GitHub's six
+        hours."""
+        page = (ROOT / "docs" / "ci.md").read_text()
+        variables = re.findall(r"\bvars\.(\w+)", PASTED)
+        assert variables and all(f"repository variable `{name}`" in page for name in variables)
+        assert yaml.safe_load(PASTED)["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
+        assert all(job["timeout-minutes"] <= 120 for job in jobs(PASTED).values())
+
     def test_the_packages_of_the_pasted_job(self):
         """The page names exactly the packages that pip installs."""
         text = (ROOT / "docs" / "ci.md").read_text().partition("pip brings, with")[2].partition(";")[0]
