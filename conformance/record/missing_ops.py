@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 DECLARED = "lacking"
-"""The variant of a result for a wrong declaration: the profile declares something lacking that is not. It is no op_db
-case."""
+"""The variant of a result for a part of the target that is not as its profile says: declared lacking and there, or the
+reverse. It is no op_db case."""
 
 
 class Outcome(StrEnum):

@@ -20,6 +20,7 @@ from conformance.record.errors import UsageError
 from conformance.record.files import write_atomic
 from conformance.record.missing_ops import Outcome
 from conformance.record.names import without_features
+from conformance.record.result import counted
 from conformance.report import terminal
 from conformance.report.escape import escape_control_characters, exit_code_of
 from conformance.run import options, signals
@@ -89,6 +90,10 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
     return 128 + investigation.interrupted if investigation.interrupted else 0
 
 
+MOST_NAMED = 20
+"""Number of failing trials that are named with their errors."""
+
+
 def sentences(investigation: Investigation) -> list[str]:
     """Return the results of the trials in words."""
     counts = {outcome: len(investigation.of(outcome)) for outcome in Outcome}
@@ -98,10 +103,19 @@ def sentences(investigation: Investigation) -> list[str]:
         f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
     ]
     lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in investigation.of(Outcome.DIED)]
+    failing = investigation.of(Outcome.FAILS)
+    lines += [f"fails, which is a finding: {trial.name}: {trial.said}" for trial in failing[:MOST_NAMED]]
+    if failing[MOST_NAMED:]:
+        lines.append(f"and {len(failing) - MOST_NAMED} more fail: conformance opinfo and conformance fuzz show them")
+    reasons: dict[str, list[str]] = {}
+    for trial in investigation.of(Outcome.UNTRIED):
+        if trial.said != LATE:
+            reasons.setdefault(trial.said, []).append(trial.name)
+    lines += [f"not made, since {reason}: {', '.join(names)}" for reason, names in reasons.items()]
     late = [trial for trial in investigation.of(Outcome.UNTRIED) if trial.said == LATE]
     if late:
         why = "interrupted, so" if investigation.interrupted else "had no time, so"
-        lines.append(f"{len(late)} trials {why} nothing is declared of them: give more --minutes")
+        lines.append(f"{counted(len(late), 'trial')} {why} nothing is declared of them: give more --minutes")
     return lines
 
 

@@ -21,7 +21,7 @@ from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.sources.fuzzing.plainest import program_with, subject_of
 from conformance.sources.init import init
-from conformance.sources.init.__main__ import main
+from conformance.sources.init.__main__ import MOST_NAMED, main, sentences
 from conformance.sources.opinfo.plainest import call_of
 
 ROOT = Path(__file__).parents[3]
@@ -135,6 +135,24 @@ def test_what_was_tried_before_a_stop_is_written(tmp_path: Path) -> None:
 
 
 class TestInvestigation:
+    def test_what_did_not_work_is_named(self) -> None:
+        """The command names each trial that failed, with its error, and each that was not made, with the reason.
+        Regression test: it said "3 fail though they have one, 14 were not made", and no name."""
+        trials = {
+            "a": Attempt("a", Outcome.FAILS, said="RuntimeError: no such mode"),
+            "b": Attempt("b", Outcome.UNTRIED, said="an earlier step fails"),
+            "c": Attempt("c", Outcome.UNTRIED, said="an earlier step fails"),
+            "d": Attempt("d", Outcome.UNTRIED, said=LATE),
+        }
+        investigation = init.Investigation("device:odd", trials={("steps", name): one for name, one in trials.items()})
+        assert sentences(investigation)[1:] == [
+            "fails, which is a finding: a: RuntimeError: no such mode",
+            "not made, since an earlier step fails: b, c",
+            "1 trial had no time, so nothing is declared of them: give more --minutes",
+        ]
+        many = {("steps", f"s{n}"): Attempt(f"s{n}", Outcome.FAILS, said="no") for n in range(MOST_NAMED + 2)}
+        assert sentences(init.Investigation("device:odd", trials=many))[-1].startswith("and 2 more fail: ")
+
     def test_one_entry_an_operator(self) -> None:
         """Ops that need the same operator share one entry; failures and deaths have none."""
         investigation = init.Investigation("device:odd,import=m,call=f", trials={
