@@ -41,6 +41,10 @@ ELEMENTS = re.compile(
 """Regular expression for the detail of a difference in tensor elements."""
 
 
+GEOMETRY = re.compile(r"(torch\.\w+) (\([\d, ]*\))")
+"""Regular expression for a side of a difference in the dtype or shape of a gradient or of the memory of a tensor."""
+
+
 def sentence(diff: Difference) -> str:
     """Return the sentence with the expected and the actual fact, without a full stop."""
     if not (diff.expected or diff.actual):
@@ -78,11 +82,19 @@ def _other(diff: Difference) -> str:
 
 
 def _value(diff: Difference) -> str:
+    noun = f"the memory that {diff.where} lies in" if diff.oracle == "storage" else _named(diff)
     match = ELEMENTS.match(diff.detail)
     if match is None:
+        want, got = GEOMETRY.fullmatch(diff.expected), GEOMETRY.fullmatch(diff.actual)
+        if want and got:
+            what = ("dtype", "shape")
+            differing = [index for index in (0, 1) if want.groups()[index] != got.groups()[index]]
+            right, wrong = (
+                " and ".join(f"{what[index]} {side.groups()[index]}" for index in differing) for side in (want, got)
+            )
+            return f"{noun} should have {right} and has {wrong}"
         return f"{_named(diff)}: {diff.detail}" if "zeros have" in diff.detail else _is(diff)
     count, total, index, expected, actual, more = match.groups()
-    noun = f"the memory that {diff.where} lies in" if diff.oracle == "storage" else _named(diff)
     if index is None:
         text = f"{noun} should be {diff.expected} and is {diff.actual}"
     else:

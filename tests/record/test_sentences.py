@@ -46,6 +46,13 @@ CASES = [
     ("grad", "grad of a", "[1.0]", "none", "", "a should have a gradient; on the target it has none"),
     ("grad", "grad of a", "[]", "[0]", ELEMENT,
      "1 of 6 elements of the gradient of a is wrong: element 3 should be 0.0 and is 5.0"),
+    # Regression test: "k should be torch.int32 (8,) and is torch.int32 (1,)" did not say of what.
+    ("storage", "k", "torch.int32 (8,)", "torch.int32 (1,)", "",
+     "the memory that k lies in should have shape (8,) and has shape (1,)"),
+    ("grad", "grad of a", "torch.float32 (2, 3)", "torch.float64 (2, 3)", "",
+     "the gradient of a should have dtype torch.float32 and has dtype torch.float64"),
+    ("grad", "grad of a", "torch.float32 ()", "torch.float64 (1,)", "",
+     "the gradient of a should have dtype torch.float32 and shape () and has dtype torch.float64 and shape (1,)"),
     ("version", "a", "1", "2", "in-place writes counted", "a._version should grow by 1 and grows by 2"),
     ("kernels", "the whole run", "at most 5", "7", "more kernels than aten ops on CPU",
      "the run should take at most 5 kernels and takes 7: more kernels than aten ops on CPU"),
