@@ -30,6 +30,9 @@ MOST_NAMED = 5
 MOST_SIGNATURES = 5
 """Number of further signatures of a finding that are named."""
 
+RULE_ENDS = 4
+"""Characters of a rule beside its text, at least."""
+
 
 def summarize(running: Campaign, run: Run, console: Console, where: str) -> None:
     """Print the findings, the worst first, then the counts after `where`, the line with the campaign's progress."""
@@ -39,7 +42,7 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
         console.print(escape_control_characters(sentences.at_inputs(run, stopped)))
     for result in run.listed:
         if result.finding is not None and not result.finding.count:
-            console.rule(f"{result.outcome} {result.finding.signature}")
+            _heading(console, f"{result.outcome} {result.finding.signature}")
             console.print(escape_control_characters(result.reason))
     own = [result for result in run.listed if not result.layer and result.outcome is not Outcome.XFAIL]
     of_torch = [result for result in run.listed if result.layer]
@@ -73,6 +76,15 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
     )
 
 
+def _heading(console: Console, text: str) -> None:
+    """Print a heading. A rule would cut a long text at its end, where the operator's name is."""
+    text = escape_control_characters(text)
+    if len(text) + RULE_ENDS <= console.width:
+        console.rule(text)
+    else:
+        console.print(f"── {text}")
+
+
 def _cause(
     console: Console, cause: Cause, members: Sequence[tuple[Result, Group]], running: Campaign, scripted: bool
 ) -> None:
@@ -81,7 +93,7 @@ def _cause(
     kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
     done = running.result.done  # a program counts when its shard ends, its finding at once
     where = f"{programs} of {counted(done, 'program')}" if programs <= done else counted(programs, "program")
-    console.rule(f"{kinds} in {where}: {cause.title}")
+    _heading(console, f"{kinds} in {where}: {cause.title}")
     _example(console, *members[0], running, scripted)
     for result, group in members[1 : MOST_NAMED + 1]:
         mark = f" ({escape_control_characters(result.script_mark)})" if result.script_mark else ""
