@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -84,6 +84,7 @@ def start(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the pool's owner handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a device's processes must not inherit it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _track_own_resources()
     threading.Thread(target=_end_with_owner, daemon=True).start()
     _wait_as_spare(folder, jobs)
     mark = os.path.join(folder, f"{os.getpid()}.{STARTING}")
@@ -102,6 +103,20 @@ def start(
         for name in modules:  # after the target, which must register its device first
             importlib.import_module(name)
     os.rename(mark, os.path.join(folder, f"{os.getpid()}.{READY}"))
+
+
+def _track_own_resources() -> None:
+    """Give this process a resource tracker of its own, which starts with the first semaphore or shared memory.
+
+    A target, or a package that it imports, may create semaphores. A worker ends without finalizers, so the command's
+    tracker, which workers inherit, would keep them until the command ends, and then warn of each. An own tracker
+    removes them when this process ends, and says nothing.
+    """
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # the tracker's process gets the options of this one
+    tracker = resource_tracker.ResourceTracker()
+    resource_tracker._resource_tracker = tracker
+    for name in ("ensure_running", "register", "unregister", "getfd"):
+        setattr(resource_tracker, name, getattr(tracker, name))
 
 
 def _wait_as_spare(folder: str, jobs: int) -> None:

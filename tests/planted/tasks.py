@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import multiprocessing
 import os
 import signal
 import sys
@@ -217,6 +218,15 @@ class KilledOnce(Target):
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Locks(Target):
+    """A target that creates a semaphore and never removes it."""
+
+    name = "locks"
+
+    def prepare(self) -> None:
+        self.lock = multiprocessing.RLock()
 
 
 class Leaves(Target):

@@ -39,6 +39,8 @@ from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched, wait_until
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def shared(importable: None) -> Iterator[LocalPool]:
@@ -192,6 +194,27 @@ class TestDeaths:
             monkeypatch.setattr(pebble.ProcessPool, "schedule", forget)
             assert isinstance(outcome(pool, os.getpid), Done)
             assert pool.counters.restarted == 1
+
+    @pytest.mark.parametrize("forks", [True, False])
+    def test_semaphores_of_a_worker_end_with_it(self, forks: bool) -> None:
+        """A command whose target creates semaphores ends without a word of them. Regression test: a campaign
+        ended with Python's warning of leaked semaphores, those that its workers had created."""
+        script = textwrap.dedent(
+            f"""
+            from conformance.run import processes
+            from conformance.run.messages import Limits
+            from conformance.run.pool import LocalPool
+            from tests.planted import tasks
+
+            if __name__ == "__main__":
+                processes.can_fork = lambda: {forks}
+                with LocalPool("class:tests.planted.tasks.Locks", Limits(), 1) as pool:
+                    print(pool.ask(tasks.pid) > 0)
+            """
+        )
+        words = [sys.executable, "-c", script]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 class TestSpare:
