@@ -31,8 +31,8 @@ def take_modes(function: Callable[[], None]) -> Callable[[], contextlib.Abstract
         finally:
             for _ in pushed:
                 overrides._pop_mode()
-            for _ in below:
-                dispatch._pop_mode()
+            for mode in reversed(below):
+                _leave(mode)
 
     return entered
 
@@ -56,11 +56,31 @@ def move_to_top(mode: Any) -> None:
 
 def _popped(functions: int, dispatches: int) -> tuple[list[Any], list[Any]]:
     pushed = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[functions:]][::-1]
-    return pushed, [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()[dispatches:]][::-1]
+    below = dispatch._get_current_dispatch_mode_stack()[dispatches:]
+    for mode in reversed(below):
+        _leave(mode)
+    return pushed, below
 
 
 def _push(pushed: Iterable[Any], below: Iterable[Any]) -> None:
     for mode in below:
-        dispatch._push_mode(mode)
+        _enter(mode)
     for mode in pushed:
         overrides._push_mode(mode)
+
+
+def _leave(mode: Any) -> None:
+    """Pop the innermost dispatch mode, and set back torch's flags that a mode is active: while they are set, torch runs
+    no compiled function."""
+    if getattr(mode, "old_dispatch_mode_flags", None):
+        dispatch.TorchDispatchMode.__exit__(mode, None, None, None)
+    else:  # pushed without being entered
+        dispatch._pop_mode()
+
+
+def _enter(mode: Any) -> None:
+    """Push a dispatch mode, with torch's flags that a mode is active."""
+    if isinstance(mode, dispatch.TorchDispatchMode):
+        dispatch.TorchDispatchMode.__enter__(mode)
+    else:
+        dispatch._push_mode(mode)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import _python_dispatch as dispatch
 
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.probe import trial
@@ -74,6 +75,22 @@ class TestModes:
         with pushing.entered():
             assert torch.ones(1).neg().item() == -2
         assert torch.ones(1).neg().item() == -1
+
+    def test_torch_knows_of_no_active_mode(self, pushing):
+        """Regression test: the modes were taken from torch's stacks, and its flags that a mode is active stayed set. A
+        compiled function of the same process was then compiled anew at each call."""
+        compiled: list[int] = []
+
+        def backend(graph, example_inputs):
+            compiled.append(len(compiled))
+            return graph.forward
+
+        function = torch.compile(lambda x: x.neg() + 1, backend=backend)
+        before = dispatch.is_in_torch_dispatch_mode()
+        with pushing.entered():
+            assert dispatch.is_in_torch_dispatch_mode()
+        assert [function(torch.ones(2)).tolist() for _ in range(2)] == [[0.0, 0.0]] * 2
+        assert (before, dispatch.is_in_torch_dispatch_mode(), compiled) == (False, False, [0])
 
     @pytest.mark.parametrize("shown", [True, False])
     def test_nor_in_a_script(self, pushing, shown, tmp_path):
