@@ -12,12 +12,13 @@ import torch
 
 from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import DrawnCall
-from conformance.sources.operator.examine import Difference, Request, examination, verdicts
+from conformance.sources.operator.examine import BUDGET, SECONDS, Difference, Request, examination, verdicts
 from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
 from conformance.sources.operator.script import headline, script
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part
+from tests.patience import stretched
 from tests.planted.kernels import LIES
 
 QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dtype")
@@ -25,10 +26,12 @@ QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dty
 
 def smallest(name: str):
     """The examination of a lie, and its difference in a smaller call."""
-    request = Request(**{**LIES[name], "checks": [name]}, near="tests.planted.kernels")
+    limits = {"seconds": stretched(SECONDS), "budget": stretched(BUDGET)}
+    request = Request(**{**limits, **LIES[name], "checks": [name]}, near="tests.planted.kernels")
     trial = examination(request)
-    (difference,) = [verdict.finding for verdict in verdicts(trial, request) if verdict.check == name]
-    return trial, minimized(trial, difference)
+    (verdict,) = [verdict for verdict in verdicts(trial, request) if verdict.check == name]
+    assert verdict.finding is not None, verdict
+    return trial, minimized(trial, verdict.finding)
 
 
 @pytest.mark.parametrize(
