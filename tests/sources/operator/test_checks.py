@@ -310,6 +310,17 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
     assert ended.returncode == 1 and "gradients of " in ended.stdout, ended.stderr
 
 
+@alone
+def test_the_script_of_a_part_that_an_operator_lacks(standalone):
+    """A check that cannot judge the operator ends with exit code 2 and the reason."""
+    request = Request(**{**LIES["gradients"], "checks": ["gradients"]}, near="tests.planted.kernels")
+    trial = examination(request)
+    (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
+    before, _, after = script(trial, difference).rpartition(f"    return {trial.operator.text}(")
+    ended = standalone(f"{before}    return torch.ops.lies.values({after}")
+    assert ended.returncode == 2 and "gradients is not judged: the operator registers no" in ended.stdout, ended
+
+
 @pytest.mark.parametrize(("setting", "kind", "known"), [
     ("1", "InterpreterError", True), ("0", "InterpreterError", False), ("1", "ValueError", False),
 ])  # fmt: skip

@@ -106,14 +106,6 @@ def test_the_script_of_a_message(standalone):
     assert ended.returncode == 1 and "values of result: expected " in ended.stdout, ended.stderr
 
 
-def test_a_part_that_an_operator_lacks(standalone):
-    """A check that cannot judge the operator ends with exit code 2 and the reason."""
-    trial, difference = smallest("gradients")
-    before, _, after = script(trial, difference).rpartition(f"    return {trial.operator.text}(")
-    ended = standalone(f"{before}    return torch.ops.lies.values({after}")
-    assert ended.returncode == 2 and "gradients is not judged: the operator registers no" in ended.stdout, ended
-
-
 def errors(x):
     """Wrong operator with the name of a function that scripts carry."""
     return x * 2.01
