@@ -140,22 +140,22 @@ class Hunt:
     small: Program | None = None
 
 
-def differences(trial: Trial) -> list[Mismatch]:
+def find_differences(trial: Trial) -> list[Mismatch]:
     """Return the differences between the target and torch CPU on the trial's program."""
     return trial.judge(trial.run().last).mismatches
 
 
 @functools.lru_cache(maxsize=4096)
-def _drawn(drawing: Drawing, seed: int, number: int) -> Trial:
+def _draw_trial(drawing: Drawing, seed: int, number: int) -> Trial:
     """Return the trial of a numbered program on torch CPU. One process hunts several faults with the same programs, so
     torch CPU's answers are kept."""
     return Trial.of(drawing.numbered(seed, number), cpu_target())
 
 
-def _finds(target: Target, sound: Target, program: Program) -> bool:
-    """Return whether the target is wrong on a program and the sound one right."""
+def _is_found(target: Target, sound: Target, program: Program) -> bool:
+    """Whether the target is wrong on a program and the sound one right."""
     trial = Trial.of(program, target)
-    return bool(differences(trial) and not differences(trial.on(sound)))
+    return bool(find_differences(trial) and not find_differences(trial.on(sound)))
 
 
 def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str = "cpu") -> Hunt:
@@ -168,13 +168,13 @@ def hunt(name: str, drawing: Drawing, seed: int, programs: int, *, beneath: str 
     sound, target = (load_target(f"mutant:{fault}@{beneath}") for fault in (NOTHING, name))
     result = Hunt()
     for number in range(programs):
-        trial = _drawn(drawing, seed, number)
+        trial = _draw_trial(drawing, seed, number)
         if unsupported_reason(trial.program, sound.facts):
             continue
         result.tried += 1
-        found = differences(trial.on(target))
-        if found and not differences(trial.on(sound)):
+        found = find_differences(trial.on(target))
+        if found and not find_differences(trial.on(sound)):
             result.programs, result.oracle = number + 1, found[0].oracle
-            result.small = reduce_program(trial.program, functools.partial(_finds, target, sound))
+            result.small = reduce_program(trial.program, functools.partial(_is_found, target, sound))
             break
     return result

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from conformance.engine.decompositions import DEFINED
+from conformance.engine.decompositions import DEFINED, without_free_choices
+from conformance.engine.judge import Terms
+from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.program.calls import judge_program
 from conformance.record.result import Outcome, Result
@@ -19,6 +22,8 @@ from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
 from conformance.sources.opinfo.variants import VARIANTS
+from conformance.standalone.observation import observe
+from conformance.standalone.oracles import Mismatch, compare
 from conformance.standalone.torch_compat import TorchDispatchMode
 
 Change = Callable[[Any], Any]
@@ -135,3 +140,26 @@ def test_a_program_of_a_sample_has_the_rule() -> None:
     program = program_of(case, next(VARIANTS["forward"](info, sample)))
     assert judge_program(program, ChangedCpu(reversed_order)).passed
     assert not judge_program(program, ChangedCpu(slightly_wrong)).passed
+
+
+@pytest.mark.parametrize(("process", "left"), [(None, []), (torch.abs, ["grad of input"])], ids=["plain", "converted"])
+def test_gradients_follow_from_the_choice_unless_converted(process: Any, left: list[str]) -> None:
+    """OpInfo takes gradients of the absolute values of vectors, for example. Such a gradient depends on no sign, so a
+    wrong one is found beside vectors of another sign."""
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    want = torch.linalg.eigh(matrix)
+    sides = [observe({"result": answer}, {"input": matrix}) for answer in (tuple(want), other_signs(want))]
+    found = [*compare(*sides), Mismatch("grad", "grad of input", "1.0", "2.0", "1 of 4 elements differ")]
+    assert "result[1]" in [mismatch.where for mismatch in found]
+    subject = SimpleNamespace(
+        names_of_inputs=lambda: {"input"},
+        arguments=lambda: Arguments("linalg.eigh", matrix, (), {}, [matrix]),
+        terms=Terms(process=process),
+    )
+    assert [mismatch.where for mismatch in without_free_choices(subject, found, *sides)] == left  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["linalg.svd", "linalg.eigh"])
+def test_gradients_of_other_signs_pass(op: str) -> None:
+    """They are computed from the vectors of the other sign, and are equal."""
+    assert run(op, other_signs, variant="backward").outcome is Outcome.PASS

@@ -12,7 +12,7 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.trial import Trial
 from conformance.selftest.faults import FAULTS
-from conformance.selftest.mutants import NOTHING, differences, hunt
+from conformance.selftest.mutants import NOTHING, find_differences, hunt
 from conformance.sources.fuzzing.drawing import Drawing
 
 QUICK = [
@@ -67,7 +67,7 @@ class TestPower:
             (Input("a", 0, "float32", size, stride),),
             (Step("to", (tensor("a"), {"dtype": "int64"}), out=("b",)),),
         )
-        found = differences(Trial.of(program, load_target("mutant:float to int rounds")))
+        found = find_differences(Trial.of(program, load_target("mutant:float to int rounds")))
         assert {mismatch.oracle for mismatch in found} == {"value"}
 
     def test_there_are_forty_faults(self):
@@ -88,11 +88,11 @@ class TestTheModeAlone:
         ),
     )
 
-    def test_a_program_that_the_mode_changes_finds_no_fault(self) -> None:
+    def test_a_program_that_the_mode_changes_is_found_no_fault(self) -> None:
         """A difference that the planting mode causes is no detection. Regression test: a squeezed result of max pooling
         has other strides under any dispatch mode, which counted as a detected fault."""
-        assert not differences(Trial.of(self.PROGRAM, load_target("cpu")))
-        assert differences(Trial.of(self.PROGRAM, load_target(f"mutant:{NOTHING}")))
+        assert not find_differences(Trial.of(self.PROGRAM, load_target("cpu")))
+        assert find_differences(Trial.of(self.PROGRAM, load_target(f"mutant:{NOTHING}")))
 
         class Only(Drawing):
             def numbered(self, seed, number, tally=None):

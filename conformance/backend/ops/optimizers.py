@@ -71,7 +71,7 @@ def _fused_adam(name: str, decoupled: bool) -> Callable[..., None]:
         STATS.decomposed[name] += 1
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             old, step = _unscaled(param, grad, grad_scale, found_inf, maximize)
-            rate, count = _on(param, lr), state_steps[i].to(param.device, torch.float64)
+            rate, count = _place_rate(param, lr), state_steps[i].to(param.device, torch.float64)
             if weight_decay and decoupled:
                 old = old - (rate * weight_decay) * old
             elif weight_decay:
@@ -113,7 +113,7 @@ def _fused_adagrad_(
             step = step + weight_decay * old
         total = state_sums[i].to(old.dtype) + step * step
         _store(state_sums[i], total, found_inf)
-        size = (_on(param, lr) / (1 + (count - 1) * lr_decay)).to(old.dtype)
+        size = (_place_rate(param, lr) / (1 + (count - 1) * lr_decay)).to(old.dtype)
         _store(param, old - size * step / (total.sqrt() + eps), found_inf)
 
 
@@ -129,8 +129,8 @@ def _unscaled(
     return param.to(wide), -step if maximize else step
 
 
-def _on(param: torch.Tensor, rate: Any) -> Any:
-    """A learning rate, which may be a tensor of another device, in float64."""
+def _place_rate(param: torch.Tensor, rate: Any) -> Any:
+    """Return a learning rate, which may be a tensor of another device, in float64 on the parameter's device."""
     return rate.to(param.device, torch.float64) if isinstance(rate, torch.Tensor) else rate
 
 

@@ -136,7 +136,7 @@ def lacks_rule(trial: Examination, call: DrawnCall) -> str:
     return "there is no rule for this operator" if trial.exact is None else ""
 
 
-class Mode(NamedTuple):
+class FakeMode(NamedTuple):
     """A mode of fake tensors: how it is made here, and its lines and its expression in a script."""
 
     make: Callable[[], Any]
@@ -145,8 +145,8 @@ class Mode(NamedTuple):
 
 
 OF_FAKE = "from torch._subclasses.fake_tensor import FakeTensorMode"
-FAKE = Mode(functools.cache(torch_compat.fake_tensor_mode), (OF_FAKE,), "FakeTensorMode()")
-SYMBOLIC = Mode(
+FAKE = FakeMode(functools.cache(torch_compat.fake_tensor_mode), (OF_FAKE,), "FakeTensorMode()")
+SYMBOLIC = FakeMode(
     torch_compat.symbolic_mode,
     (OF_FAKE, "from torch.fx.experimental.symbolic_shapes import ShapeEnv"),
     "FakeTensorMode(shape_env=ShapeEnv())",
@@ -168,7 +168,7 @@ class Procedure:
     uses: Collection[str] = ()
     lacks: Callable[[Examination, DrawnCall], str] | None = None
     death: str = "crash"
-    mode: Mode | None = None
+    mode: FakeMode | None = None
     compiler: str = ""
 
     def differences(self, trial: Examination, call: DrawnCall) -> Iterator[Found]:

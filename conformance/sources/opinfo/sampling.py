@@ -98,7 +98,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
     if variant in CHANGED:
         yield from itertools.islice(_changed(op, variant, dtype, layout), limit)
         return
-    drawn = _drawn(op, variant, dtype, layout)
+    drawn = _draw_samples(op, variant, dtype, layout)
     if limit is None or variant == "error_inputs" or ONE_SAMPLE in os.environ:
         yield from itertools.islice(drawn, limit)
         return
@@ -116,7 +116,7 @@ def samples(op: Any, variant: str, dtype: torch.dtype, layout: str, limit: int |
     yield from left[: limit - taken]
 
 
-def _drawn(op: Any, variant: str, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
+def _draw_samples(op: Any, variant: str, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
     """Yield the samples of an OpInfo."""
     # OpInfo's iterators yield only one sample if PYTORCH_OPINFO_SAMPLE_INPUT_INDEX is set. They must then set the seed
     # themselves for each sample before it; otherwise `seeding.seed` does the same in less time.

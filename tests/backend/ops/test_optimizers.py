@@ -80,7 +80,7 @@ class TestFusedAdaptiveOptimizers:
         stats = backend.stats()
         assert not stats["fallback"]
         assert sum(count for op, count in stats["decomposed"].items() if "_fused_ada" in op) == 3
-        rounding = 8 * torch.finfo(dtype).eps
+        rounding = 8 * torch.finfo(dtype).eps  # three steps of a few rounded operations each
         for ours, expected in zip(*reversed(results), strict=True):
             torch.testing.assert_close(ours, expected, rtol=rounding, atol=rounding)
 
