@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.run.execution_place import LOCAL, ExecutionPlace
+from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.run.messages import Done, Limits, Pool, Task
+from conformance.run.shrinking import Ahead, Shrinker
 from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.shrinking import Ahead, Shrinker
 from conformance.sources.fuzzing.worker import ShardResult
 
 FAILING, CAUSES = 100, 50

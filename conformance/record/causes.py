@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.record.finding import shown_by
-from conformance.record.patterns import base_operator, pattern_of
+from conformance.record.patterns import base_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 from conformance.record.upstream import UNKNOWN
 
@@ -74,7 +74,7 @@ def pattern_of_result(result: Result) -> str:
         ((shown_by(failure), failure) for failure in result.failures),
         key=lambda pair: severity(result.replace(failures=(pair[1],))),
     )
-    return pattern_of(first, wrong, result.name)
+    return by_culprit(pattern_of(first, wrong, result.name), wrong, result.name, first.culprit)
 
 
 def causes_of(results: Iterable[Result]) -> list[Cause]:

@@ -76,7 +76,7 @@ class Failure:
 
     `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference; `layouts`
     maps "expected" and "actual" to (size, stride, storage_offset, storage elements). `cut` says that a limit of time
-    ended the search for a smaller script.
+    ended the search for a smaller script. `culprit` is that of its smallest program (`finding.Finding.culprit`).
     """
 
     oracle: str
@@ -90,6 +90,7 @@ class Failure:
     values: tuple[tuple[str, str, str, bool], ...] = ()
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cut: bool = False
+    culprit: str = ""
 
     @classmethod
     def of(cls, value: Any, **more: Any) -> Failure:

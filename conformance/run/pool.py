@@ -52,12 +52,12 @@ ATTEMPTS = 3
 """Limit on deaths of workers in a row before they take a task; the pool then reports NEVER_STARTED."""
 
 PRELOAD = (
-    "torch", "torch._dynamo", "conformance.sources.fuzzing.worker",
+    "torch", "torch._dynamo", "conformance.run.smaller",
     "torch.testing._internal.common_methods_invocations",
 )  # fmt: skip
 """Modules that the fork server imports for all workers. Many torch functions import torch._dynamo on their first call.
 op_db comes last: every worker samples it, and importing it dominates worker start-up. Pools share a server only if
-their lists are equal, so the module for programs is in the list of every pool.
+their lists are equal, so the module that runs programs is in the list of every pool.
 """
 
 TOGETHER = 0.2

@@ -309,6 +309,18 @@ DRIVERS = ("nvidiactl", "kfd", "dri", "dxg", "accel")
 UNREAD = {"PYTEST_CURRENT_TEST"}
 """Environment variables that may change while a server stands ready, because no code reads them."""
 
+CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""Variable that torch._dynamo sets at its import, in this process as in a server."""
+
+
+def _variables() -> frozenset[tuple[str, str]]:
+    """Return the environment variables that decide what a server imports. The usual value of `CACHE_FOLDER` counts as
+    none, so that a process which imports torch late keeps its server."""
+    folders = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    usual = (CACHE_FOLDER, folders.default_cache_dir()) if folders is not None else ()
+    with _environment:
+        return frozenset(item for item in os.environ.items() if item[0] not in UNREAD and item != usual)
+
 
 def _server(preload: Sequence[str]) -> _Server:
     """Return a server that has imported these modules in the current environment: an existing one, or else a new one.
@@ -316,9 +328,7 @@ def _server(preload: Sequence[str]) -> _Server:
     changes for a while only.
     """
     with _starting:
-        with _environment:
-            variables = frozenset((name, value) for name, value in os.environ.items() if name not in UNREAD)
-        environment = (os.getpid(), variables)
+        environment = (os.getpid(), _variables())
         key = (environment, tuple(preload))
         result = _standing.pop(key, None)
         if result is None or result.ended:

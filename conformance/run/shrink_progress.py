@@ -19,10 +19,6 @@ MOST_DEATHS = 8
 """Limit on the workers that may die, and the trials that may time out, of one failure."""
 
 
-DEATHS = {"crash": ExitReason.CRASH, "timeout": ExitReason.TIMEOUT}
-"""Oracles of failures that end a worker, with the exit reason of the worker."""
-
-
 @dataclass(frozen=True)
 class ShrinkProgress:
     """The smallest failing program so far, "" before the first trial; the candidates that ended a worker; and the

@@ -43,12 +43,13 @@ from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
 from conformance.run.execution_place import LOCAL, preloaded
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
 from conformance.sources.fuzzing.campaign import Campaign as Running
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.results import evidence
 from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch

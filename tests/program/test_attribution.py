@@ -19,8 +19,8 @@ from conformance.program.trial import Trial
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.patterns import LESS_PRECISE
+from conformance.run.failing_program import FailingProgram
 from conformance.selftest.mutants import MutantTarget
-from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.standalone.oracles import Mismatch
 from tests.run_script import Standalone
 

@@ -20,9 +20,9 @@ from conformance.program.model import LOOP, Input, Program, Storage
 from conformance.program.reduce import reduce_program
 from conformance.program.script import script
 from conformance.program.steps.op import Step, snippet_sources, tensor
+from conformance.run.failing_program import FailingProgram, ended
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.finding import FailingProgram, ended
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MARKER, bare, judged, own_part
 from tests.planted import liars

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from torch._inductor.runtime import cache_dir_utils
 
 from conformance.run import pool as pool_module
 from conformance.run import processes, signals
@@ -102,6 +103,21 @@ class TestForks:
             assert used("1") is first is not second
             third = used("3")
             assert (first.ended, second.ended, third.ended) == (False, True, False)
+        finally:
+            for server in standing.values():
+                server.end()
+
+    def test_torch_is_imported_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """torch._dynamo sets its cache folder in the environment; its usual folder starts no other server. Regression
+        test: a run that imports torch to minimize failures waited for a second server."""
+        monkeypatch.setattr(processes, "_standing", standing := {})
+        try:
+            monkeypatch.delenv(processes.CACHE_FOLDER, raising=False)
+            before = processes._server(["json"])
+            monkeypatch.setenv(processes.CACHE_FOLDER, cache_dir_utils.default_cache_dir())
+            assert processes._server(["json"]) is before
+            monkeypatch.setenv(processes.CACHE_FOLDER, "another")
+            assert processes._server(["json"]) is not before
         finally:
             for server in standing.values():
                 server.end()

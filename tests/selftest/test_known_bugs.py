@@ -17,11 +17,12 @@ from conformance.record.finding import ON_CPU
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.upstream import DECISIVE, SETTING, bugs
+from conformance.run.failing_program import FailingProgram
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN, Candidates
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import MOST_STEPS
 from conformance.standalone.oracles import Mismatch

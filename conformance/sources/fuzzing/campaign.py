@@ -28,20 +28,14 @@ from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, se
 from conformance.record.result import counted, write_atomic
 from conformance.record.shortfall import CALLS, FINDINGS, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
+from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
-from conformance.sources.fuzzing import smaller
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.sources.fuzzing.shrinking import (
-    TO_ANSWER,
-    Ahead,
-    LocalShrinker,
-    RemoteShrinker,
-    Shrinker,
-    ThreadShrinker,
-)
 from conformance.sources.fuzzing.worker import ShardResult
 
 PROGRESS = 6
@@ -427,8 +421,7 @@ class Campaign:
             except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
                 group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
         before = [self.path(group)]
-        # A worker stops trying smaller programs `TO_ANSWER` before its deadline.
-        group.finding, group.shrunk, group.cut = small, True, same is None and time.time() >= until - TO_ANSWER
+        group.finding, group.shrunk = small, True
         group.found_as.add(small.group)
         if small.an_error and time.time() < until and "shrinking" not in group.elsewhere:
             group.needed = small.operators & finding.operators
@@ -480,7 +473,9 @@ class Campaign:
             rows.append(Shortfall(programs, plan.wanted - judged, plan.wanted))
         late = [group for group in self._queue() if self._due(group)]
         shrunk = [group for group in self.groups if group.shrunk]
-        rows.append(Shortfall(FINDINGS, len(late) + sum(group.cut for group in shrunk), len(late) + len(shrunk)))
+        rows.append(
+            Shortfall(FINDINGS, len(late) + sum(group.finding.cut for group in shrunk), len(late) + len(shrunk))
+        )
         # A finding that was not tried without the backend counts as one of the backend, so its outcome depends on it.
         tried = [group for group in self.groups if group.finding.program.inputs]
         for relative in describe_target(plan.target).facts.siblings:

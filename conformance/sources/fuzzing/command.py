@@ -33,7 +33,7 @@ from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.sources.fuzzing.finding import Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay

@@ -1,4 +1,4 @@
-"""Worker processes that run programs, and recovery of a shard whose worker died.
+"""Worker processes that run the shards of a campaign, and recovery of a shard whose worker died.
 
 Defines `Workers`. The key insight: a worker records each program and each step before it runs it. A death therefore
 names its program and step, and a worker can draw the shard's earlier programs again.
@@ -8,48 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from conformance.program.model import Program, ProgramError
-from conformance.record.finding import CRASH, DRAWING, MEMORY, STARTING
-from conformance.record.names import MEASURED
+from conformance.record.finding import CRASH, DRAWING, STARTING
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, Done, Limits, Task, WorkerDied
-from conformance.run.pool import PRELOAD
-from conformance.run.worker import environment
-from conformance.sources.fuzzing import smaller, worker
-from conformance.sources.fuzzing.finding import DEATHS, NOTHING, FailingProgram, ended
+from conformance.run.failing_program import NOTHING, FailingProgram, ended
+from conformance.run.messages import Death, Done, Limits, Task
+from conformance.run.program_workers import ProgramWorkers
+from conformance.sources.fuzzing import worker
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
 from conformance.sources.fuzzing.worker import MOST_PARTS, ShardResult
 
 
-class Workers(PlacedPool):
-    """Processes that run programs on one target, `jobs` at a time. Use as a context manager."""
+class Workers(ProgramWorkers):
+    """Processes that run the shards of a campaign, `jobs` at a time. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
-        limits = replace(limits, recycle=Limits.recycle // SHARD)
-        super().__init__(place, target, limits, jobs, PRELOAD)  # so that no import counts as program time
-        self.hang: frozenset[str] = frozenset()
-        """Ops whose kernels must compile within program time, since programs timed out in their first calls."""
+        super().__init__(target, replace(limits, recycle=Limits.recycle // SHARD), jobs, place, [worker.__name__])
         self.deaths = 0
         """Number of workers that died while they ran a shard."""
         self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
         """Callback for the end of a task that is not a shard."""
-
-    def load(self) -> dict[str, str]:
-        """Load the target in a worker and return its environment. Raises TargetError."""
-        result: dict[str, str] = self.ask_first(environment, self.target)
-        return result
-
-    def alike(self) -> Workers:
-        """Return other workers with the same target and limits, on this machine."""
-        result = Workers(self.target, self.limits, place=replace(self.place, address=LOCAL.address))
-        result.hang = self.hang
-        return result
 
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
@@ -84,30 +66,6 @@ class Workers(PlacedPool):
             if rest is not None:
                 self.begin(rest)
         return whole
-
-    def ending(self, program: Program, until: float = math.inf) -> str:
-        """Return CRASH, TIMEOUT or MEMORY if a program ends its worker in that way. Return the empty string if the
-        worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
-        harness itself."""
-        try:
-            return "" if self.ask(smaller.survives, self.target, program, self.hang, until=until) else MEMORY
-        except WorkerDied as died:
-            return str(died.death.reason)
-        except ProgramError:  # a program without a meaning on torch CPU shows nothing
-            return ""
-
-    def shows(self, finding: FailingProgram, until: float = math.inf) -> bool:
-        """Whether a worker fails on a finding's program, or dies of it, as before. Raises TargetError if no worker can
-        be started, and OutOfTime at `until`, in seconds since the epoch."""
-        if finding.kind in DEATHS:
-            return self.ending(finding.program, until) in finding.exit_reasons
-        oracles = {mismatch.oracle for mismatch in finding.mismatches}
-        if oracles and oracles <= {*MEASURED}:
-            return True  # measurements need the campaign's baseline, which this worker does not have
-        try:
-            return bool(self.ask(smaller.fails, self.target, finding.program, self.limits.unit, until=until))
-        except WorkerDied:
-            return True
 
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind | None]:

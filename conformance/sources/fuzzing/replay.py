@@ -27,14 +27,14 @@ from conformance.record.sentences import sentence
 from conformance.report import summary
 from conformance.report.terminal import Replayed, show, show_all
 from conformance.run.execution_place import ExecutionPlace, log
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
+from conformance.run.shrinking import LocalShrinker
 from conformance.run.temporary import OwnedFolder
-from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
 from conformance.sources.fuzzing.results import parts, replayed, result_of
-from conformance.sources.fuzzing.shrinking import LocalShrinker
 
 Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
 

@@ -43,10 +43,11 @@ from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
+from conformance.run.failing_program import FailingProgram
+from conformance.run.smaller import SAME
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import HANGS
-from conformance.sources.fuzzing.smaller import SAME
 
 if TYPE_CHECKING:
     from conformance.sources.fuzzing.campaign import Campaign

@@ -17,7 +17,7 @@ from conformance.record.sentences import headline, legend
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.results import undefined
 from conformance.standalone.script import own_part
 

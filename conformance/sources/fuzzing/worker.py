@@ -37,14 +37,13 @@ from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
-from conformance.run.shrink_trials import watch_steps
+from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.smaller import unexplained, watch_steps
 from conformance.run.worker import keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.smaller import unexplained
 from conformance.sources.fuzzing.tally import Tally
 from conformance.standalone.oracles import Mismatch
 

@@ -1,38 +1,44 @@
 """Minimization of failing op_db samples: the first failing sample of each cause becomes a small failing program.
 
-Defines `minimize`. A sample becomes a program (`sample_program`), and the reducer of programs shrinks it in a worker
-that may die (`run/shrink_progress`). This module runs in the process that collects results, which does not import
-torch.
+Defines `minimize`. A sample becomes a program (`sample_program`), which is shrunk as a drawn one (`run/shrinking`).
+This module runs in the process that collects results. It imports torch only if there is a failure to minimize.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.record.causes import pattern_of_result
 from conformance.record.errors import TargetError
-from conformance.record.finding import ON_CPU, ON_TARGET
+from conformance.record.finding import FLAKY, ON_CPU, ON_TARGET, TIMEOUT
 from conformance.record.names import DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import base_operator
 from conformance.record.result import RERUN, Failure, Result, Run, counted, severity
 from conformance.record.shortfall import FINDINGS, MINUTES, Shortfall
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, Limits, Task
-from conformance.run.shrink_progress import DEATHS, ShrinkProgress
-from conformance.sources.opinfo import worker
+from conformance.run.messages import Limits, OutOfTime, Task, WorkerDied
 from conformance.sources.opinfo.plan import Case
+
+if TYPE_CHECKING:
+    from conformance.run.failing_program import FailingProgram
+    from conformance.run.shrinking import LocalShrinker
 
 BUDGET, SHARE = 120.0, 0.15
 """Limit in seconds on the minimization of all failures of a run, and the part of a run's time limit that is left for
 it if cases fail."""
 
-TRIAL = 10.0
-"""Limit in seconds on one trial. A longer one counts as a hang."""
+TRIALS, SECONDS, TRIAL = 250, 30.0, 10.0
+"""Limits on one failure: the number of smaller programs, and the seconds for all and for one of them. A longer trial
+counts as a hang."""
+
+MODULES = ("conformance.sources.opinfo.smaller",)
+
+ENDED = ("crash", "timeout")
+"""Oracles of a failure that ended its worker."""
 
 UNSHOWN = (*MEASURED, "harness", NOT_COMPARED, "memory", "message", "device")
 """Oracles that the verdict on a program does not have, or that no script can show."""
@@ -59,21 +65,15 @@ def minimize(
         return
     small: dict[str, Failure] = {}
     reasons = Counter[str]()
-    modules = (worker.__name__, "conformance.sources.opinfo.smaller")
     limits = replace(limits, unit=min(limits.unit, TRIAL))
-    tasks = [
-        Task(id, worker.minimized, (run.target, cases[id], failure, until, ShrinkProgress()))
-        for id, failure in chosen.items()
-    ]
-    with PlacedPool(place, run.target, limits, min(jobs, len(chosen)), modules) as pool:
-        try:
-            for task, answer in pool.results(tasks, _after_death, seconds + limits.unit):
-                if isinstance(answer, Failure):
-                    small[task.name] = answer
-                elif answer:  # "" for a failure without time
-                    reasons[answer if isinstance(answer, str) else f"{type(answer).__name__}: {answer}"] += 1
-        except TargetError as error:
-            reasons[str(error)] = len(chosen) - len(small) - reasons.total()
+    try:
+        for id, answer in _minimized(run.target, cases, chosen, limits, min(jobs, len(chosen)), place, until):
+            if isinstance(answer, Failure):
+                small[id] = answer
+            elif answer:  # "" for a failure without time
+                reasons[answer] += 1
+    except TargetError as error:
+        reasons[str(error)] = len(chosen) - len(small) - reasons.total()
     run.results = [_with(result, small.get(result.id)) for result in run.results]
     if late := len(chosen) - len(small) - reasons.total():
         run.not_judged.append(Shortfall(FINDINGS, late, len(chosen), limit))
@@ -82,13 +82,72 @@ def minimize(
         run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({counts})")
 
 
-def _after_death(task: Task, death: Death) -> Task | str:
-    """Return the task with the progress of its dead worker, or the reason why there is no further one. After too many
-    deaths, the last worker judges the smallest program so far."""
-    *args, failure, until, before = task.args
-    progress = before.after(death, [DEATHS[failure.oracle]] if failure.oracle in DEATHS else [])
-    ends = before.over or (progress.over and not progress.best)
-    return "its worker dies too often" if ends else replace(task, args=(*args, failure, until, progress))
+def _minimized(
+    target: str,
+    cases: Mapping[str, Case],
+    chosen: Mapping[str, Failure],
+    limits: Limits,
+    jobs: int,
+    place: ExecutionPlace,
+    until: float,
+) -> Iterator[tuple[str, Failure | str]]:
+    """Yield the answer of `minimized` for each failure, by its result's id: in threads of this process, or at another
+    place in tasks of a pool. Raises TargetError."""
+    from conformance.run.program_workers import ProgramWorkers
+    from conformance.run.shrinking import ThreadShrinker, result_of, with_shrinker
+
+    with ProgramWorkers(target, limits, jobs, place, MODULES) as workers:
+        if place.local:
+            with ThreadShrinker(workers, jobs, TRIALS) as threads:
+                running = {id: threads.submit(minimized, cases[id], failure, until) for id, failure in chosen.items()}
+                for id, future in running.items():
+                    yield id, result_of(future)
+            return
+        tasks = [
+            Task(id, with_shrinker, (target, limits, TRIALS, minimized, cases[id], failure, until))
+            for id, failure in chosen.items()
+        ]
+        for task, answer in workers.results(tasks, lambda task, death: death.said, until - time.time() + limits.unit):
+            yield task.name, f"{type(answer).__name__}: {answer}" if isinstance(answer, Exception) else answer
+
+
+def minimized(shrinker: LocalShrinker, case: Case, failure: Failure, until: float) -> Failure | str:
+    """Return the failure on its smallest program, or the reason why it stays as it is; "" if there is no time. No trial
+    begins after `until`, in seconds since the epoch."""
+    from conformance.sources.opinfo.smaller import NOT_REPEATED, failing_programs, failure_on
+
+    workers, until = shrinker.workers, min(until, time.time() + SECONDS)
+    try:
+        programs = workers.ask(failing_programs, workers.target, case, failure, until=until)
+        if isinstance(programs, str):
+            return programs
+        for program in programs:
+            small = program
+            if failure.where != ON_CPU:  # where the reference ends its process, no smaller program can be judged
+                workers.hang = _hanging(workers.target, program)
+                small = shrinker.smaller(program, until)
+            if small.kind != FLAKY:
+                return workers.ask(failure_on, workers.target, case, failure, small)
+        return NOT_REPEATED
+    except OutOfTime:
+        return ""
+    except WorkerDied as died:
+        return f"its program ends the worker: {died.death.said}"
+    except TargetError:
+        raise
+    except Exception as error:  # of the harness itself
+        return f"{type(error).__name__}: {error}"
+
+
+def _hanging(target: str, finding: FailingProgram) -> frozenset[str]:
+    """The ops whose kernels must compile within a trial's time: those of a program that hangs, since only some devices
+    build kernels for long. They need the time on a lazy target, or one that transforms programs."""
+    from conformance.engine.loading import describe_target
+
+    facts = describe_target(target).facts
+    if finding.kind != TIMEOUT or facts.lazy or facts.transforms_program:
+        return frozenset()
+    return frozenset(["", *(step.op for step in finding.program.steps)])
 
 
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
@@ -97,7 +156,7 @@ def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
     for result in sorted(run.results, key=_plainest):
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
-            if first.oracle not in UNSHOWN and (first.oracle not in DEATHS or first.where in (ON_CPU, ON_TARGET)):
+            if first.oracle not in UNSHOWN and (first.oracle not in ENDED or first.where in (ON_CPU, ON_TARGET)):
                 chosen.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
     return dict(chosen.values())
 

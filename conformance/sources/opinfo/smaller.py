@@ -1,31 +1,32 @@
-"""The minimized form of one failing sample, in a worker: trials on the target, and the failure of the smallest program.
+"""The program of one failing sample, and the failure as its smallest program shows it, in a worker.
 
-Defines `Minimizer` and `programs_of`. A candidate fails in the same way if the verdict on it has a mismatch of the same
-property: the same oracle, about a result or about an input as before, and for an error the same type and text.
+Defines `failing_programs` and `failure_on`, between which `run/shrinking.py` shrinks the program, and `programs_of`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.calls import judge_trial
 from conformance.program.capture import Unwritable
 from conformance.program.model import Program
-from conformance.program.reduce import SAMPLE_PASSES, plainer_values, written_names
+from conformance.program.reduce import written_names
 from conformance.program.steps.op import snippet_sources
 from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
-from conformance.record.finding import ON_CPU, shown_by
+from conformance.record.finding import CRASH, FAIL, FLAKY, ON_CPU, TIMEOUT, shown_by
 from conformance.record.result import Failure
-from conformance.run.shrink_progress import DEATHS, ShrinkProgress
-from conformance.run.shrink_trials import ShrinkTrials, shows_same_failure
-from conformance.sources.opinfo import catalog, undefined
+from conformance.run.failing_program import FailingProgram
+from conformance.run.smaller import DISTINCT_SAMPLE, SAMPLE, is_shown, shows_same_failure, unexplained, watch_steps
+from conformance.run.worker import loaded, unit
+from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
@@ -35,81 +36,76 @@ from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import bare, own_part
 from conformance.standalone.torch_compat import op_db_unseeded
 
-TRIALS, SECONDS = 250, 30.0
-"""Limits on the trials of one failure in one worker: their number, and the time in which they begin."""
-
 NOT_SHOWN = "the program does not show the failure"
 
+NOT_REPEATED = "a new process does not repeat it"
 
-class Minimizer:
-    """Minimization of one failure of a case on the target; `worker.minimized` explains the arguments."""
+DEATHS = {"crash": CRASH, "timeout": TIMEOUT}
+"""Kinds of failing programs, by the oracle of a failure that ended its worker."""
 
-    def __init__(self, target: Target, case: Case, failure: Failure, until: float, progress: ShrinkProgress) -> None:
-        self.target, self.case, self.failure, self.reason = target, case, failure, NOT_SHOWN
-        self.until = min(until, time.time() + SECONDS)
-        self.late = time.time() >= until and not progress.best
-        hangs = failure.oracle == "timeout"
-        self.trials = ShrinkTrials(target, progress, self._matches, hangs=hangs, until=self.until)
 
-    def smallest(self) -> Failure | str:
-        """Return the failure on the smallest program, or the reason why there is none; "" if there is no time."""
-        if self.late:
-            return ""
-        failing = self.trials.best
-        if failing is None:
-            programs, reason = programs_of(self.case, self.failure, self.target)
-            if not programs:
-                return f"it cannot be written as a program: {reason}"
-            if self.failure.where == ON_CPU:  # the reference ends its process, so no smaller program can be judged
-                return self._failure(programs[0])
-            if self.trials.hangs and not (self.target.facts.lazy or self.target.facts.transforms_program):
-                # A hang would take the time for kernels too, and only some devices build kernels for long.
-                self.trials.hang = {"", *(step.op for program in programs for step in program.steps)}
-            failing = next(filter(self.trials.fails, programs), None)
-            if failing is None:
-                return self.reason
-        distinct = undefined.needs_distinct(self.case.op)
-        passes = [reduction for reduction in SAMPLE_PASSES if not (distinct and reduction is plainer_values)]
-        return self._failure(self.trials.smallest(failing, TRIALS, passes))
-
-    def _matches(self, trial: Trial, verdict: Verdict) -> bool:
+def failing_programs(spec: str, case: Case, failure: Failure) -> list[FailingProgram] | str:
+    """Return the program of the sample's call that shows the failure, or the reason why there is none. After a failure
+    that ended its worker no call is tried, and the programs of all calls of the sample are returned."""
+    target = loaded(spec)
+    programs, reason = programs_of(case, failure, target)
+    if not programs:
+        return f"it cannot be written as a program: {reason}"
+    wrong, passes = shown_by(failure), DISTINCT_SAMPLE if undefined.needs_distinct(case.op) else SAMPLE
+    new = functools.partial(FailingProgram, seed=seeding.SEED, number=failure.sample, group=wrong, passes=passes)
+    if failure.oracle in DEATHS:
+        kind, said = DEATHS[failure.oracle], failure.actual
+        return [new(kind, program=program, property=wrong, op=case.op, said=said) for program in programs]
+    reason = NOT_SHOWN
+    for program in programs:
+        trial = Trial.of(program, target)
+        with unit(case.id):
+            verdict = judge_trial(trial, locate=True, watch=watch_steps(program))
+            shown = next((one for one in verdict.mismatches if _alike(case, failure, program, one)), None)
+            layer = unexplained(trial, [shown])[1] if shown is not None else ""
+        if shown is not None:
+            finding = new(FAIL, program=program, mismatches=verdict.mismatches, step=verdict.bad_step, shown=shown)
+            return [replace(finding, property=wrong, op=case.op, layer=layer)]
         if verdict.unsupported:
-            self.reason = f"the target does not take the program: {verdict.unsupported}"
-        return any(self._alike(trial.program, mismatch) for mismatch in verdict.mismatches)
+            reason = f"the target does not take the program: {verdict.unsupported}"
+    return reason
 
-    def _alike(self, program: Program, mismatch: Mismatch) -> bool:
-        other = self.failure
-        if shown_by(mismatch) != shown_by(other) or not shows_same_failure(mismatch, other):
-            return False
-        return mismatch.oracle == "error" or self._of_result(program, mismatch.where) == self._of_result(
-            program, other.where
-        )
 
-    def _of_result(self, program: Program, where: str) -> bool:
-        """Whether a mismatch is about a result or a written operand, and not about another input. Names are those of
-        the program, or those of the call if its inputs are large."""
-        name = where.removeprefix("grad of ").partition(" (")[0].partition("[")[0]
-        written = {"out", *(["input"] if self.case.variant == "inplace" else [])}.union(
-            *map(written_names, program.steps)
-        )
-        return name in written or name.startswith((RESULT, "step "))
+def failure_on(spec: str, case: Case, failure: Failure, small: FailingProgram) -> Failure | str:
+    """Return the failure as its smallest program shows it, or the reason why it stays as it is."""
+    target, program, verdict = loaded(spec), small.program, Verdict()
+    if small.kind == FLAKY:
+        return NOT_REPEATED
+    if failure.oracle not in DEATHS:
+        with unit(case.id):
+            verdict = judge_trial(Trial.of(program, target), locate=True, watch=watch_steps(program))
+        first = next((mismatch for mismatch in verdict.mismatches if is_shown(small, program, mismatch)), None)
+        if first is None:
+            return NOT_SHOWN
+        rest = tuple(mismatch for mismatch in verdict.mismatches if mismatch is not first)
+        verdict = replace(verdict, mismatches=(first, *rest))
+    smaller = failure_of_program(case, target, failure, program, verdict)
+    smaller = replace(smaller, cut=small.cut, culprit=small.culprit)
+    helpers = snippet_sources(name for step in program.steps if (name := OPS[step.op].snippet))
+    lines = len(own_part(smaller.script).splitlines()) - sum(len(text.splitlines()) for text in map(bare, helpers))
+    short = lines <= LONGEST_LINES and sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
+    return smaller if short else f"its script has more than {LONGEST_LINES} lines, or large inputs"
 
-    def _failure(self, program: Program) -> Failure | str:
-        case, failure, verdict = self.case, self.failure, Verdict()
-        if failure.oracle not in DEATHS:
-            verdict = self.trials.judged(Trial.of(program, self.target), self.trials.progress.best, locate=True)
-            first = next((mismatch for mismatch in verdict.mismatches if self._alike(program, mismatch)), None)
-            if first is None:
-                return NOT_SHOWN
-            rest = tuple(mismatch for mismatch in verdict.mismatches if mismatch is not first)
-            verdict = replace(verdict, mismatches=(first, *rest))
-        smaller = failure_of_program(case, self.target, failure, program, verdict)
-        smaller = replace(smaller, cut=time.time() >= self.until)
-        helpers = snippet_sources(name for step in program.steps if (name := OPS[step.op].snippet))
-        lines = len(own_part(smaller.script).splitlines()) - sum(len(text.splitlines()) for text in map(bare, helpers))
-        short = lines <= LONGEST_LINES
-        small = sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
-        return smaller if short and small else f"its script has more than {LONGEST_LINES} lines, or large inputs"
+
+def _alike(case: Case, failure: Failure, program: Program, mismatch: Mismatch) -> bool:
+    """Whether a mismatch of the sample's program is the failure of its call, in which names may differ."""
+    if shown_by(mismatch) != shown_by(failure) or not shows_same_failure(mismatch, failure):
+        return False
+    of_result = _is_of_result(case, program, mismatch.where) == _is_of_result(case, program, failure.where)
+    return mismatch.oracle == "error" or of_result
+
+
+def _is_of_result(case: Case, program: Program, where: str) -> bool:
+    """Whether a mismatch is about a result or a written operand, and not about another input. Names are those of the
+    program, or those of the call if its inputs are large."""
+    name = where.removeprefix("grad of ").partition(" (")[0].partition("[")[0]
+    written = {"out", *(["input"] if case.variant == "inplace" else [])}.union(*map(written_names, program.steps))
+    return name in written or name.startswith((RESULT, "step "))
 
 
 def programs_of(case: Case, failure: Failure, target: Target, checked: bool = True) -> tuple[list[Program], str]:

@@ -13,9 +13,8 @@ from dataclasses import replace
 from conformance.record.errors import TargetError
 from conformance.record.measurements import Measure
 from conformance.record.names import VARIANTS
-from conformance.record.result import Failure, Result
+from conformance.record.result import Result
 from conformance.run.messages import COMPILING
-from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import environment, loaded, step, unit
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry
@@ -72,16 +71,6 @@ def run(target: str, case: Case, skipped: Collection[int] = (), together: bool =
         result = run_case(case, under_test, note, skipped, together)
     _cases_run += 1
     return result, calibration_loop() if _cases_run % CALIBRATE_EVERY == 1 else 0.0
-
-
-def minimized(target: str, case: Case, failure: Failure, until: float, progress: ShrinkProgress) -> Failure | str:
-    """Return the minimized failure, or the reason why the failure stays as it is.
-
-    No trial begins after `until`, in seconds since the epoch. `progress` is that of earlier workers."""
-    under_test = loaded(target)
-    from conformance.sources.opinfo.smaller import Minimizer
-
-    return Minimizer(under_test, case, failure, until, progress).smallest()
 
 
 _cases_run = 0

@@ -12,9 +12,10 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.record.result import Outcome
+from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 

@@ -14,14 +14,15 @@ from conformance.program.steps.op import Step
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.run import shrink_progress
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
+from conformance.run.shrinking import LocalShrinker
 from conformance.sources.fuzzing import isolation, worker
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.shrinking import LocalShrinker
 from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result
 

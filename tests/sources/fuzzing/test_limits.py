@@ -24,19 +24,21 @@ from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
 from conformance.report import terminal
-from conformance.run import options, session
+from conformance.run import options, session, smaller
 from conformance.run import probe as run_probe
+from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
+from conformance.run.program_workers import ProgramWorkers
+from conformance.run.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing import command, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.finding import FailingProgram, Group, ended
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing.terminal import summarize
 from conformance.standalone.oracles import Mismatch
 from tests.patience import stretched
@@ -144,7 +146,7 @@ class Slow:
         self.clock.now += max(min(40, until - self.clock.now), 0)
         if self.clock.now >= until:
             raise OutOfTime
-        return self.answer
+        return False if function is smaller.survives else self.answer
 
 
 class SlowProbe(Pool):
@@ -188,7 +190,7 @@ class TestMinutes:
     @pytest.fixture
     def slow(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Slow:
         slow = Slow(clock)
-        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: slow.ask(*args, **options))
+        monkeypatch.setattr(ProgramWorkers, "ask", lambda self, *args, **options: slow.ask(*args, **options))
         return slow
 
     @pytest.mark.parametrize("kind", [MEMORY, TIMEOUT, FAIL])
@@ -199,19 +201,25 @@ class TestMinutes:
         steps = [NEG] * 8
         finding = FailingProgram(kind, 0, 7, "a group", program(*steps), WRONG, step=8)
         until = clock.now + left
-        slow.answer = False if kind != FAIL else finding
+        slow.answer = finding
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
             small = shrinker.smaller(finding, until)
         assert clock.now <= until
         assert slow.asked
         assert set(slow.asked) == {until}
         if left < 40:
-            assert small == finding
+            assert small == replace(finding, cut=True)
 
     def test_a_worker_answers_before_the_deadline(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         """The worker's deadline is a second earlier than the pool's, so that it can judge its result so far."""
         requests: list[Any] = []
-        monkeypatch.setattr(Workers, "ask", lambda self, *args, **options: requests.append((args, options)))
+
+        def ask(self: ProgramWorkers, *args: Any, **options: Any) -> FailingProgram:
+            requests.append((args, options))
+            _, _, finding, *_ = args
+            return finding
+
+        monkeypatch.setattr(ProgramWorkers, "ask", ask)
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
             shrinker.smaller(FailingProgram(FAIL, 0, 7, "a group", program(NEG), WRONG), clock.now + 50)
         (_, _, _, _, early, *_), options = requests[0]  # the second asks for the attribution

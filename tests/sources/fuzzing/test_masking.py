@@ -21,8 +21,8 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.report.summary import masked
+from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import FailingProgram
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.sources.fuzzing.worker import run_shard
 from tests.planted.pairs import Pair

@@ -15,11 +15,11 @@ import pytest
 from conformance.program.model import Program, ProgramError
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
+from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
+from conformance.run.shrinking import RemoteShrinker
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.shrinking import RemoteShrinker
 
 FOUND = [FailingProgram(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property="value") for number in range(12)]
 

@@ -14,11 +14,11 @@ from conformance.program.verdict import Signature
 from conformance.record import result as model
 from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from_signature
 from conformance.record.result import Outcome
+from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.run.pool import LocalPool
+from conformance.run.shrinking import LocalShrinker
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.results import parts, replayed, result_of
-from conformance.sources.fuzzing.shrinking import LocalShrinker
 
 FAULT = "mutant:slice drops the offset"
 

@@ -14,12 +14,13 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.record.shortfall import FINDINGS, PROGRAMS, Shortfall
+from conformance.run.failing_program import FailingProgram
+from conformance.run.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing import campaign
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import SHARD, Plan
-from conformance.sources.fuzzing.shrinking import TO_ANSWER
 from conformance.standalone.oracles import Mismatch
 
 NEG = Program(
@@ -86,13 +87,16 @@ def planned(folder: Path, **options: object) -> Campaign:
     return running
 
 
-class Shrinking:
+class Shrinking(LocalShrinker):
     """A shrinker that ends when its clock says so."""
 
     def __init__(self, clock: list[float], ends: float) -> None:
         self.clock, self.ends = clock, ends
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
+        return self.smaller(finding, until)
+
+    def _smaller(self, finding: FailingProgram, until: float) -> FailingProgram:
         self.clock[0] = self.ends
         return replace(finding, program=finding.program.with_steps(()))
 
@@ -114,7 +118,7 @@ class TestFindings:
         assert running.groups[0].shrunk
         assert running.shortfalls() == [Shortfall(FINDINGS, 1, 1)] * cut
         data = running.groups[0].to_json({})
-        assert Group.from_json(data).cut is bool(cut), "--resume keeps it"
+        assert Group.from_json(data).finding.cut is bool(cut), "--resume keeps it"
 
     def test_a_finding_that_is_not_shrunk(self, tmp_path: Path) -> None:
         assert planned(tmp_path).shortfalls() == [Shortfall(FINDINGS, 1, 1)]

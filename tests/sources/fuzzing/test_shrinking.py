@@ -17,12 +17,12 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.run import shrink_progress
+from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.run.messages import Limits
+from conformance.run.shrinking import LocalShrinker, ThreadShrinker
 from conformance.run.signals import Stopped
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram
 from conformance.sources.fuzzing.isolation import Workers
-from conformance.sources.fuzzing.shrinking import LocalShrinker, ThreadShrinker
 from tests.patience import stretched
 
 FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]

@@ -18,10 +18,10 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
 from conformance.record.errors import TargetError
 from conformance.record.finding import INVALID
+from conformance.run.failing_program import FailingProgram
+from conformance.run.smaller import elsewhere
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing, Tally
-from conformance.sources.fuzzing.finding import FailingProgram
-from conformance.sources.fuzzing.smaller import elsewhere
 from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,9 @@ from rich.console import Console
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
 from conformance.record.finding import FAIL
+from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.terminal import summarize

@@ -16,13 +16,14 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, WITHOUT_BACKEND, Outcome
 from conformance.report import html, machine
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, ExitReason
+from conformance.run.smaller import SAME, died_elsewhere, elsewhere
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.finding import FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.smaller import SAME, died_elsewhere, elsewhere
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
 STORAGES = (Storage("float64", 1), Storage("float32", 3))

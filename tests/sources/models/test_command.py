@@ -13,8 +13,9 @@ from conformance.record import result as model
 from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import ModelRow
 from conformance.report.__main__ import main as report
+from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.finding import NOTHING, FailingProgram, Group
+from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import models_of
 from conformance.sources.models.__main__ import main

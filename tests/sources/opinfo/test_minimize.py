@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from conformance.record.causes import pattern_of_result
 from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
-from conformance.run.isolation import PlacedPool
-from conformance.run.messages import Death, ExitReason, Limits, Note, Task
+from conformance.run.messages import Death, ExitReason, Limits, Note
+from conformance.run.program_workers import ProgramWorkers
 from conformance.run.script_process import Ended, Forks, run_alone
 from conformance.run.scripts import statement_about
 from conformance.run.shrink_progress import ShrinkProgress
-from conformance.sources.opinfo import minimize, runner, worker
+from conformance.run.shrinking import LocalShrinker
+from conformance.sources.opinfo import minimize, runner
 from conformance.sources.opinfo.finding import LONGEST_LINES
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.runner import Request, run
@@ -106,6 +108,13 @@ class TestPlanted:
         assert "forward_over_backward(torch.exp, [a], [a], a)" in script and "op_db" not in own_part(script)
         assert statement_about(result, alone(script), 60.0) == SHOWS
 
+    def test_culprit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A minimized failure names the operator whose answer by torch CPU mends it, as a drawn program's does."""
+        monkeypatch.setenv("TOY_FAULTS", "relu")
+        request = Request([Selection(("nn.functional.relu",), ("float32",), samples=2)], limits=LIMITS)
+        [result] = run("device:toy,import=toy_device,without=set_+unfold", request).results
+        assert (result.failures[0].culprit, pattern_of_result(result)) == ("relu", "value of relu")
+
     def test_reason(self) -> None:
         """A call that no program can hold keeps the script of its sample, and the notes of the run say why."""
         case = Case("lu_unpack", "", "", "float32", "forward", "as_sampled")
@@ -126,25 +135,12 @@ class TestPlanted:
         assert "torch.add(a, a)" in minimized.results[0].failures[0].script
 
 
-class Late(PlacedPool):
-    """A pool whose workers have no time."""
-
-    def __init__(self, *args: object) -> None:
-        """Start no worker."""
-
-    def results(self, tasks: Iterable[Task], *args: object) -> Iterator[tuple[Task, str]]:  # type: ignore[override]
-        return ((task, "") for task in tasks)
-
-    def close(self) -> None:
-        """Do nothing: there is no process to end."""
-
-
 class TestOwner:
-    """The process that owns the pool, which does not import torch."""
+    """The process that owns the workers."""
 
     def test_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run without an undeclared failure starts no worker."""
-        monkeypatch.setattr(minimize, "PlacedPool", None)
+        monkeypatch.setattr(minimize, "_minimized", None)
         passed = Result("add", "float32", "forward", "as_sampled", Outcome.PASS)
         known = passed.replace(op="mul", outcome=Outcome.XFAIL, failures=(Failure("value", "result", "1", "2"),))
         layer = known.replace(op="sub", outcome=Outcome.FAIL, layer="compile:eager")
@@ -159,7 +155,7 @@ class TestOwner:
 
     def test_time_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run whose time is over starts no worker, and says so."""
-        monkeypatch.setattr(minimize, "PlacedPool", None)
+        monkeypatch.setattr(minimize, "_minimized", None)
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
         minimized = Run("cpu", [failed])
         minimize.minimize(
@@ -170,7 +166,7 @@ class TestOwner:
     def test_no_time_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A failure that its worker had no time for is counted as such. Regression test: its reason was "NoneType:
         None"."""
-        monkeypatch.setattr(minimize, "PlacedPool", Late)
+        monkeypatch.setattr(minimize, "_minimized", lambda target, cases, chosen, *_: [(id, "") for id in chosen])
         failed = Result("add", "float32", "forward", "as_sampled", Outcome.FAIL, failures=(Failure("value", "result"),))
         minimized = Run("cpu", [failed])
         minimize.minimize(minimized, {failed.id: Case("add", "", "", "float32", "forward", "as_sampled")}, LIMITS)
@@ -185,18 +181,16 @@ class TestOwner:
         assert after == ShrinkProgress(best, frozenset({"smaller"}), 1)
         assert after.after(Death(ExitReason.CRASH, "died"), same).best == best
 
-    @pytest.mark.parametrize(("best", "deaths", "goes_on"), [("{}", 8, True), ("{}", 9, False), ("", 8, False)])
-    def test_after_too_many_deaths(self, best: str, deaths: int, goes_on: bool) -> None:
-        """One more worker judges the smallest program so far. Regression test: that program was lost."""
-        task = Task("add::float32", print, ("cpu", None, Failure("value", "result"), 0.0, ShrinkProgress(best)))
-        after: Task | str = task
-        for number in range(deaths):
-            assert isinstance(after, Task)
-            note = Note(1, json.dumps([best, f"candidate {number}"]))
-            after = minimize._after_death(after, Death(ExitReason.CRASH, "died", note))
-        assert after == "its worker dies too often" if not goes_on else isinstance(after, Task)
-
-    def test_no_time(self, cpu: Any) -> None:
+    def test_no_time(self) -> None:
         """Without time no trial begins."""
-        case = Case("add", "", "", "float32", "forward", "as_sampled")
-        assert worker.minimized("cpu", case, Failure("value", "result", "1", "2"), 0.0, ShrinkProgress()) == ""
+        case, failure = Case("add", "", "", "float32", "forward", "as_sampled"), Failure("value", "result", "1", "2")
+        with ProgramWorkers("cpu", Limits()) as workers, LocalShrinker(workers, minimize.TRIALS) as shrinker:
+            assert minimize.minimized(shrinker, case, failure, 0.0) == ""
+
+    @pytest.mark.usefixtures("here")
+    def test_a_program_that_ends_the_worker(self) -> None:
+        """A failure whose program ends the worker, unlike its sample, stays as it is, with the reason."""
+        case, failure = Case("atan", "", "", "float32", "forward", "as_sampled"), Failure("value", "result", "1", "2")
+        with ProgramWorkers("planted", LIMITS) as workers, LocalShrinker(workers, minimize.TRIALS) as shrinker:
+            answer = minimize.minimized(shrinker, case, failure, math.inf)
+        assert answer == "its program ends the worker: killed its process with SIGSEGV"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 from conformance.record import names
 from conformance.record.finding import ON_CPU
 from conformance.record.result import Failure, Outcome
-from conformance.run.shrink_progress import ShrinkProgress
-from conformance.sources.opinfo import catalog, overloads, plan
+from conformance.run.messages import Limits
+from conformance.run.program_workers import ProgramWorkers
+from conformance.run.shrinking import LocalShrinker
+from conformance.sources.opinfo import catalog, minimize, overloads, plan
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.smaller import Minimizer
 from conformance.standalone.torch_compat import TorchDispatchMode
 from conformance.targets.cpu import CpuTarget
 
@@ -120,7 +121,8 @@ class TestEntries:
         op = overloads.infos()[case.op]
         index = next(s.index for s in samples(op, case.variant, torch.float32, "as_sampled", None) if s.args[3] == 0)
         failure = Failure("crash", ON_CPU, "an answer", "killed its process with SIGSEGV", sample=index)
-        smallest = Minimizer(CpuTarget(), case, failure, time.time() + 60, ShrinkProgress()).smallest()
+        with ProgramWorkers("cpu", Limits()) as workers, LocalShrinker(workers, minimize.TRIALS) as shrinker:
+            smallest = minimize.minimized(shrinker, case, failure, math.inf)
         assert isinstance(smallest, Failure), smallest
         assert "torch.ops.aten.nll_loss2d_backward(a, b, c, " in smallest.script
 

@@ -15,20 +15,19 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
 
 from conformance.program.model import Program
 from conformance.record.errors import TargetError
-from conformance.run import signals
+from conformance.run import signals, smaller
+from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
+from conformance.run.program_workers import ProgramWorkers
 from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import environment
-from conformance.sources.fuzzing import smaller
-from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
-from conformance.sources.fuzzing.isolation import Workers
 
 
 class Shrinker(Protocol):
@@ -60,9 +59,9 @@ class LocalShrinker:
     """Shrinks findings one after the other, in `workers` and in fresh workers of the same target on this machine. A
     fresh worker has run no program. Use as a context manager, which ends the fresh worker that stands ready."""
 
-    def __init__(self, workers: Workers, trials: int) -> None:
+    def __init__(self, workers: ProgramWorkers, trials: int) -> None:
         self.workers, self.trials = workers, trials
-        self._next: Workers | None = None
+        self._next: ProgramWorkers | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +70,7 @@ class LocalShrinker:
         if self._next is not None:
             self._next.close()
 
-    def start(self) -> Workers:
+    def start(self) -> ProgramWorkers:
         """Start a fresh worker, unless a started one is still unused: starting ahead of its use saves time."""
         if self._next is None:
             self._next = self.workers.alike()
@@ -79,7 +78,7 @@ class LocalShrinker:
         return self._next
 
     @contextlib.contextmanager
-    def _fresh(self, until: float) -> Iterator[Workers]:
+    def _fresh(self, until: float) -> Iterator[ProgramWorkers]:
         """A fresh worker for the block. Waits until it has loaded the target, but not beyond `until`."""
         fresh, self._next = self.start(), None
         with fresh:
@@ -103,6 +102,10 @@ class LocalShrinker:
         it is. Raises errors of the harness itself."""
         if not finding.shrinkable:
             return finding
+        small = self._smaller(finding, until)
+        return replace(small, cut=time.time() >= until - TO_ANSWER)
+
+    def _smaller(self, finding: FailingProgram, until: float) -> FailingProgram:
         if finding.kind in DEATHS:
             try:
                 repeats = self._repeats(finding, until)
@@ -151,17 +154,27 @@ class LocalShrinker:
                     return small
                 smaller = LocalShrinker(fresh, self.trials).smaller(finding, until)
             return smaller if self._repeats(smaller, until) else finding
-        return finding
+        return replace(finding, cut=True)
 
 
 LOOK = 0.2
 """Interval in seconds between checks for a stop while a thread shrinks."""
 
 
+T = TypeVar("T")
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for a thread's result, and return it. Raises Stopped, and what the thread raises."""
+    while not wait([future], LOOK).done:
+        signals.check()
+    return future.result()
+
+
 class ThreadShrinker:
     """Shrinks `jobs` findings at a time, each in a thread with its own worker processes. Use as a context manager."""
 
-    def __init__(self, workers: Workers, jobs: int, trials: int) -> None:
+    def __init__(self, workers: ProgramWorkers, jobs: int, trials: int) -> None:
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(jobs)
         self._futures: dict[tuple[int, int, str], Future[FailingProgram]] = {}
@@ -190,24 +203,26 @@ class ThreadShrinker:
         """See `Ahead.begin`."""
         key = (finding.number, finding.part, finding.group)
         if key not in self._futures:
-            self._futures[key] = self._threads.submit(self._in_thread, finding, until)
+            self._futures[key] = self.submit(LocalShrinker.smaller, finding, until)
         return self._futures[key]
 
-    def _in_thread(self, finding: FailingProgram, until: float) -> FailingProgram:
-        shrinker = self._free.get()
-        try:
-            with signals.stopped_by(self._stop):
-                return shrinker.smaller(finding, until)
-        finally:
-            self._free.put(shrinker)
+    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Call `work` with a shrinker of its own, in a thread, as soon as one is free."""
+
+        def in_thread() -> T:
+            shrinker = self._free.get()
+            try:
+                with signals.stopped_by(self._stop):
+                    return work(shrinker, *args)
+            finally:
+                self._free.put(shrinker)
+
+        return self._threads.submit(in_thread)
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.shrink`."""
         self._confirming.start()
-        future = self.begin(finding, until)
-        while not wait([future], LOOK).done:
-            signals.check()
-        return future.result()
+        return result_of(self.begin(finding, until))
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`. The calling thread waits for it, since its answer decides about the next finding."""
@@ -223,7 +238,7 @@ is none."""
 class RemoteShrinker:
     """Shrinks in tasks of a pool. Each task starts worker processes below its worker."""
 
-    workers: Workers
+    workers: ProgramWorkers
     trials: int
     answers: dict[Key, FailingProgram | Exception] = field(default_factory=dict)
     """Answers of tasks."""
@@ -240,8 +255,8 @@ class RemoteShrinker:
         if key not in self.requested:
             self.requested.add(key)
             workers = self.workers
-            args = (workers.target, workers.limits, self.trials, workers.hang, finding, small, until)
-            workers.submit(Task(f"shrinking program {finding.number}", shrunk, args))
+            args = (workers.target, workers.limits, self.trials, shrunk, workers.hang, finding, small, until)
+            workers.submit(Task(f"shrinking program {finding.number}", with_shrinker, args))
         return key
 
     def take(self, task: Task, answer: Done | Death) -> None:
@@ -274,21 +289,18 @@ class RemoteShrinker:
 
 
 def shrunk(
-    target: str,
-    limits: Limits,
-    trials: int,
-    hang: frozenset[str],
-    finding: FailingProgram,
-    small: FailingProgram | None,
-    until: float,
+    shrinker: LocalShrinker, hang: frozenset[str], finding: FailingProgram, small: FailingProgram | None, until: float
 ) -> FailingProgram:
-    """Return, in a worker, the small form of a finding; with `small`, the result of confirming it."""
-    local = _own(target, limits, trials)
-    local.workers.hang = hang
-    return local.smaller(finding, until) if small is None else local.confirm(finding, small, until)
+    """Return the small form of a finding; with `small`, the result of confirming it."""
+    shrinker.workers.hang = hang
+    return shrinker.smaller(finding, until) if small is None else shrinker.confirm(finding, small, until)
+
+
+def with_shrinker(target: str, limits: Limits, trials: int, work: Callable[..., T], *args: Any) -> T:
+    """Call `work`, in a worker, with a shrinker whose worker processes run below this worker. They end with it."""
+    return work(_own(target, limits, trials), *args)
 
 
 @functools.lru_cache(maxsize=1)
 def _own(target: str, limits: Limits, trials: int) -> LocalShrinker:
-    """Shrinks in worker processes below this worker. They end with it."""
-    return LocalShrinker(Workers(target, limits), trials)
+    return LocalShrinker(ProgramWorkers(target, limits), trials)

@@ -1,13 +1,12 @@
-"""Findings of a campaign as data: a failing program, and the group of failing programs with one cause.
+"""A failing program as data: the finding of a drawn program, of a recorded call or of a sample of op_db.
 
-Defines `FailingProgram`, `ended` for a program that ends its worker, and `Group`. This module runs no program.
+Defines `FailingProgram`, and `ended` for a program that ends its worker. This module runs no program.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from conformance.program.model import Program
 from conformance.program.steps.op import VIEW, Json
@@ -26,7 +25,6 @@ from conformance.record.finding import (
     with_signal_number,
 )
 from conformance.record.patterns import base_operator, by_culprit, pattern_of
-from conformance.record.result import NOT_RUN
 from conformance.run.messages import ExitReason
 from conformance.standalone.oracles import Mismatch
 
@@ -39,11 +37,7 @@ DEATHS = (CRASH, TIMEOUT, MEMORY)
 NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
 
-
-MOST_OTHERS = 8
-"""Largest number of programs with one error in a group whose cause is not known yet."""
-
-PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "unjudged", "layer", "culprit")
+PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "unjudged", "layer", "culprit", "cut")
 """Fields of a finding that are the same in its JSON form."""
 
 
@@ -57,7 +51,10 @@ class FailingProgram:
     under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
     remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks.
     `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program, or a
-    compiler's layer and part (`compiler_attribution.py`); empty if unknown."""
+    compiler's layer and part (`compiler_attribution.py`); empty if unknown. `cut` says that a limit of time ended the
+    shrinking, so that the program may not be the smallest one. `passes` names the passes that make the program smaller
+    (`smaller.PASSES`), and `shown` the mismatch that each smaller program must show; by default the usual passes, and
+    the mismatch nearest to the cause."""
 
     kind: str
     seed: int
@@ -74,6 +71,9 @@ class FailingProgram:
     unjudged: int = 0
     layer: str = ""
     culprit: str = ""
+    cut: bool = False
+    passes: str = ""
+    shown: Mismatch | None = None
 
     def cause(self) -> str:
         """The wrong property and the op to blame; the empty string if they are unknown."""
@@ -140,7 +140,7 @@ class FailingProgram:
             return replace(self, program=small)
         step = len(small.steps) + (self.step > len(self.program.steps))
         died = ended(self.kind, self.seed, self.number, small, step)
-        return replace(died, before=self.before, said=self.said)
+        return replace(died, before=self.before, said=self.said, passes=self.passes)
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""
@@ -173,90 +173,3 @@ def ended(kind: str, seed: int, number: int, program: Program, step: int) -> Fai
     where = [MOVE, *(step.op for step in program.steps), "the observation"][step]
     word, beginning = kind.lower(), program.with_steps(program.steps[:step])
     return FailingProgram(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
-
-
-@dataclass(eq=False)
-class Group:
-    """One distinct finding: the smallest known program, the numbers of all programs that showed it, and their
-    signatures. `shrunk`: the cause is known, and the finding failed again in a fresh worker or is flaky."""
-
-    finding: FailingProgram
-    numbers: set[int]
-    found_as: set[str]
-    shrunk: bool = False
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    """Outcome of the program on each target related to the target under test."""
-    masked: set[int] = field(default_factory=set)
-    """Numbers of programs with later steps that are not judged because of this difference."""
-    alone: str = NOT_RUN
-    """Whether the script shows its headline in a fresh process (`result.Result.alone`)."""
-    others: list[FailingProgram] = field(default_factory=list)
-    """Other programs with the same error, the lowest numbers first. Their causes are open until one is shrunk."""
-
-    needed: frozenset[str] = frozenset()
-    """Operators of the program that its shrunk form still has. A program with the same error that lacks one of them
-    fails for another reason."""
-    cut: bool = False
-    """Whether a limit of time ended the shrinking, so that the program may not be the smallest one."""
-
-    @property
-    def title(self) -> str:
-        """The cause, or the signature if the cause is unknown."""
-        return self.finding.cause() or self.finding.group
-
-    def joined(self, other: Group) -> Group:
-        """One group from two groups of one cause. It keeps a shrunk program if there is one, then the one with fewer
-        steps."""
-        least = min(self, other, key=lambda group: (not group.shrunk, len(group.finding.program.steps)))
-        return Group(
-            least.finding,
-            self.numbers | other.numbers,
-            self.found_as | other.found_as,
-            self.shrunk or other.shrunk,
-            least.elsewhere,
-            self.masked | other.masked,
-            cut=least.cut,
-        )
-
-    def to_json(self, campaign: Mapping[str, Json]) -> dict[str, Json]:
-        """The group as JSON, which `--replay` reads as a program: its finding, and facts about its `campaign`."""
-        return {
-            **self.finding.to_json(),
-            **campaign,
-            "shrunk": self.shrunk,
-            "elsewhere": self.elsewhere,
-            "alone": self.alone,
-            "count": len(self.numbers),
-            "numbers": sorted(self.numbers),
-            "found_as": sorted(self.found_as),
-            "masked": sorted(self.masked),
-            "needed": sorted(self.needed),
-            "cut": self.cut,
-            "others": [other.to_json() for other in self.others],
-        }
-
-    @classmethod
-    def from_json(cls, data: Json) -> Group:
-        """The group that `to_json` wrote. `alone` is not read: the script runs again. Raises KeyError, TypeError,
-        ValueError and ProgramError."""
-        finding = FailingProgram.from_json(data)
-        return cls(
-            finding,
-            set(data["numbers"]),
-            {finding.group, *data["found_as"]},
-            data["shrunk"],
-            data["elsewhere"],
-            set(data["masked"]),
-            needed=frozenset(data["needed"]),
-            cut=data.get("cut", False),
-            others=[FailingProgram.from_json(other) for other in data["others"]],
-        )
-
-    def explains(self, finding: FailingProgram) -> bool:
-        """Whether the finding may have the group's cause."""
-        return not finding.an_error or self.needed <= finding.operators
-
-    def keep(self, finding: FailingProgram) -> None:
-        """Keep a program whose cause may turn out to be another one."""
-        if finding.an_error and not self.shrunk:
-            self.others = sorted([*self.others, finding], key=lambda other: other.number)[:MOST_OTHERS]

@@ -1,32 +1,36 @@
 """The work on one finding in a worker: its smallest program, its culprit, and its result on related targets.
 
-Defines `shrink`, `attributed`, `fails`, `survives` and `elsewhere`. `shrinking.py` calls them, in workers that may die.
+Defines `shrink`, `attributed`, `fails`, `survives` and `elsewhere`, which `shrinking.py` calls in workers that may die,
+and `ShrinkTrials`, the trials of smaller programs. Every source shrinks its findings here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from conformance.engine.executor import Watch
 from conformance.engine.target import Target
 from conformance.program import recorded
 from conformance.program.attribution import culprit
-from conformance.program.calls import judge_program, judge_trial
+from conformance.program.calls import fails_alone, judge_program, judge_trial
 from conformance.program.cause import cause_of, plainer
+from conformance.program.execute import Broken
 from conformance.program.model import Program, ProgramError
-from conformance.program.reduce import RECORDED_PASSES
+from conformance.program.reduce import RECORDED_PASSES, SAMPLE_PASSES, plainer_values, reduce_program, written_names
 from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict, leading, shortest, signature
 from conformance.record.errors import TargetError
-from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT, answers
-from conformance.run.messages import Death, ExitReason
+from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT, answers, gist, shown_by
+from conformance.record.result import Failure
+from conformance.run.failing_program import DEATHS, FailingProgram
+from conformance.run.messages import COMPILING, Death, ExitReason
 from conformance.run.shrink_progress import ShrinkProgress
-from conformance.run.shrink_trials import ShrinkTrials, shows_same_failure, watch_steps
-from conformance.run.worker import UnitTimeout, at_most, loaded, unit
-from conformance.sources.fuzzing.finding import DEATHS, FailingProgram
+from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
 from conformance.standalone.oracles import Mismatch
 
 CRASH_TRIALS = 60
@@ -41,9 +45,120 @@ LONGEST_ATTRIBUTION = 120.0
 """Time limit in seconds for finding the culprit of one cause."""
 
 
-def passes_of(program: Program) -> Sequence[Callable[[Program], Iterator[Program]]]:
-    """The passes that make the program smaller; none for the usual ones."""
-    return RECORDED_PASSES if recorded.is_recorded(program) else ()
+SAMPLE, DISTINCT_SAMPLE = "sample", "sample of distinct values"
+"""Passes for a sample of op_db; the second for an operator whose result is undefined for equal values."""
+
+PASSES: Mapping[str, Sequence[Callable[[Program], Iterator[Program]]]] = {
+    SAMPLE: SAMPLE_PASSES,
+    DISTINCT_SAMPLE: [propose for propose in SAMPLE_PASSES if propose is not plainer_values],
+}
+"""The passes that a source asks for, by name (`FailingProgram.passes`)."""
+
+
+def passes_of(finding: FailingProgram) -> Sequence[Callable[[Program], Iterator[Program]]]:
+    """The passes that make the finding's program smaller; none for the usual ones."""
+    if recorded.is_recorded(finding.program):
+        return RECORDED_PASSES
+    return PASSES[finding.passes] if finding.passes else ()
+
+
+def watch_steps(program: Program, hang: Collection[str] = ()) -> Watch:
+    """Return a callback that records each step before it runs. If a step may build kernels, the build does not count as
+    program time, unless its op is in `hang`."""
+
+    def watch(number: int, builds: bool) -> None:
+        op = program.steps[number - 1].op if 0 < number <= len(program.steps) else ""
+        step(str(number), COMPILING if builds and op not in hang else "")
+
+    return watch
+
+
+def shows_same_failure(mismatch: Mismatch, other: Mismatch | Failure) -> bool:
+    """Whether two mismatches are about the same oracle, and for errors have the same type and text."""
+    if "error" not in (mismatch.oracle, other.oracle):
+        return mismatch.oracle == other.oracle
+    texts = ((side.oracle, side.expected, side.actual, gist(side.detail)) for side in (mismatch, other))
+    return next(texts) == next(texts)
+
+
+def shows(finding: FailingProgram, program: Program, mismatches: Sequence[Mismatch]) -> bool:
+    """Whether one of a smaller program's mismatches is that of the finding (`FailingProgram.shown`)."""
+    return any(is_shown(finding, program, mismatch) for mismatch in mismatches)
+
+
+def is_shown(finding: FailingProgram, program: Program, mismatch: Mismatch) -> bool:
+    """Whether a smaller program's mismatch is that of the finding: the same property is wrong, of a result or a written
+    tensor as before, or of another input as before. An error must have the same type and text."""
+    wanted = finding.shown
+    if wanted is None or shown_by(mismatch) != shown_by(wanted) or not shows_same_failure(mismatch, wanted):
+        return False
+    of_result = _is_of_result(program, mismatch.where) == _is_of_result(finding.program, wanted.where)
+    return mismatch.oracle == "error" or of_result
+
+
+def _is_of_result(program: Program, where: str) -> bool:
+    name = where.removeprefix("grad of ").partition(" (")[0].partition("[")[0]
+    made = {name for step in program.steps for name in (*step.out, *written_names(step))}
+    return name in made or name.startswith("step ")
+
+
+class ShrinkTrials:
+    """The trials for one failure.
+
+    `matches` says whether a verdict shows the failure, and `hangs` whether a time-out does. `seconds` limits one trial
+    beside the limits of the worker, and none begins after `until`, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        progress: ShrinkProgress,
+        matches: Callable[[Trial, Verdict], bool],
+        *,
+        hangs: bool = False,
+        hang: Collection[str] = (),
+        seconds: float = math.inf,
+        until: float = math.inf,
+    ) -> None:
+        self.target, self.progress, self.matches, self.hangs, self.hang = target, progress, matches, hangs, hang
+        self.seconds, self.until = seconds, until
+
+    @property
+    def best(self) -> Program | None:
+        """The smallest failing program so far."""
+        return Program.from_json(json.loads(self.progress.best)) if self.progress.best else None
+
+    def smallest(
+        self, start: Program, most: int, passes: Sequence[Callable[[Program], Iterator[Program]]] = ()
+    ) -> Program:
+        """Return the smallest failing program after at most `most` trials, from `start` or from the progress so far."""
+        return reduce_program(self.best or start, self.fails, most, passes, self.until)
+
+    def fails(self, program: Program) -> bool:
+        """Whether the target fails on the program in the same way."""
+        text = json.dumps(program.to_json())
+        if text in self.progress.skipped or self.progress.over:
+            return False
+        try:
+            trial = Trial.of(program, self.target)
+            failed, timed_out = self.matches(trial, self.judged(trial, text)), False
+        except UnitTimeout:
+            failed, timed_out = self.hangs, self.hangs
+        except (ProgramError, Broken):  # a program without a meaning on torch CPU shows nothing
+            return False
+        if failed:
+            self.progress = self.progress.failed(text, timed_out)
+        return failed
+
+    def judged(self, trial: Trial, text: str = "", locate: bool = False) -> Verdict:
+        """Return the verdict on a smaller program, within the time of a trial. Raises UnitTimeout."""
+        left = max(min(self.seconds, self.until - time.time()), 0.01)
+        # Within the context of a trial, at_most replaces the worker's own limit.
+        with self.progress.trial(text), at_most(left) if self.seconds < math.inf else contextlib.nullcontext():
+            verdict = judge_trial(trial, locate=locate, watch=watch_steps(trial.program, self.hang))
+            # a call that fails as the first one is another finding, on a program of one call
+            another = verdict.call is not None and fails_alone(trial, verdict.call)
+            return Verdict() if another else verdict
 
 
 def unexplained(trial: Trial, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
@@ -78,7 +193,7 @@ def shrink(
 
     hangs = finding.kind == TIMEOUT
     deadly = ShrinkTrials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
-    return finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding.program)))
+    return finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding)))
 
 
 class Minimizer:
@@ -86,7 +201,9 @@ class Minimizer:
 
     If the finding also shows on PyTorch without the backend, so must each smaller program. Otherwise each smaller
     program must have a mismatch that does not show there. If the last layer of a target is slow, the trials run on the
-    first layer that shows the failure, unless the result does not fail on the target."""
+    first layer that shows the failure, unless the result does not fail on the target. A finding of a drawn program may
+    end as another operator's, which the program's own step calls; a finding that names its passes keeps its operator.
+    """
 
     trials: ShrinkTrials
     leading: Mismatch
@@ -102,7 +219,7 @@ class Minimizer:
         small, verdict = self._smallest()
         if not verdict.mismatches or verdict.vanished:
             return self.finding
-        plain = None if recorded.is_recorded(small) else plainer(small, verdict, self._is_wrong)
+        plain = None if passes_of(self.finding) else plainer(small, verdict, self._is_wrong)
         if plain is not None:
             small, verdict = plain, judge_program(plain, self.target)
         cause = cause_of(small, verdict, self._is_wrong)
@@ -136,13 +253,18 @@ class Minimizer:
         if step:
             beginning = program.with_steps(program.steps[:step])
             mismatches = self._mismatches(beginning)
-            program, shown = (beginning, mismatches) if mismatches else (program, shown)
+            if self.finding.shown is not None:
+                program = beginning if shows(self.finding, beginning, mismatches) else program
+            else:
+                program, shown = (beginning, mismatches) if mismatches else (program, shown)
         self.leading = leading(shown)
-        small = Trial.of(self.trials.smallest(program, self.most, passes_of(program)), self.target)
+        small = Trial.of(self.trials.smallest(program, self.most, passes_of(self.finding)), self.target)
         return small, judge_trial(small)
 
     def _matches(self, candidate: Trial, verdict: Verdict) -> bool:
         own = self._own(candidate, verdict.mismatches)
+        if self.finding.shown is not None:
+            return shows(self.finding, candidate.program, own)
         return bool(own) and shows_same_failure(self.leading, leading(own))
 
     def _own(self, candidate: Trial, mismatches: Sequence[Mismatch]) -> Sequence[Mismatch]:
