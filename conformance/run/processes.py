@@ -420,6 +420,7 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
             continue
         try:
             data, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, MOST_DESCRIPTORS)
+            known, tells = os.pipe()
             pid = os.fork() if data else -1
         except OSError:  # the owner was killed, or no further process can be created
             pid = -1
@@ -433,12 +434,19 @@ def _request(control: socket.socket) -> tuple[bytes, list[int]] | None:
             wakes.close()
             for connection in (line, *lines.values()):
                 connection.close()
+            os.close(tells)
+            if not os.read(known, 1):  # the server ended before its owner knew of this process
+                os._exit(1)
+            os.close(known)
             return data, descriptors
         for fd in descriptors[1:]:
             os.close(fd)
         lines[pid] = line
         with contextlib.suppress(OSError):
             line.send(pid)
+            os.write(tells, b"1")
+        os.close(known)
+        os.close(tells)
     for pid in lines:
         os.kill(pid, signal.SIGKILL)
     for pid in lines:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from dataclasses import replace
 
@@ -106,6 +107,23 @@ class TestForks:
         finally:
             for server in standing.values():
                 server.end()
+
+    def test_a_server_ends_before_it_tells_of_a_worker(self) -> None:
+        """A worker does nothing before its owner knows of it. Regression test: a script that ended its server at once
+        ran a second time, as a new process, and the first one lived on."""
+        script = textwrap.dedent("""
+            import multiprocessing, os, socket
+            from conformance.run import processes
+
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine, line = multiprocessing.Pipe()
+            socket.send_fds(control, [b"request"], [line.fileno()])
+            processes.Connection.send = lambda line, pid: os._exit(3)
+            processes._request(theirs)
+            print("the worker runs", flush=True)
+        """)
+        done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
     def test_torch_is_imported_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """torch._dynamo sets its cache folder in the environment; its usual folder starts no other server. Regression
