@@ -15,8 +15,10 @@ from dataclasses import dataclass
 MINUTES = "--minutes"
 """The usual limit of a shortfall."""
 
-PROGRAMS, CALLS, CASES, FINDINGS, SCRIPTS = (
-    "programs", "recorded calls", "cases of {}", "findings in their smallest form", "scripts of findings")  # fmt: skip
+PROGRAMS, CALLS, CASES, FINDINGS, SCRIPTS, RERUNS = (
+    "programs", "recorded calls", "cases of {}", "findings in their smallest form", "scripts of findings",
+    "failures that --rerun-failures repeats",
+)  # fmt: skip
 
 MOST_NAMED = 6
 """Number of shortfalls that the sentence names; `conformance.check` can have one for each of 30 checks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +15,9 @@ from conformance.record.missing_ops import Outcome as Answer
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.record.shortfall import FINDINGS, SCRIPTS, Shortfall
 from conformance.run import profile_trials, scripts, session
+from conformance.run.cases import SILENT, CaseOptions, CaseRun
 from conformance.run.session import Session
 from conformance.sources.fuzzing.command import main as fuzz
-from conformance.sources.opinfo import runner
 
 PROFILE = """[target]
 kind = "cpu"
@@ -101,14 +100,11 @@ class TestSession:
     def test_a_failure_that_is_not_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`--rerun-failures` tells a flaky failure from others, which needs time."""
 
-        def end_late(running: runner._Running, cases: object) -> bool:
-            running.until, running.again = 0.0, ["a case"]  # type: ignore[list-item]
+        def end_late(running: CaseRun, pool: object) -> bool:
+            running.until, running.again = 0.0, ["a case"]
             return False
 
-        monkeypatch.setattr(runner._Running, "_choose", lambda *_: None)
-        monkeypatch.setattr(runner._Running, "_run_cases", end_late)
-        cases = SimpleNamespace(without_backend=())
-        monkeypatch.setattr(runner, "Cases", lambda *_: contextlib.nullcontext(cases))
-        running = runner._Running("cpu", runner.Request(reruns=1, seconds=1.0), runner.Listener())
-        running.run()
+        monkeypatch.setattr(CaseRun, "_run_cases", end_late)
+        running = CaseRun("cpu", "cases", CaseOptions(reruns=1, seconds=1.0), SILENT)
+        running.run(SimpleNamespace(busy=list))  # type: ignore[arg-type]
         assert running.result.not_judged == [Shortfall("failures that --rerun-failures repeats", 1, 1)]

@@ -12,10 +12,10 @@ from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.shortfall import Shortfall
 from conformance.run import session
+from conformance.run.journal import NAME, Journal
 from conformance.sources import whole
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.opinfo import plan, runner
-from conformance.sources.opinfo.journal import NAME, Journal
 from conformance.sources.opinfo.pool import Cases
 
 LIE = "mutant:arithmetic results are contiguous"
@@ -117,10 +117,10 @@ class TestTest:
     def test_the_journal_of_an_interrupted_run(self, tmp_path: Path, resumable: bool) -> None:
         """The journal stays only if the command has `--resume`. Regression test: `conformance test` left it."""
         source = runner.OpDb()
-        source.journal = Journal(tmp_path, {})
+        source.journal = Journal(tmp_path, "opinfo", {})
         run = SimpleNamespace(resumable=resumable, args=SimpleNamespace(update_baseline=False))
         source.keep(run, model.Run("cpu", complete=False))  # type: ignore[arg-type]
-        assert (tmp_path / NAME).exists() is resumable
+        assert (tmp_path / NAME.format("opinfo")).exists() is resumable
 
     def test_the_order_of_the_sources(self) -> None:
         """Programs come last and take the time that the others leave."""

@@ -1,15 +1,14 @@
 """Run of measured cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
 
-Defines `MeasuredCases`, the source of both commands, and `Job` and `measured`. A crash of the device, or of the
-harness, is the result of only one case. A `Job` defines the code that runs in a worker.
+Defines `MeasuredCases`, the source of both commands, its workers `MeasuredPool`, and `Job`, the code that runs in a
+worker.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from typing import Any
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import CASES, Declaration, check, read, refuse
-from conformance.record import shortfall
-from conformance.record.errors import UserError
+from conformance.record import shortfall, versions
 from conformance.record.footprint import SHORT
 from conformance.record.missing_ops import DECLARED
 from conformance.record.result import Failure, Named, Outcome, Result, Run
-from conformance.record.shortfall import Shortfall
-from conformance.run import options, signals
-from conformance.run.isolation import OUTCOMES, PlacedPool
+from conformance.run import options
+from conformance.run.cases import CaseOptions, CasePool, CaseRun, Listener
+from conformance.run.execution_place import ExecutionPlace
+from conformance.run.isolation import OUTCOMES
+from conformance.run.journal import Journal
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
@@ -55,27 +55,25 @@ def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
     return declarations
 
 
-def measured(pool: PlacedPool, job: Job, cases: Sequence[Named], until: float = math.inf) -> Iterator[Result]:
-    """Yield the result of each case that ends before the time `until`. Raises TargetError if no worker can be started,
-    and Stopped."""
-    tasks = [Task(case.id, job.run, (pool.target, case)) for case in cases]
-    for task, answer in pool.results(tasks, _lost, None if until == math.inf else until - time.monotonic()):
-        if isinstance(answer, UserError):
-            raise answer
-        if isinstance(answer, Exception):
-            answer = task.args[1].result(Outcome.CRASH, failed=1, failures=(Failure.of_harness(answer),))
-        yield answer
+class MeasuredPool(CasePool):
+    """Workers that measure the cases of a job, `jobs` at a time. Use as a context manager."""
 
+    def __init__(self, place: ExecutionPlace, target: str, limits: Limits, jobs: int, job: Job) -> None:
+        super().__init__(place, target, limits, jobs, job.modules)
+        self.job = job
 
-def _lost(task: Task, death: Death) -> Result:
-    """Return the result of a case whose worker died."""
-    case: Any = task.args[1]
-    if reason := _too_small(death):
-        return case.result(Outcome.SKIP, skipped=1, reason=reason)
-    outcome, oracle = OUTCOMES[death.reason]
-    phase = death.note.steps[-1] if death.note and death.note.steps else "the worker"
-    failure = Failure(oracle, phase, "an answer", death.said, call=case.call)
-    return case.result(outcome, samples=1, failed=1, failures=(failure,))
+    def task_of(self, case: Named) -> Task:
+        """See `CasePool.task_of`."""
+        return Task(case.id, self.job.run, (self.target, case))
+
+    def after_death(self, task: Task, case: Named, death: Death) -> Result:
+        """Return the result of a case whose worker died."""
+        if reason := _too_small(death):
+            return case.result(Outcome.SKIP, skipped=1, reason=reason)
+        outcome, oracle = OUTCOMES[death.reason]
+        phase = death.note.steps[-1] if death.note and death.note.steps else "the worker"
+        failure = Failure(oracle, phase, "an answer", death.said, call=case.call)
+        return case.result(outcome, samples=1, failed=1, failures=(failure,))
 
 
 def _too_small(death: Death) -> str:
@@ -123,34 +121,51 @@ class MeasuredCases(Source):
         self.expected = declared(self.stem, self.file, self.rows())
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """Measure the cases under the progress bar; at a stop, return the results so far. Raises TargetError for a
-        target that cannot be loaded or has no values."""
-        until, limits, job = time.monotonic() + seconds, session.limits, self.job
-        run = Run(session.target, identity=profiles.identity(session.target))
-        left = list(self.chosen)
-        with shown(session.console) as view:
-            view.start(Run(profiles.identity(session.spec)), len(self.chosen))
-            try:
-                with PlacedPool(session.place, session.target, limits, session.args.jobs, job.modules) as pool:
-                    run.environment, held = pool.ask_first(job.described, session.target)
-                    left = [case for case in self.chosen if held is None or case.dtype in held]
-                    for result in measured(pool, job, left, until):
-                        run.results.append(expectations.judged(result, self.expected))
-                        view.add(run.results[-1])
-            except KeyboardInterrupt:
-                run.complete, run.interrupted = False, signals.signal_number()
-        unheld, late = len(self.chosen) - len(left), 0 if run.interrupted else len(left) - len(run.results)
+        """Measure the cases under the progress bar; at a stop, return the results so far. `--resume` continues an
+        interrupted run from its journal. Raises TargetError for a target that cannot be loaded or has no values."""
+        args, limits = session.args, session.limits
+        selection = "; ".join([self.stem, *self.selection])
+        identity = {"target": session.spec, "selection": selection, "torch": str(versions.installed())}
+        with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
+            chosen = CaseOptions(
+                jobs=args.jobs,
+                limits=limits,
+                place=session.place,
+                seconds=seconds,
+                reruns=args.rerun_failures,
+                stop_at_first=args.stop_at_first_failure,
+                expected=self.expected,
+                finished=journal.finished,
+            )
+            listener = Listener(started=view.start, ended=journal.add, judged=view.add)
+            run = CaseRun(session.target, self.what, chosen, listener).perform(self._run)
+            self.journal = journal
+        run.seconds = journal.seconds
         small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in run.results)
         notes = {
-            f"{unheld} cases of dtypes that the target does not hold were left out.": unheld,
             f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
             f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
         }
         run.notes += [note for note, count in notes.items() if count]
-        run.not_judged += [Shortfall(shortfall.CASES.format(self.stem), late, len(left))] if late else []
-        run.environment["selection"] = "; ".join([self.stem, *self.selection])
+        run.environment["selection"] = selection
         run.expectations = str(self.file) if self.file.exists() else ""
         return run
+
+    @property
+    def what(self) -> str:
+        """The name of its cases in a shortfall."""
+        return shortfall.CASES.format(self.stem)
+
+    def _run(self, running: CaseRun) -> None:
+        """Measure the cases of dtypes that the target holds."""
+        chosen, target = running.options, running.target
+        with MeasuredPool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
+            running.result.environment, held = pool.ask_first(self.job.described, target)
+            wanted = [case for case in self.chosen if held is None or case.dtype in held]
+            if unheld := len(self.chosen) - len(wanted):
+                running.result.notes.append(f"{unheld} cases of dtypes that the target does not hold were left out.")
+            running.begin(wanted)
+            running.run(pool)
 
     def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
@@ -165,7 +180,8 @@ class MeasuredCases(Source):
         return [Result(one.part, "", DECLARED, self.stem, one.outcome, reason=one.reason) for one in found], notes
 
     def keep(self, session: Session, run: Run) -> None:
-        """Write nothing."""
+        """Delete the journal unless `--resume` can use it."""
+        self.journal.discard_after(run, self.what, session.resumable)
 
     def summarize(self, session: Session, run: Run) -> None:
         """Print the worst cases, one line each, and the cases that were not measured."""
@@ -183,5 +199,5 @@ class MeasuredCases(Source):
 
 
 SUBJECTS = ("op", "dtype", "variant")
-FLAGS = ("target", *SUBJECTS, "minutes", *options.LIMITS, "strict", "check-scripts", "reports", *options.DECLARED,
-         *options.PLACE)  # fmt: skip
+FLAGS = ("target", *SUBJECTS, "resume", "stop-at-first-failure", "rerun-failures", "minutes", *options.LIMITS, "strict",
+         "check-scripts", "reports", *options.DECLARED, *options.PLACE)  # fmt: skip

@@ -8,7 +8,6 @@ every machine of a matrix.
 from __future__ import annotations
 
 import fnmatch
-import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -279,11 +278,3 @@ def takes_specials(op: str, family: str, dtype: str) -> tuple[str, ...]:
     CPU need not check.
     """
     return SORTED.get(op, () if dtype.startswith(("float", "bfloat", "complex")) or family == "binary" else ("input",))
-
-
-def longest_first(cases: Sequence[Case], seconds: Mapping[str, float]) -> list[Case]:
-    """Return the cases sorted by their earlier time, so that no long case begins last. A case without one counts as
-    average.
-    """
-    usual = statistics.fmean(seconds.values()) if seconds else 0.0
-    return sorted(cases, key=lambda case: -seconds.get(case.id, usual))

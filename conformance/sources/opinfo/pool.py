@@ -7,16 +7,16 @@ the place. This process imports neither torch nor the target, and makes no decis
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from conformance.record.errors import UserError
 from conformance.record.finding import ON_CPU, ON_TARGET, TOGETHER
 from conformance.record.measurements import Measure
 from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
+from conformance.run.cases import CasePool
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import OUTCOMES, PlacedPool
+from conformance.run.isolation import OUTCOMES
 from conformance.run.messages import Death, Limits, Task
 from conformance.sources.opinfo import worker
 from conformance.sources.opinfo.arguments import Origin
@@ -46,8 +46,8 @@ def _noted(death: Death) -> tuple[int, str, str]:
     return int(number), phase, changed
 
 
-class Cases(PlacedPool):
-    """Workers that run up to `jobs` cases at a time on one target. Use as a context manager."""
+class Cases(CasePool):
+    """Workers that run up to `jobs` cases of op_db at a time on one target. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
         super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.sources.opinfo.case"])
@@ -56,6 +56,8 @@ class Cases(PlacedPool):
         self.without_backend: tuple[str, ...] = ()
         self.measures: tuple[Measure, ...] = ()
         self.loops: list[float] = []
+        self.deaths: dict[str, list[Result]] = {}
+        """Results of the samples that ended workers, of the cases that run again without them, by id."""
 
     def catalog(self, variants: Collection[str] = (), beside: bool = False) -> tuple[list[Entry], dict[str, str]]:
         """Return all of op_db as the workers load it, and the target's environment; with `beside`, also the entries
@@ -67,42 +69,38 @@ class Cases(PlacedPool):
         return entries, environment
 
     @property
-    def calibration(self) -> float:
+    def calibration(self) -> float:  # type: ignore[override]
         """Median of the calibration loops so far, in seconds; 0 without any."""
         return statistics.median(self.loops) if self.loops else 0.0
 
-    def run(self, cases: Iterable[Case], seconds: float | None = None) -> Iterator[Result]:
-        """Yield the results of the cases as they finish, for at most `seconds`; cases begin in the given order. At the
-        end, a case that waits to run again without the samples that ended workers has their result. Raises TargetError
-        if no worker can be started, and Stopped.
-        """
-        deaths: dict[str, list[Result]] = {}
+    def task_of(self, case: Case) -> Task:
+        """See `CasePool.task_of`."""
+        return Task(case.id, worker.run, (self.target, case, (), True))
 
-        def after_death(task: Task, death: Death) -> Task | tuple[Result, float]:
-            """Return the case's result, or the case as a task without the samples that ended workers."""
-            _, case, skipped, together = task.args
-            if together and _noted(death)[1] == TOGETHER:
-                return replace(task, args=(self.target, case, skipped, False))  # each call alone
-            before = deaths.setdefault(case.id, [])
-            before.append(self._lost(case, death))
-            late = sum(result.outcome is Outcome.TIMEOUT for result in before) == MOST_TIMEOUTS
-            if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or death.note is None:
-                return before.pop(), 0.0
-            skipped = tuple(failure.sample for result in before for failure in result.failures)
-            return replace(task, args=(self.target, case, skipped, together))
+    def after_death(self, task: Task, case: Case, death: Death) -> Task | Result:
+        """Return the case's result, or the case as a task without the samples that ended workers."""
+        _, _, skipped, together = task.args
+        if together and _noted(death)[1] == TOGETHER:
+            return replace(task, args=(self.target, case, skipped, False))  # each call alone
+        before = self.deaths.setdefault(case.id, [])
+        before.append(self._lost(case, death))
+        late = sum(result.outcome is Outcome.TIMEOUT for result in before) == MOST_TIMEOUTS
+        if case.variant not in CHANGED or late or len(before) == MOST_DEATHS or death.note is None:
+            return before.pop()
+        skipped = tuple(failure.sample for result in before for failure in result.failures)
+        return replace(task, args=(self.target, case, skipped, together))
 
-        tasks = [Task(case.id, worker.run, (self.target, case, (), True)) for case in cases]
-        for task, answer in self.results(tasks, after_death, seconds):
-            if isinstance(answer, UserError):
-                raise answer
-            if isinstance(answer, Exception):
-                failure = Failure.of_harness(answer)
-                answer = task.args[1].result(Outcome.CRASH, samples=1, failed=1, failures=(failure,)), 0.0
-            result, loop = answer
-            self.loops += [loop] if loop else []
-            yield _joined(result, deaths.pop(task.name, []))
-        for *before, lost in deaths.values():
+    def completed(self, task: Task, value: Result | tuple[Result, float]) -> Result:
+        """See `CasePool.completed`. A worker's value has the seconds of its calibration loop, 0 without one."""
+        result, loop = value if isinstance(value, tuple) else (value, 0.0)
+        self.loops += [loop] if loop else []
+        return _joined(result, self.deaths.pop(task.name, []))
+
+    def unfinished(self) -> Iterator[Result]:
+        """Yield the results of the cases that wait to run again without the samples that ended workers."""
+        for *before, lost in self.deaths.values():
             yield _joined(lost, before)
+        self.deaths.clear()
 
     def _lost(self, case: Case, death: Death) -> Result:
         """Return the result of a case whose worker is gone, from the worker's last note."""

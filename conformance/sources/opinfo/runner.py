@@ -8,36 +8,36 @@ result is on disk as soon as it is available, and the report is written from the
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration, check, read, refuse
+from conformance.declare.declaration import CASES, PARTS_OF_TARGET, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
 from conformance.record import shortfall, versions
 from conformance.record.command_line import Parser
-from conformance.record.errors import ReportError, TargetError
+from conformance.record.errors import ReportError
 from conformance.record.missing_ops import DECLARED
-from conformance.record.result import RERUN, UNEXPECTED, Outcome, Result, Run
-from conformance.record.shortfall import Shortfall
+from conformance.record.result import Result, Run
 from conformance.report import __main__ as report
 from conformance.report import budgets, terminal
-from conformance.run import options, signals
-from conformance.run.execution_place import LOCAL, ExecutionPlace, place_of
+from conformance.run import options
+from conformance.run.cases import SILENT, CaseOptions, CaseRun, Listener
+from conformance.run.execution_place import place_of
+from conformance.run.journal import Journal
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import shown
 from conformance.sources.opinfo import plainest, plan
-from conformance.sources.opinfo.journal import Journal
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.pool import Cases
@@ -50,7 +50,7 @@ OP_DB = shortfall.CASES.format("op_db")
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(CaseOptions):
     """The cases of a run, its limits, and the facts about earlier runs."""
 
     selections: Sequence[Selection] = (Selection(),)
@@ -59,157 +59,40 @@ class Request:
     """Variants that the user named, which the target must be able to show. Others that it cannot show are excluded."""
     lacking: bool = False
     """Whether cases run that the target's profile declares lacking."""
-    jobs: int = 1
-    limits: Limits = LIMITS
-    place: ExecutionPlace = LOCAL
-    seconds: float = math.inf
-    """Time after which no result is awaited. The run counts the cases that did not run as a shortfall."""
-    reruns: int = 0
-    stop_at_first: bool = False
-    fail_on_torch_bugs: bool = False
-    """Whether a bug of PyTorch, a case that fails in the same way on a target of `without_backend`, fails the run."""
-    expected: Sequence[Declaration] = ()
-    times: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of cases in an earlier run, by id. Without a time limit the longest begin first."""
-    finished: Sequence[Result] = ()
-    """Results of an interrupted run, whose cases do not run again."""
+    limits: Limits = field(default=LIMITS, kw_only=True)
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Callbacks of a run."""
-
-    listed: Callable[[Sequence[plan.Entry]], None] = lambda catalog: None
-    """Receives the entries of op_db."""
-    started: Callable[[Run, int], None] = lambda run, planned: None
-    """Receives the run and the number of its cases."""
-    ended: Callable[[Result], None] = lambda result: None
-    """Receives each new result."""
-    judged: Callable[[Result], None] = lambda result: None
-    """Receives each result after the expectations are applied."""
-
-
-def run(target: str, request: Request = Request(), listener: Listener = Listener()) -> Run:
+def run(target: str, request: Request = Request(), listener: Listener = SILENT) -> Run:
     """Run the chosen cases on `target` and return their results; on KeyboardInterrupt, the results so far. Raises
     UsageError for unknown names, and TargetError for a target that cannot be loaded."""
-    running = _Running(target, request, listener)
+    return CaseRun(target, OP_DB, request, listener, SHARE).perform(partial(_run, request=request))
+
+
+def _run(running: CaseRun, request: Request) -> None:
+    """Run the cases, rerun failures, mark the bugs of PyTorch, and minimize a failure of each cause."""
+    result, limits, place = running.result, request.limits, request.place
+    with Cases(running.target, limits, request.jobs, place) as cases:
+        running.begin(_chosen(running, cases, request))
+        running.run(cases)
+    for layer in cases.without_backend:
+        running.mark_torch_bugs(layer, lambda layer, jobs: Cases(layer, limits, jobs, place))
+    left = min(BUDGET, running.until - time.monotonic())
+    minimize(result, running.chosen, limits, request.jobs, place, left)
+
+
+def _chosen(running: CaseRun, cases: Cases, request: Request) -> list[Case]:
+    """Return the cases of the request, from the catalog of op_db."""
     result = running.result
-    try:
-        running.run()
-    except KeyboardInterrupt:
-        result.complete, result.interrupted = False, signals.signal_number()
-    except TargetError as error:
-        if not result.results:
-            raise
-        result.complete = False
-        result.notes.append(str(error))
-    finally:
-        result.seconds = time.monotonic() - running.began
-    return result
-
-
-class _Running:
-    """A run in progress: its result so far, its cases by id, and the cases to run again."""
-
-    def __init__(self, target: str, request: Request, listener: Listener) -> None:
-        self.target, self.request, self.listener = target, request, listener
-        self.began = time.monotonic()
-        self.until = self.began + request.seconds
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.result = Run(target, started=at, identity=profiles.identity(target))
-        self.chosen: dict[str, Case] = {}
-        self.again: list[Case] = []
-
-    def run(self) -> None:
-        """Run the cases, rerun failures, mark the bugs of PyTorch, and minimize a failure of each cause."""
-        request, result = self.request, self.result
-        with Cases(self.target, request.limits, request.jobs, request.place) as cases:
-            self._choose(cases)
-            failed = self._run_cases(cases)
-            if failed:
-                result.complete = len(result.results) == len(self.chosen)
-                result.notes.append("stopped at the first failure")
-            elif len(result.results) < len(self.chosen):
-                missing = len(self.chosen) - len(result.results)
-                result.not_judged.append(Shortfall(OP_DB, missing, len(self.chosen)))
-                result.notes += [
-                    f"{task.name} had given no answer after {seconds:.0f} s when the time was over"
-                    for task, seconds in cases.busy()
-                    if seconds > SHARE * request.seconds
-                ]
-            if not failed and time.monotonic() < self.until:
-                self._mark_flaky(cases)
-            elif not failed and self.again and request.reruns:
-                count = len(self.again)
-                result.not_judged.append(Shortfall("failures that --rerun-failures repeats", count, count))
-        for layer in cases.without_backend:
-            failing = [self.chosen[bad.id] for bad in result.results if bad.outcome in RERUN and not bad.layer]
-            if failing:
-                with Cases(layer, request.limits, min(request.jobs, len(failing)), request.place) as on_layer:
-                    self._mark_torch_bugs(on_layer, failing)
-        left = min(BUDGET, self.until - time.monotonic())
-        minimize(result, self.chosen, request.limits, request.jobs, request.place, left)
-
-    def _choose(self, cases: Cases) -> None:
-        """Choose the cases from the catalog of op_db."""
-        request, result = self.request, self.result
-        catalog, result.environment = cases.catalog(request.variants, plan.asks_beside(request.selections))
-        result.measures = cases.measures
-        self.listener.listed(catalog)
-        profile = profiles.of(self.target) or Profile()
-        known = expectations.known_ops([entry.name for entry in catalog])
-        refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
-        unsupported = () if request.lacking else profile.unsupported("op")
-        wanted, left_out = plan.without(plan.select(catalog, request.selections, request.shard), unsupported)
-        result.lacking = profile.table(left_out)
-        self.chosen = {case.id: case for case in wanted}
-        self.listener.started(result, len(self.chosen))
-
-    def _run_cases(self, cases: Cases) -> bool:
-        """Run the cases without a result. Return whether a failure stopped the run."""
-        earlier = {result.id: result for result in self.request.finished if result.id in self.chosen}
-        left = [case for case in self.chosen.values() if case.id not in earlier]
-        if any(list(map(self._take, earlier.values()))):
-            return True
-        seconds = self.request.seconds
-        limited = seconds < math.inf
-        ordered = left if limited else plan.longest_first(left, self.request.times)
-        for result in cases.run(ordered, self.until - time.monotonic() if limited else None):
-            self.listener.ended(result)
-            failed = self._take(result)
-            self.result.calibration = cases.calibration
-            late = limited and time.monotonic() >= self.until - SHARE * seconds
-            if failed or (late and any(result.outcome in RERUN for result in self.result.results)):
-                return failed
-        return False
-
-    def _take(self, result: Result) -> bool:
-        """Add a result, with the expectations applied. Return whether it stops the run."""
-        declared = expectations.judged(result, self.request.expected)
-        self.result.results.append(declared)
-        self.listener.judged(declared)
-        if self.request.reruns and declared.outcome in RERUN:
-            self.again.append(self.chosen[result.id])
-        return self.request.stop_at_first and declared.outcome in UNEXPECTED
-
-    def _mark_flaky(self, cases: Cases) -> None:
-        """Run failing cases again, up to `reruns` times. A case that passes is FLAKY."""
-        failing = self.again
-        for _ in range(self.request.reruns):
-            flaky = {result.id for result in cases.run(failing) if result.outcome is Outcome.PASS}
-            self.result.results = [result.flaky() if result.id in flaky else result for result in self.result.results]
-            failing = [case for case in failing if case.id not in flaky]
-
-    def _mark_torch_bugs(self, on_layer: Cases, failing: Sequence[Case]) -> None:
-        """Run failing cases on a target without the backend. A case that fails there in the same way is a bug of
-        PyTorch."""
-        there = {result.id: result for result in on_layer.run(failing)}
-        self.result.results = [
-            result.without_backend(on_layer.target, self.request.fail_on_torch_bugs)
-            if result.id in there and result.fails_as(there[result.id])
-            else result
-            for result in self.result.results
-        ]
+    catalog, result.environment = cases.catalog(request.variants, plan.asks_beside(request.selections))
+    result.measures = cases.measures
+    running.listener.listed(catalog)
+    profile = profiles.of(running.target) or Profile()
+    known = expectations.known_ops([entry.name for entry in catalog])
+    refuse(check(profile.declarations, PARTS_OF_TARGET, {"op": known}))
+    unsupported = () if request.lacking else profile.unsupported("op")
+    wanted, left_out = plan.without(plan.select(catalog, request.selections, request.shard), unsupported)
+    result.lacking = profile.table(left_out)
+    return wanted
 
 
 # The command
@@ -260,7 +143,7 @@ class OpDb(Source):
             "torch": str(versions.installed()),
         }
         absent: list[str] = []
-        with Journal(args.reports, identity, args.resume) as journal, shown(session.console) as view:
+        with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
             request = Request(
                 selections=selections,
                 shard=args.shard,
@@ -304,8 +187,7 @@ class OpDb(Source):
 
     def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
-        if not session.resumable or (run.complete and not run.falls_short_of(OP_DB)):
-            self.journal.discard()
+        self.journal.discard_after(run, OP_DB, session.resumable)
         if session.args.update_baseline and run.complete and run.results:
             model.save(model.slim(_over(self.baseline, run)), self.baseline_file)
             if self.counted:

@@ -91,6 +91,22 @@ class TestCommand:
             assert main(["--target", "cpu", *words]) == 2
             assert said in capsys.readouterr().err
 
+    def test_resume(self, tmp_path):
+        """`--resume` goes on behind the first failure, after a run that ended there. The journal stays until the run is
+        whole, and belongs to one selection."""
+        words = ["--target", PLANTED, "--op", "exp", "--op", "softmax", "--variant", "forward", "--check-scripts", "0"]
+        words += ["--reports", f"{tmp_path}"]
+        assert main([*words, "--stop-at-first-failure"]) == 1
+        assert outcomes(tmp_path) == {"exp forward": "FAIL"}
+        journal = tmp_path / "accuracy-progress.jsonl"
+        _, line = journal.read_text().splitlines()
+        assert main([*words, "--op", "mean", "--resume"]) == 2
+        assert main([*words, "--resume"]) == 1
+        assert outcomes(tmp_path) == {"exp forward": "FAIL", "softmax forward": "PASS"}
+        exp = next(result for result in model.load(tmp_path / "accuracy.json").results if result.name == "exp")
+        assert exp.seconds == json.loads(line)["result"]["seconds"], "it ran once"
+        assert not journal.exists()
+
     def test_no_time(self, tmp_path, capsys):
         """A run whose time is over at once says so. Regression test: "nothing was measured in 0 cases"."""
         assert main(["--target", "cpu", "--op", "exp", "--minutes", "0.0001", "--reports", str(tmp_path)]) == 2

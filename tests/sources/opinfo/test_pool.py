@@ -21,7 +21,7 @@ class Scripted(Cases):
 
     def __init__(self, *answers: Done | Death) -> None:
         self.target, self.limits, self.answers = "cpu", Limits(unit=60), [*answers]
-        self.setup, self.lacks, self.loops = "", frozenset(), []
+        self.setup, self.lacks, self.loops, self.deaths = "", frozenset(), [], {}
         self.submitted: list[Task] = []
 
     def submit(self, task: Task) -> None:

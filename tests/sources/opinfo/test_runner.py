@@ -17,8 +17,8 @@ import pytest
 from conformance.record import errors, names
 from conformance.record import result as model
 from conformance.record.result import Outcome, Result, Run
+from conformance.run.journal import NAME, Journal
 from conformance.sources.opinfo import plan, runner
-from conformance.sources.opinfo.journal import NAME, Journal
 from tests.patience import stretched, wait_until
 from tests.run import signals
 from tests.sources.opinfo.conftest import PLANTED
@@ -119,26 +119,26 @@ class TestResume:
 
     def test_a_damaged_journal(self, tmp_path: Path) -> None:
         """A damaged journal gives one sentence, and the file stays unchanged."""
-        (tmp_path / NAME).write_text("{\n")
+        (tmp_path / NAME.format("opinfo")).write_text("{\n")
         with pytest.raises(errors.ReportError, match="run without --resume"):
-            Journal(tmp_path, {}, resume=True)
-        assert (tmp_path / NAME).read_text() == "{\n"
-        with Journal(tmp_path, {}) as journal:
+            Journal(tmp_path, "opinfo", {}, resume=True)
+        assert (tmp_path / NAME.format("opinfo")).read_text() == "{\n"
+        with Journal(tmp_path, "opinfo", {}) as journal:
             assert journal.finished == []
-        assert not (tmp_path / NAME).exists()
+        assert not (tmp_path / NAME.format("opinfo")).exists()
 
     def test_what_it_keeps(self, tmp_path: Path) -> None:
         """The journal keeps results and elapsed time, for a run of the same identity only."""
         result = Result("x", "float32", "forward", "as_sampled", Outcome.PASS)
-        with Journal(tmp_path, {"target": "cpu"}) as journal:
+        with Journal(tmp_path, "opinfo", {"target": "cpu"}) as journal:
             journal.seconds = 100.0
             journal.add(result)
         for _ in range(2):
-            with Journal(tmp_path, {"target": "cpu"}, resume=True) as journal:
+            with Journal(tmp_path, "opinfo", {"target": "cpu"}, resume=True) as journal:
                 assert journal.finished == [result]
                 assert journal.seconds >= 100
         with pytest.raises(errors.UsageError, match="another run"):
-            Journal(tmp_path, {"target": "tiny"}, resume=True)
+            Journal(tmp_path, "opinfo", {"target": "tiny"}, resume=True)
 
 
 class TestCommand:
@@ -276,7 +276,7 @@ class TestCommand:
 
     def test_no_room_for_results(self, tmp_path: Path) -> None:
         """A disk that becomes full during a run gives one sentence."""
-        journal = Journal(tmp_path, {})
+        journal = Journal(tmp_path, "opinfo", {})
         journal.file = open("/dev/full", "w")  # noqa: SIM115 - closed by the journal
         with pytest.raises(errors.ReportError, match=r"jsonl cannot be written \(No space left on device\)"), journal:
             journal.add(Result("x", "float32", "forward", "as_sampled", Outcome.PASS))

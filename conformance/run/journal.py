@@ -1,4 +1,4 @@
-"""Journal of an OpInfo run: each result is on disk as soon as it is available, and `--resume` reads it again.
+"""Journal of a run of cases: each result is on disk as soon as it is available, and `--resume` reads it again.
 
 Defines `Journal`. A line is either complete or ignored, so after a kill each case is either in the journal or still to
 run. The first line identifies the run. It does not contain the commit, so that a fix made meanwhile shows in the
@@ -16,21 +16,22 @@ from typing import Any
 
 from conformance.record import result as model
 from conformance.record.errors import ReportError, UsageError
-from conformance.record.result import Result
+from conformance.record.result import Result, Run
 
 SCHEMA = 1
-NAME = "opinfo-progress.jsonl"
+NAME = "{}-progress.jsonl"
+"""Name of the file, for a source's `stem`."""
 
 
 class Journal:
-    """Journal file in `folder`, for a run of this identity.
+    """Journal file in `folder`, for a run of this identity of the source `stem`.
 
     With `resume`, `finished` holds the results in it, and `seconds` the time that they took. Otherwise the file starts
     empty. Raises UsageError if it belongs to another run, and ReportError if it cannot be read or written.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], resume: bool = False) -> None:
-        self.path, self.identity = folder / NAME, {"schema": SCHEMA, **identity}
+    def __init__(self, folder: Path, stem: str, identity: Mapping[str, Any], resume: bool = False) -> None:
+        self.path, self.identity = folder / NAME.format(stem), {"schema": SCHEMA, **identity}
         self.finished: list[Result] = []
         self.seconds = 0.0
         try:
@@ -84,6 +85,11 @@ class Journal:
             self.file.close()
         if not self.wrote:
             self.path.unlink(missing_ok=True)
+
+    def discard_after(self, run: Run, what: str, resumable: bool) -> None:
+        """Delete the file unless the command has `--resume` and the run ended before it had judged all of `what`."""
+        if not resumable or (run.complete and not run.falls_short_of(what)):
+            self.discard()
 
     def discard(self) -> None:
         """Delete the file, once the report is written, which holds the same results."""
