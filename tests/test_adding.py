@@ -34,13 +34,15 @@ class Faults(TorchFunctionMode):
         result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
         if name == "fliplr":
             return args[0].clone()
+        if name == "diagonal" and args[1:] == (3,):
+            return result.clone()
         if name == "mul":
             return result.detach().requires_grad_(result.requires_grad)
         return result + 1 if name == "neg" else result
 
 
 class Faulty(Target):
-    '''A device that does not mirror, cuts the graph at a product, and has a wrong negative.'''
+    '''A device that does not mirror, copies a diagonal, cuts the graph at a product, and has a wrong negative.'''
 
     name = "faulty"
 
@@ -125,12 +127,23 @@ def copy(tmp_path: Path) -> Copy:
     return Copy(tmp_path)
 
 
-@pytest.mark.parametrize("topic", ["A step family", "An oracle", "A target", "A declaration"])
+@pytest.mark.parametrize("topic", ["A source", "A step family", "An oracle", "A target", "A declaration"])
 def test_an_example_is_short(topic: str) -> None:
     """Each example has at most twenty lines, in at most two files."""
     files = example(topic)
     assert files and sum(len(text.splitlines()) for text in files.values()) <= LONGEST
     assert sum(text.count("--- ") if file == "diff" else 1 for file, text in files.items()) <= 2
+
+
+def test_a_source(copy: Copy) -> None:
+    """The source finds a device whose last diagonal is a copy. Programs that are drawn rarely take it."""
+    fuzz = "fuzzing.command --programs-from diagonals:programs --check-scripts 0 -n 1 --target"
+    [(code, text)] = copy.run(f"{fuzz} {FAULTY}")
+    assert code == 2 and "No module named 'diagonals'" in text
+    copy.apply("A source")
+    (wrong, found), (right, passed) = copy.run(f"{fuzz} {FAULTY}", f"{fuzz} {CPU}")
+    assert wrong == 1 and "a.diagonal(3)" in found and "2 failing" in found, found
+    assert right == 0 and "12/12 programs" in passed, passed
 
 
 def test_a_step_family(copy: Copy) -> None:

@@ -203,6 +203,10 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         ),
         "without": Flag("not these step families; may be repeated", arguments=_many("FAMILY")),
         "families": Flag("list the step families, and run nothing", arguments=_SWITCH),
+        "programs-from": Flag(
+            "the programs that this function returns or yields, in place of drawn ones",
+            arguments={"metavar": "MODULE:FUNCTION"},
+        ),
         "corpus": Flag("saved programs that run first", arguments=_value(Path, "DIR")),
         "op": Flag("only operators with this name; may be repeated", arguments=_many("GLOB")),
         "dtype": Flag("only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),

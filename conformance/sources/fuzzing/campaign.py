@@ -26,7 +26,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import counted, write_atomic
-from conformance.record.shortfall import CALLS, FINDINGS, PROGRAMS, Shortfall
+from conformance.record.shortfall import FINDINGS, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
 from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
@@ -38,7 +38,7 @@ from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.worker import ShardResult
 
-PROGRESS = 6
+PROGRESS = 7
 """Schema version of the progress file."""
 
 LONGEST_NAME = 90
@@ -237,9 +237,9 @@ class Campaign:
 
     def _shrink_meanwhile(self, shrinker: Shrinker) -> None:
         """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
-        shrunk at the end, in an order that does not depend on the scheduling of a pool. Recorded calls come first too:
-        a model runs on the target only if all its calls do."""
-        if self.plan.recorded:
+        shrunk at the end, in an order that does not depend on the scheduling of a pool. Listed programs all come first
+        too: a model, for example, runs on the target only if all its calls do."""
+        if self.plan.listed is not None:
             return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
             group = next((group for group in self._queue() if self._due(group)), None)
@@ -465,8 +465,8 @@ class Campaign:
         plan, done = self.plan, self.result
         if plan.minutes is None:
             return []
-        rows, programs = list[Shortfall](), CALLS if plan.recorded else PROGRAMS
-        judged = done.done if plan.recorded else done.judged
+        rows, programs = list[Shortfall](), plan.listed.noun if plan.listed is not None else PROGRAMS
+        judged = done.done if plan.listed is not None else done.judged
         if plan.wanted is None and not done.done:
             rows.append(Shortfall(programs))
         elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.groups):
@@ -535,7 +535,7 @@ class _Shards:
         """Return the next shard; None if there is none now."""
         campaign, plan = self.campaign, self.campaign.plan
         shard = self.unfinished.pop() if self.unfinished else next(self.planned, None)
-        if shard is not None or campaign.unfinished or plan.wanted is None or plan.recorded:
+        if shard is not None or campaign.unfinished or plan.wanted is None or plan.listed is not None:
             return shard
         missing = min(plan.wanted - campaign.result.judged, plan.wanted - self.redrawn)
         if missing > 0:

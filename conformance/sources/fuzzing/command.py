@@ -35,6 +35,7 @@ from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
+from conformance.sources.fuzzing.listed import Listed, number_of
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.replay import corpus_of, expectations_file, kernels_of, replay
 from conformance.sources.fuzzing.results import parts, result_of, run_of, with_counts
@@ -43,7 +44,7 @@ from conformance.sources.fuzzing.terminal import summarize
 PROGRAMS = 200
 """Number of programs, unless the user gives a number or a time."""
 
-SUBJECTS = ("seed", "programs", "steps", "only", "without", "dtype", "corpus", "shard")
+SUBJECTS = ("seed", "programs", "programs-from", "steps", "only", "without", "dtype", "corpus", "shard")
 RUN = ("resume", "stop-at-first-failure", "minutes", *options.LIMITS, "strict", "check-scripts", "also-on", "reports",
        *options.DECLARED)  # fmt: skip
 FLAGS = ("target", "oracle", *SUBJECTS, *RUN, "families", "replay", "minimize", "baseline", "kernels", "record-kernels",
@@ -184,11 +185,15 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
         if family in (*args.without, *declared):
             by = "--without" if family in args.without else f"target {spec}"
             raise TargetError(f"--only asks for the family {family!r}, which {by} leaves out, so none of it would run")
+    listed = Listed(args.programs_from, words=("--programs-from", args.programs_from)) if args.programs_from else None
+    wanted = args.programs if args.programs is not None or args.minutes is not None else PROGRAMS
+    if listed is not None:
+        wanted = number_of(listed, args.programs)
     dtypes = tuple(options.chosen(args.dtype, dict.fromkeys(DTYPES), "dtype")) if args.dtype else DTYPES
     return Plan(
         spec,
         args.seed,
-        args.programs if args.programs is not None or args.minutes is not None else PROGRAMS,
+        wanted,
         minutes,
         Drawing(
             args.steps,
@@ -209,12 +214,13 @@ def plan_of(args: argparse.Namespace, limits: Limits, spec: str, minutes: float 
         record=args.record_kernels,
         part=args.shard,
         fail_on_torch_bugs=args.fail_on_torch_bugs,
+        listed=listed,
     )
 
 
 def progress(running: Campaign) -> int:
     """Number of programs that count towards `--programs`: those that ran, since others replace the rest."""
-    return running.result.done if running.plan.recorded else running.result.judged
+    return running.result.done if running.plan.listed is not None else running.result.judged
 
 
 def line(running: Campaign) -> str:
@@ -223,7 +229,7 @@ def line(running: Campaign) -> str:
     rate = done / max(running.running_seconds, 1e-9)
     groups = running.distinct()
     failing = len({number for group in groups for number in group.numbers})
-    noun = "calls" if running.plan.recorded else "programs"
+    noun = running.plan.listed.noun.split()[-1] if running.plan.listed is not None else "programs"
     return (
         f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} {noun}, "
         f"{rate:.1f} {noun}/s, {failing} failing, {len(groups)} distinct"

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from conformance.engine.loading import describe_target
 from conformance.program.model import Program
-from conformance.program.recorded import RECORDED
 from conformance.program.steps.op import Json
 from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import versions
-from conformance.record.models import MODELS
 from conformance.record.names import without_features
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.sources.fuzzing.listed import Listed
 
 SHARD = 20
 """Programs in a shard. The death of a worker costs at most this number."""
@@ -60,15 +59,13 @@ class Plan:
     """Whether programs have further calls on a target that transforms functions."""
     fail_on_torch_bugs: bool = False
     """Whether a finding that also fails without the backend under test fails the run."""
-    recorded: str = ""
-    """The file of recorded calls that are the programs; empty for drawn programs."""
-    models: tuple[str, ...] = ()
-    """The recorded models whose calls run; empty for all."""
+    listed: Listed | None = None
+    """The programs, if a function lists them; None for drawn programs."""
 
     @property
     def stem(self) -> str:
         """The name of the campaign's files."""
-        return MODELS if self.recorded else "fuzz"
+        return self.listed.stem if self.listed is not None else "fuzz"
 
     @property
     def failures(self) -> Path:
@@ -82,19 +79,19 @@ class Plan:
 
     def identity(self) -> dict[str, Json]:
         """The settings that `--resume` must not change."""
-        made_of = {
-            key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls", "recorded", "models")
-        }
+        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls")}
         made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
+        made_of |= {"listed": vars(self.listed)} if self.listed is not None else {}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain
 
     @property
     def options(self) -> list[str]:
         """The options of the command line that change the drawing."""
-        words = [word for name in self.models for word in ("--model", name)]
-        if self.recorded:
-            return [*words, *(["--shard", "{}/{}".format(*self.part)] if self.part != (1, 1) else [])]
+        words = list[str]()
+        if self.listed is not None:
+            shard = ["--shard", "{}/{}".format(*self.part)] if self.part != (1, 1) else []
+            return [*self.listed.words, *shard]
         if self.drawing.steps != STEPS:
             words += ["--steps", "{}..{}".format(*self.drawing.steps)]
         target = describe_target(self.target)
@@ -111,9 +108,8 @@ class Plan:
     def command(self) -> str:
         """The command line that draws the same programs."""
         corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
-        module = "conformance.sources.models" if self.recorded else "conformance.fuzz"
+        module = self.listed.module if self.listed is not None else "conformance.fuzz"
         words = ["python", "-m", module, "--target", without_features(self.target), "--seed", str(self.seed)]
-        corpus += ["--calls", self.recorded] if self.recorded not in ("", str(RECORDED)) else []
         return shlex.join([*words, *self.options, *corpus])
 
     @property

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from conformance.declare import profile as profiles
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
-from conformance.program import recorded
 from conformance.program.accesses import evidence_of
 from conformance.program.calls import changes
 from conformance.program.model import call_of
@@ -38,7 +37,6 @@ from conformance.record.finding import (
     layer_and_part,
     shown_by,
 )
-from conformance.record.models import ModelRow
 from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
@@ -136,7 +134,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         unwanted=len(campaign.unwanted),
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
-        **({} if plan.recorded else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
+        **({} if plan.listed is not None else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
     words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
@@ -155,34 +153,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         ],
         drawn=drawn,
         identity=profiles.identity(plan.target),
-        models=models_of(campaign),
         not_judged=[] if interrupted else campaign.shortfalls(),
     )
-
-
-def models_of(campaign: Campaign) -> tuple[ModelRow, ...]:
-    """The outcome of each recorded model: the operators that stop it, and those that are wrong in it."""
-    plan, done = campaign.plan, campaign.result.model_calls
-    if not plan.recorded:
-        return ()
-    calls, ordered = recorded.chosen(plan.recorded, plan.models)
-    stopped, wrong = dict[int, str](), dict[int, str]()
-    for group in campaign.distinct():
-        if group.finding.kind in (INVALID, HARNESS):
-            continue  # a fault of the harness says nothing about the target
-        stops = group.finding.kind in DEATHS or group.finding.property in ("error", "not implemented")
-        for number in group.numbers:
-            (stopped if stops else wrong)[number] = ordered[number].name
-    for number, reason in ((int(number), reason) for number, reason in done.items() if reason):
-        if reason.startswith(("aten::", "dtype ")):
-            stopped[number] = reason
-    rows = []
-    for at, name in enumerate(calls.models):
-        own = [number for number, call in enumerate(ordered) if at in call.models]
-        compared = sum(done.get(str(number)) == "" or number in stopped or number in wrong for number in own)
-        of = (dict(Counter(counts[n] for n in own if n in counts).most_common()) for counts in (stopped, wrong))
-        rows.append(ModelRow(name, len(own), compared, *of))
-    return tuple(rows)
 
 
 def with_counts(campaign: Campaign, run: Run) -> Run:

@@ -67,7 +67,7 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
     steps = f"; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; {called}{hazards}{changed}"
     steps += f"{measured}{undefined(done)} undefined or rejected steps not run"
     console.print(
-        (where if running.plan.recorded else f"{where}{steps}")
+        (where if running.plan.listed is not None else f"{where}{steps}")
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
             if unsupported

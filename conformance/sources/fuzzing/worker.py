@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
-from conformance.program import recorded
 from conformance.program.alias_probes import with_alias_probes
 from conformance.program.calls import judge_trial, resolved
 from conformance.program.cause import cause_of
@@ -43,15 +42,13 @@ from conformance.run.worker import keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.further_calls import with_calls
 from conformance.sources.fuzzing.kernel_baseline import read_baseline
-from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.listed import listed_programs
+from conformance.sources.fuzzing.plan import Shard
 from conformance.sources.fuzzing.tally import Tally
 from conformance.standalone.oracles import Mismatch
 
 MOST_PARTS = 8
 """Largest number of parts of one program that a worker judges."""
-
-MOST_MODELS = 3
-"""Number of models that the note of a recorded call names."""
 
 
 @dataclass
@@ -68,8 +65,8 @@ class ShardResult(Tally):
     """Judged calls of transformed functions, the first calls included."""
     recorded: int = 0
     """Programs whose measurements were compared with a baseline."""
-    model_calls: dict[str, str] = field(default_factory=dict)
-    """The recorded calls that ran, by number, with the reason if the target leaves the call out, else ""."""
+    listed: dict[str, str] = field(default_factory=dict)
+    """The listed programs that ran, by number, with the reason if the target leaves the program out, else ""."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """The judged measurements of programs by digest, if the campaign records them."""
     findings: list[FailingProgram] = field(default_factory=list)
@@ -223,8 +220,8 @@ class Part:
         plan = self.shard.plan
         result.measured += verdict.measured
         result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
-        if plan.recorded:
-            result.model_calls[str(self.number)] = verdict.unsupported
+        if plan.listed is not None:
+            result.listed[str(self.number)] = verdict.unsupported
         result.arbitrated += verdict.arbitrated
         if described(plan.target).facts.transforms_program:
             result.calls += verdict.calls or (not verdict.unsupported)
@@ -253,13 +250,13 @@ class Part:
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
-    """The shard's program of this number, from the corpus, recorded or drawn. If the target does not expose storages,
+    """The shard's program of this number, from the corpus, listed or drawn. If the target does not expose storages,
     writes at the end of a drawn program show which tensors share memory. If it transforms gradients, a drawn program
     ends with a backward."""
     if number < 0:
         return read_program(Path(shard.plan.corpus[number]))
-    if shard.plan.recorded:
-        return recorded_program(shard.plan, number)
+    if shard.plan.listed is not None:
+        return listed_programs(shard.plan.listed)[number]
     target, tally = described(shard.plan.target), Tally() if tally is None else tally
     drawing = drawing_of(shard.plan.drawing, shard.plan.target)
     program = drawing.numbered(shard.plan.seed, number, tally)
@@ -275,15 +272,6 @@ def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program
     if target.facts.exposes_storages:
         return program
     return with_alias_probes(program, unsupported_names(target.facts, "step"))
-
-
-def recorded_program(plan: Plan, number: int) -> Program:
-    """The recorded call of this number as a program."""
-    calls, ordered = recorded.chosen(plan.recorded, plan.models)
-    call = ordered[number]
-    names = ", ".join(calls.models[at] for at in call.models[:MOST_MODELS])
-    more = f" and {len(call.models) - MOST_MODELS} more" if len(call.models) > MOST_MODELS else ""
-    return replace(recorded.program_of(call, plan.seed), note=f"{call.name} of {names}{more}")
 
 
 @functools.lru_cache

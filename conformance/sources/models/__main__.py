@@ -28,7 +28,9 @@ from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.fuzzing import command as fuzzing
+from conformance.sources.fuzzing.listed import number_of
 from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.models.calls import listed_calls, outcomes_of
 
 FLAGS = ("target", "seed", "programs", "model", "calls", "shard", "resume", "stop-at-first-failure", "minutes",
          *options.LIMITS, "strict", "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
@@ -52,10 +54,16 @@ class Models(fuzzing.Programs):
 
     def plan(self, args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
         """Return the plan of the recorded calls. Raises UserError."""
-        file, models = str(args.calls or RECORDED), tuple(args.model)
-        _, ordered = chosen(file, models)
-        most = len(ordered) if args.programs is None else min(args.programs, len(ordered))
-        return replace(super().plan(args, limits, spec, minutes), recorded=file, models=models, programs=most)
+        listed = listed_calls(str(args.calls or RECORDED), tuple(args.model), args.seed)
+        most = number_of(listed, args.programs)
+        return replace(super().plan(args, limits, spec, minutes), listed=listed, programs=most)
+
+    def execute(self, session: Session, seconds: float) -> Run:
+        """Run the calls, and derive the outcome of each model."""
+        run = super().execute(session, seconds)
+        args, running = session.args, self.running
+        calls = chosen(str(args.calls or RECORDED), tuple(args.model))
+        return replace(run, models=outcomes_of(*calls, running.distinct(), running.result.listed))
 
     def summarize(self, session: Session, run: Run) -> None:
         """Print the table of models behind the findings."""

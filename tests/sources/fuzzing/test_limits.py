@@ -37,6 +37,7 @@ from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.isolation import Workers
+from conformance.sources.fuzzing.listed import Listed
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.terminal import summarize
@@ -380,7 +381,7 @@ class TestShrinkingMeanwhile:
     def test_recorded_calls_come_first(self, clock: Clock, tmp_path: Path) -> None:
         """Whether a model runs needs all its calls. Regression test: 8 minutes on a device compared 120 of 16,877."""
         campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
-        campaign.plan = replace(campaign.plan, recorded="calls.json")
+        campaign.plan = replace(campaign.plan, listed=Listed("programs:programs"))
         campaign._shrink_meanwhile(shrinker)
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 

@@ -17,8 +17,8 @@ from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import models_of
 from conformance.sources.models.__main__ import main
+from conformance.sources.models.calls import listed_calls, outcomes_of
 from conformance.sources.models.recorder import Recorder
 
 MODELS = {
@@ -118,11 +118,11 @@ class TestTable:
     @pytest.mark.parametrize("kind", [HARNESS, INVALID])
     def test_a_fault_of_the_harness_falsifies_no_model(self, file, tmp_path, kind):
         """The call counts as not compared. Regression test: its models were wrong in the operator."""
-        running = Campaign(Plan("cpu", recorded=str(file), reports=tmp_path))
+        running = Campaign(Plan("cpu", listed=listed_calls(str(file), (), 0), reports=tmp_path))
         running.groups.append(Group(FailingProgram(kind, 0, 0, f"{kind} / no verdict", NOTHING), {0}, set()))
         calls, ordered = chosen(str(file), ())
-        running.result.model_calls = {str(number): "" for number in range(1, len(ordered))}
-        rows = models_of(running)
+        running.result.listed = {str(number): "" for number in range(1, len(ordered))}
+        rows = outcomes_of(calls, ordered, running.distinct(), running.result.listed)
         assert not any(row.wrong or row.stopped for row in rows)
         assert [row.runs for row in rows] == [at not in ordered[0].models for at in range(len(calls.models))]
 
